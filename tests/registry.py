@@ -152,7 +152,7 @@ CASES = (
     rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )
 ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
-ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see test_catalogue_values.py
+ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see tests/parts/test_critics.py
 
 
 @functools.cache

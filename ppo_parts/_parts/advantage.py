@@ -31,17 +31,15 @@ def gae(
     mask_mode: functional.MaskMode = "cut",
     implementation: functional.Implementation = "auto",
 ) -> Part:
-    """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
+    """Write `advantage` and `target` by generalized advantage estimation, `functional.gae`.
 
     Before the sampler it reads the rollout's values, and adds the metric `explained_variance`. After a sampler that
     keeps time it reads the values of the policy being trained, `current.value`, and takes `next_value` from them,
     except at truncations, before masked steps and at the rollout's end. Gradients do not flow through it.
 
     Args:
-        gamma: discount per step, in [0, 1]; a schedule counts learner updates.
-        gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
-        mask_mode: "cut" or "skip", whose `batch.next_value` must skip masked steps, too; see `functional.gae`.
-        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
+        gamma, gae_lambda, mask_mode, implementation: as in `functional.gae`; schedules count learner updates. With
+            `mask_mode="skip"`, `batch.next_value` must skip masked steps, too.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
@@ -52,24 +50,13 @@ def gae(
         Traceback (most recent call last):
         ...
         ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
-
-    Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
     numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
 
     def update(batch: Batch, context: Context) -> Batch:
-        value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
-        out = functional.gae(
-            batch.reward,
-            value,
-            next_value,
-            batch.terminated,
-            batch.truncated,
-            **at_step(numbers, context),
-            mask=batch.mask,
-            mask_mode=mask_mode,
-            implementation=implementation,
-        )
+        steps = _latest_steps("gae", batch, skip=mask_mode == "skip")
+        options: Any = {"mask_mode": mask_mode, "implementation": implementation}
+        out = functional.gae(**steps, **at_step(numbers, context), **options)
         return _write(batch, out.advantage, out.target)
 
     return stateless(update, name="gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
@@ -87,56 +74,32 @@ def vtrace(
     pg_lambda: Numeric | None = None,
     implementation: functional.Implementation = "auto",
 ) -> Part:
-    """Write `advantage` and `target` by V-trace, with the latest importance ratios.
+    """Write `advantage` and `target` by V-trace with the latest importance ratios, `functional.vtrace`.
 
-    See `functional.vtrace` for the equations. Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a
-    `refresh` writes it; after a sampler that keeps time, ratio and values are those of the policy being trained, as in
-    `gae`. Gradients do not flow through it. Metric, before the sampler: `explained_variance`.
+    Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it; after a sampler that keeps
+    time, ratio and values are those of the policy being trained, as in `gae`. Gradients do not flow through it. Metric,
+    before the sampler: `explained_variance`.
 
     Args:
-        gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
-        gae_lambda: trace decay, in [0, 1].
-        rho_clip: upper clip of the ratio on the TD error, > 0.
-        c_clip: upper clip of the ratio on the trace, > 0.
         policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
-            `policy_advantage`.
-        pg_rho_clip: with `policy_gradient`, upper clip of the ratio on the advantage, > 0; None: `rho_clip`.
-        pg_lambda: with `policy_gradient`, weight of the next target against the next value, in [0, 1]; None: 1.
-        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
+            `policy_advantage`, to which alone `pg_rho_clip` and `pg_lambda` apply.
+        gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda, implementation: as in `functional.vtrace`;
+            schedules count learner updates.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
 
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.vtrace(gamma=.99, gae_lambda=.95, rho_clip=1., c_clip=1.)
-
-    Reference: Espeholt et al. 2018, arXiv:1802.01561, eq. 1.
     """
-    numbers = check_numbers(
-        "vtrace",
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        rho_clip=rho_clip,
-        c_clip=c_clip,
-        pg_rho_clip=pg_rho_clip,
-        pg_lambda=pg_lambda,
-    )
+    clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
+    numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
     if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
 
     def update(batch: Batch, context: Context) -> Batch:
-        value, next_value = _latest_values("vtrace", batch)
-        out = functional.vtrace(
-            _latest_log_ratio(batch),
-            batch.reward,
-            value,
-            next_value,
-            batch.terminated,
-            batch.truncated,
-            **at_step(numbers, context),
-            mask=batch.mask,
-            implementation=implementation,
-        )
+        steps, now = _latest_steps("vtrace", batch), at_step(numbers, context)
+        out = functional.vtrace(_latest_log_ratio(batch), **steps, **now, implementation=implementation)
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
@@ -144,25 +107,20 @@ def vtrace(
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
-    """Standardize `advantage`; see `functional.advantage_normalize` for the equation and the `ddof` of each library.
+    """Standardize `advantage` by `functional.advantage_normalize`.
 
     Args:
         axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
-            time and axis 1 the segments; after a step sampler there is only axis 0.
-        ddof: 0 (population) or 1 (sample).
-        eps: added to the standard deviation, >= 0; a schedule counts learner updates.
+            time and axis 1 the segments; after a step sampler there is only axis 0. Statistics of one element, whose
+            standardized advantage is always 0, raise an error.
+        ddof, eps: as in `functional.advantage_normalize`; a schedule counts learner updates.
 
     Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
     whole rollout.
 
-    Raises:
-        ValueError: the statistics are those of one element, whose standardized advantage is always 0.
-
     Example:
         >>> import ppo_parts as pp
         >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
-
-    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
     where = "advantage_normalize"
     numbers = check_numbers(where, eps=eps)
@@ -179,10 +137,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 f"{where}: {of} leaves one element for each mean, so that the result is always 0: use fewer "
                 "minibatches or other axes, or normalize before the sampler"
             )
-        normalized = functional.advantage_normalize(
-            batch.advantage, axis=axis, ddof=ddof, **at_step(numbers, context), mask=batch.mask
-        )
-        return batch.replace(advantage=normalized)
+        options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, context)
+        return batch.replace(advantage=functional.advantage_normalize(batch.advantage, **options))
 
     return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
 
@@ -207,8 +163,8 @@ def advantage_weight() -> Part:
     return stateless(update, name="advantage_weight", place="after_sampler", **declared)
 
 
-def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:
-    """Return the values and next values of the latest policy that was evaluated on the batch."""
+def _latest_steps(where: str, batch: Batch, *, skip: bool = False) -> dict[str, Any]:
+    """Return what estimators read, with the values of the latest policy that was evaluated on the batch."""
     require(
         batch,
         where,
@@ -218,15 +174,17 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
         "such as group_advantage()",
         next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
     )
-    if batch.current is None:
-        return batch.value, batch.next_value
-    if batch.current.value is None:
-        raise UserValueError(
-            f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
-            "a critic, or write the advantage with your own part"
-        )
-    value = jax.lax.stop_gradient(batch.current.value)
-    return value, follow(batch, value, skip=skip)
+    value, next_value = batch.value, batch.next_value
+    if batch.current is not None:
+        if batch.current.value is None:
+            raise UserValueError(
+                f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
+                "a critic, or write the advantage with your own part"
+            )
+        value = jax.lax.stop_gradient(batch.current.value)
+        next_value = follow(batch, value, skip=skip)
+    fields = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "mask")}
+    return fields | {"value": value, "next_value": next_value}
 
 
 def _latest_log_ratio(batch: Batch) -> Array:

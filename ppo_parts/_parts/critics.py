@@ -29,20 +29,15 @@ def critic_loss(
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        loss: a value loss of `functional`, or your own function of the critic's prediction and the value target that
-            returns a loss per element.
+        loss: a value loss of `functional`, or your own function of prediction and target, a loss per element.
         prediction: what of the policy's `Output` is compared with the target: "value", or the path of an entry of
-            `aux`, such as "aux.value_logits", for a critic that predicts more than a value.
+            `aux`, such as "aux.value_logits".
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
             first value is checked.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
-
-    Raises:
-        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it rejects a hyperparameter
-            or returns another shape; another `prediction`, or (when traced) one that the policy does not return.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
@@ -92,17 +87,16 @@ def normalize_target(
               \qquad \hat y = \frac{y - \mu}{\sigma}
 
     with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`: exponential averages of the first
-    two moments, computed without cancellation, which begin at 0 and 1. Metrics: `target_mean`, `target_scale`.
+    two moments, which begin at 0 and 1. Metrics: `target_mean`, `target_scale`.
 
     The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
-    everywhere else. Therefore the statistics are parameters, without a gradient, and `write` sets them. If it also
-    rescales the last layer, by `functional.rescale_head`, this is PopArt.
+    everywhere else. So the statistics are parameters, which `write` sets. If it also rescales the last layer, by
+    `functional.rescale_head`, this is PopArt.
 
     Args:
-        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called outside the
-            gradient each time the part runs.
-        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs (with `refresh`, more
-            than once per update); a schedule counts learner updates. `lambda step: 1 / (step + 1)` averages over all.
+        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after.
+        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs; a schedule counts
+            learner updates. `lambda step: 1 / (step + 1)` averages over all.
         min_scale: smallest standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.

@@ -47,8 +47,8 @@ def rnd_reward(
     have no reward, and do not enter the sums.
 
     It writes the `extras` `<name>_reward`, from which a second `gae`, in `within`, makes an advantage;
-    `<name>_terminated`, which is 0 everywhere, so that this advantage looks beyond the ends of episodes; and
-    `<name>_target`, `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `<name>_reward`, the mean.
+    `<name>_terminated`, 0 everywhere, so that this advantage looks beyond the ends of episodes; and `<name>_target`,
+    `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `<name>_reward`, the mean.
 
     Args:
         init: function of a key that returns the parameters of a network.
@@ -60,10 +60,6 @@ def rnd_reward(
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.
-
-    Raises:
-        TypeError: `init` or `embed` is not a function. ValueError: (when initialized) there is no key, or the
-            parameters have no entry `predictor`; (when traced) the rollout has another number of environments.
 
     Example:
         >>> import ppo_parts as pp
@@ -140,8 +136,6 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
         >>> import ppo_parts as pp
         >>> def embed(network, obs): ...
         >>> part = pp.exploration.rnd_loss(embed)
-
-    Reference: Burda et al. 2018, arXiv:1810.12894, section 2.2.
     """
     where, target = "rnd_loss", f"{name}_target"
 

@@ -64,10 +64,6 @@ def within(
         write: maps a field that the part writes to the path to write.
         name: prefix of its losses and metrics, and its name in error messages.
 
-    Raises:
-        ValueError: the part does not read a field that `read` names, or does not write one that `write` names; an entry
-            is absent.
-
     Example:
         The advantage of intrinsic rewards, with a separate critic, is added to the extrinsic advantage:
 
@@ -207,10 +203,6 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
         coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient; schedules count learner updates.
 
     Place: after the parts that write these fields.
-
-    Raises:
-        TypeError: not a mapping. ValueError: no path, or one that a batch does not have. ShapeError: (when traced) the
-            fields differ in shape.
 
     Example:
         >>> import ppo_parts as pp

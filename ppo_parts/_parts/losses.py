@@ -24,14 +24,12 @@ from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_
 def clipped_surrogate(
     *, clip_eps: Numeric, clip_eps_high: Numeric | None = None, dual_clip: Numeric | None = None, name: str = "policy"
 ) -> Part:
-    """Add PPO's clipped objective as the loss `name`; see `functional.clipped_surrogate` for the equation.
+    """Add PPO's clipped objective, `functional.clipped_surrogate`, as the loss `name`.
 
     Metrics: `policy_loss` and `clip_fraction`; with another `name`, `<name>_loss` and `<name>_clip_fraction`.
 
     Args:
-        clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
-        clip_eps_high: clip range above 1 (DAPO's clip-higher); None: `clip_eps`.
-        dual_clip: None, or a bound c > 1 for elements with a negative advantage.
+        clip_eps, clip_eps_high, dual_clip: as in `functional.clipped_surrogate`; schedules count learner updates.
         name: key in `losses`.
 
     Place: after the sampler, and after the parts that change the advantage.
@@ -43,8 +41,6 @@ def clipped_surrogate(
         Traceback (most recent call last):
         ...
         ppo_parts.errors.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf], got -0.2
-
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     numbers = check_numbers("clipped_surrogate", clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip)
 
@@ -79,10 +75,6 @@ def policy_loss(
             first value is checked.
 
     Place: after the sampler, and after the parts that change the advantage.
-
-    Raises:
-        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it rejects a hyperparameter,
-            or returns another shape.
 
     Example:
         >>> import ppo_parts as pp
@@ -140,7 +132,7 @@ def policy_diagnostics() -> Part:
 
 @checked
 def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
-    """Add `coef` times the clipped value loss as the loss `name`; see `functional.clipped_value_loss`.
+    """Add `coef` times the clipped value loss, `functional.clipped_value_loss`, as the loss `name`.
 
     The prediction is clipped around `batch.value`. Metric: `<name>_loss`, without the coefficient.
 
@@ -155,8 +147,6 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.clipped_value_loss(clip_eps=.2, coef=.5)
-
-    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
     where = "clipped_value_loss"
 
@@ -172,7 +162,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
 @checked
 def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
-    """Add `coef` times half the squared error of the value as the loss `name`; see `functional.value_loss`.
+    """Add `coef` times half the squared error of the value, `functional.value_loss`, as the loss `name`.
 
     Metric: `<name>_loss`, without the coefficient.
 
@@ -186,8 +176,6 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.value_loss(coef=1.)
-
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
     """
 
     def loss(batch: Batch, context: Context) -> Array:

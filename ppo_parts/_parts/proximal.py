@@ -135,19 +135,14 @@ def importance_correction(
     reference: str = "sampler_log_prob",
     name: str = "correction",
 ) -> Part:
-    r"""Multiply the advantage by the weight :math:`\pi_{old} / \pi_{sampler}`, truncated or masked.
-
-    .. math:: w_t = \frac{\pi_{old}(a_t|s_t)}{\pi_{sampler}(a_t|s_t)} \quad\text{("token")}, \qquad
-              w_t = \prod_k \frac{\pi_{old}(a_k|s_k)}{\pi_{sampler}(a_k|s_k)} \quad\text{("sequence")}
+    r"""Multiply the advantage by `functional.importance_sampling_weight` of :math:`\pi_{old} / \pi_{sampler}`.
 
     Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions, for
-    example because the inference engine rounds differently. See `functional.importance_sampling_weight`. Metrics:
-    `<name>_weight`, the mean weight, and `<name>_fraction`, the share of elements whose ratio was outside [low, high].
+    example because the inference engine rounds differently. Metrics: `<name>_weight`, the mean weight, and
+    `<name>_fraction`, the share of elements whose ratio was outside [low, high].
 
     Args:
-        high: largest weight, > 0; a schedule counts learner updates.
-        low: smallest weight, >= 0; a schedule counts learner updates.
-        mode: "truncate" or "mask".
+        high, low, mode: as in `functional.importance_sampling_weight`; schedules count learner updates.
         level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
         reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
         name: prefix of the metrics.
@@ -159,8 +154,6 @@ def importance_correction(
         >>> import ppo_parts as pp
         >>> truncated = pp.tokens.importance_correction(high=2.)
         >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
-
-    Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
     where = "importance_correction"
     numbers = check_numbers(where, high=high, low=low)
@@ -191,7 +184,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
 
     .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
 
-    Here :math:`(x)_+ = \max(x, 0)`, and the first term has no gradient with respect to V. R is `batch.target`, so use
+    These are `functional.self_imitation_loss` and `functional.self_imitation_value_loss`. R is `batch.target`, so use
     `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
     and `<name>_fraction`, the share of steps that were better.
 
@@ -205,8 +198,6 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     Example:
         >>> import ppo_parts as pp
         >>> imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="monte_carlo")
-
-    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
     where = "self_imitation"
 

@@ -49,15 +49,14 @@ def kl_penalty(
 
     k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`): of KL(reference ‖
     current) if the reference is the behavior policy, and of KL(current ‖ reference) as long as the current policy is
-    close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the divergence.
-    "analytic" calls `kl_divergence` of the distributions.
+    close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the divergence; that
+    of k1 is 0 in expectation, which is an error. "analytic" calls `kl_divergence` of the distributions.
 
     Metrics: `<name>`, the divergence in nats; with `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
     after the previous update.
 
     Args:
-        coef: coefficient beta, >= 0; with `target_kl` the initial one, > 0. A schedule counts learner updates (not
-            with `target_kl`).
+        coef: coefficient beta, >= 0, which may follow a schedule; with `target_kl` the initial one, > 0.
         estimator: "k1", "k2", "k3", "k3+" or "analytic".
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
         reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
@@ -67,9 +66,6 @@ def kl_penalty(
 
     Place: after the sampler; with `target_kl`, before `proximal_average`. "analytic" with the behavior policy needs
     `rollout(..., keep_distribution=True)`.
-
-    Raises:
-        ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in expectation.
 
     Example:
         >>> import ppo_parts as pp
@@ -179,9 +175,8 @@ def adaptive_entropy_bonus(
     .. math:: L_i = -\alpha H(\pi(\cdot|s_i)), \qquad
               \log\alpha \leftarrow \log\alpha - \eta \left(\bar H - H_{targ}\right)
 
-    :math:`\bar H` is the mean over the minibatch: this is a gradient step on the dual of the constraint
-    :math:`\bar H \ge H_{targ}`. The coefficient grows for as long as the entropy is below the target, so choose one
-    that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
+    :math:`\bar H` is the mean over the minibatch. The coefficient grows for as long as the entropy is below the target,
+    so choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
 
     Args:
         target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
@@ -223,7 +218,7 @@ def adaptive_entropy_bonus(
 
 @checked
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
-    """Add `coef` times the squared excess of the action's mean over a soft bound; see `functional.bounds_loss`.
+    """Add `coef` times the squared excess of the action's mean over a soft bound, `functional.bounds_loss`.
 
     Metric: `<name>_loss`, without the coefficient.
 
@@ -237,8 +232,6 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     Example:
         >>> import ppo_parts as pp
         >>> rl_games = pp.regularizers.bounds_loss(coef=1e-4)
-
-    Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`.
     """
 
     def loss(batch: Batch, context: Context, bound: Any) -> Array:
@@ -258,7 +251,7 @@ def smoothness_loss(
     noise_scale: Numeric = 0.05,
     name: str = "smoothness",
 ) -> Part:
-    r"""Add the CAPS penalty for actions that change from step to step, or under noise in the observation.
+    r"""Add the CAPS penalty, `functional.smoothness_loss`, for actions that change from step to step or under noise.
 
     .. math:: L_i = \lambda_T \| \mu(s_i) - \mu(s'_i) \|_2 + \lambda_S \| \mu(s_i) - \mu(\bar s_i) \|_2,
               \qquad \bar s_i \sim \mathcal N(s_i, \sigma^2)
@@ -272,17 +265,12 @@ def smoothness_loss(
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
-    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`.
-
-    Raises:
-        ValueError: both terms are None; (when traced) a policy with memory. TypeError: (when traced) actions that are
-            not continuous, or, with `spatial`, observations without a floating leaf.
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. The policy has continuous
+    actions and no memory.
 
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.regularizers.smoothness_loss(temporal=1., spatial=5.)
-
-    Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
     """
     where = "smoothness_loss"
     numbers = check_numbers(where, temporal=temporal, spatial=spatial, noise_scale=noise_scale)

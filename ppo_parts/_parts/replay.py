@@ -39,10 +39,6 @@ def replay(num_rollouts: int, like: Batch) -> Part:
     Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
     follow it.
 
-    Raises:
-        TypeError: `like` is not a batch; (when traced) it has a dtype that cannot hold that of the rollout. ValueError:
-            `like` has no log_prob; (when traced) a field of the rollout is absent, or has another shape.
-
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
         >>> flat = jax.ShapeDtypeStruct((8, 2), jnp.float32)

@@ -33,9 +33,6 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
             each minibatch, after the value and log-ratio of the last minibatch have been written back; "every_epoch":
             like "epoch", but the first epoch also evaluates the rollout, because an older policy collected it.
 
-    Raises:
-        ValueError: `num_minibatches` does not divide T*N; the batch is recurrent.
-
     Example:
         >>> import ppo_parts as pp
         >>> sampler = pp.shuffled_minibatches(num_minibatches=4, num_epochs=4)
@@ -56,9 +53,6 @@ def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: R
         num_minibatches: minibatches per epoch; must divide the number of segments N.
         num_epochs: passes over the rollout.
         refresh: as in `shuffled_minibatches`.
-
-    Raises:
-        ValueError: `num_minibatches` does not divide N.
 
     Example:
         >>> import ppo_parts as pp
@@ -96,11 +90,7 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
 
 @checked
 def given_indices(
-    indices: Any,
-    axis: Literal["step", "segment"] = "step",
-    weights: Any = None,
-    *,
-    refresh: Refresh = "rollout",
+    indices: Any, axis: Literal["step", "segment"] = "step", weights: Any = None, *, refresh: Refresh = "rollout"
 ) -> Part:
     """Use exactly these minibatches, in this order, for parity tests and debugging.
 
@@ -112,10 +102,6 @@ def given_indices(
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
-
-    Raises:
-        TypeError: not integers. ValueError: another rank, weights of another shape, an index out of range or in a block
-            of another shard.
 
     Example:
         >>> import ppo_parts as pp
@@ -202,33 +188,26 @@ def prioritized_sampler(
 
     .. math:: P_n \propto \left(\sum_t |A_{tn}|\right)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
-    where N' counts the segments with an unmasked step (with `eps` = 0, those with a positive priority). Each minibatch
-    is drawn independently, so a segment can be in several minibatches of an epoch, or in none. `advantage_weight` or
-    `loss_weight` applies the weight, `batch.weight`. Fully masked segments are never drawn (if there are enough
-    others). If the rollout has S shards, M / S segments are drawn from each shard, as if it were the whole rollout.
-
-    With beta = 1, the weighted mean over a minibatch is an unbiased estimate of the mean over all segments if they are
-    drawn with replacement. Without it, the weighted mean is biased, the more the larger the share of segments drawn.
-    `weights="inclusion"` replaces :math:`P_n` by :math:`q_n / M`, where q is the probability that a segment is drawn at
-    all, and is unbiased without replacement (if all segments have the same number of unmasked steps).
+    where N' counts the segments with a positive priority; see `functional.segment_priorities` and
+    `functional.importance_weights`. Each minibatch is drawn independently, so a segment can be in several minibatches
+    of an epoch, or in none. `advantage_weight` or `loss_weight` applies the weight, `batch.weight`. Fully masked
+    segments are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from
+    each, as if it were the whole rollout.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
         num_epochs: multiplies the number of draws.
-        alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
-        beta: exponent of the weight, in [0, 1] (1: unbiased, see above); a schedule counts learner updates.
+        alpha, eps: exponent of the priority, >= 0 (0: uniform), and what is added to it, >= 0; schedules count learner
+            updates.
+        beta: exponent of the weight, in [0, 1]; a schedule counts learner updates.
         replacement: whether a segment can be drawn twice for one minibatch.
-        weights: "probability", as in PufferLib, or "inclusion".
+        weights: "probability", as in PufferLib, which for beta = 1 is unbiased with replacement and biased without, the
+            more the larger the share of segments drawn; or "inclusion", unbiased without it.
         normalize_weights: divide the weights by the largest weight that any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
-        eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
         refresh: as in `shuffled_minibatches`; with "minibatch" each draw uses updated priorities, as in PufferLib.
 
     Place: after `gae` or `vtrace`, whose advantage it reads.
-
-    Raises:
-        ValueError: the segments cannot be divided equally; more segments are requested than there are; inclusion
-            weights with replacement.
 
     Example:
         >>> import ppo_parts as pp
@@ -269,13 +248,8 @@ def prioritized_sampler(
                 indices, inclusion = jax.random.choice(key, segments, (size,), p=probabilities), None
             else:
                 indices, inclusion = functional.sample_without_replacement(key, probabilities, size)
-            weight = functional.importance_weights(
-                probabilities,
-                indices,
-                beta=beta,
-                normalize=normalize_weights,
-                inclusion=inclusion if weights == "inclusion" else None,
-            )
+            options: Any = {"normalize": normalize_weights, "inclusion": inclusion if weights == "inclusion" else None}
+            weight = functional.importance_weights(probabilities, indices, beta=beta, **options)
             return indices, spread_nan(weight, alpha, beta, eps).astype(batch.advantage.dtype)
 
         if batch.shards == 1:
@@ -294,12 +268,7 @@ def _steps_of_segments(x: Array) -> Array:
 
 @checked
 def time_chunks(
-    num_minibatches: int,
-    num_epochs: int = 1,
-    *,
-    length: int,
-    burn_in: int = 0,
-    refresh: Refresh = "rollout",
+    num_minibatches: int, num_epochs: int = 1, *, length: int, burn_in: int = 0, refresh: Refresh = "rollout"
 ) -> Part:
     """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
 
@@ -313,9 +282,6 @@ def time_chunks(
         length: steps per piece; must divide T.
         burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T.
         refresh: as in `shuffled_minibatches`.
-
-    Raises:
-        ValueError: `length` does not divide T, or `num_minibatches` the number of pieces; burn_in + length exceeds T.
 
     Example:
         >>> import ppo_parts as pp

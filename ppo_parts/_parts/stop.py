@@ -35,13 +35,12 @@ def kl_early_stop(
     * `check="epoch"`: the last minibatch of each epoch is checked, and all steps of that epoch are applied (CleanRL;
       jaxagents with `estimator="k1", reduction="sum"`).
 
-    Without `vmap`, a stop skips the remaining computation. Metric: `<name>`, the divergence, averaged over the
-    minibatches that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
+    Without `vmap`, a stop skips the remaining computation. Metric: `<name>`, the mean divergence of the minibatches
+    that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
-        target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
-            updates.
-        estimator: "k1", "k2", "k3" or "k3+" (which equals k3 here).
+        target_kl: threshold in nats, >= 0; a schedule counts learner updates.
+        estimator: as in `functional.approx_kl`.
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         name: key in `metrics`.
@@ -54,7 +53,6 @@ def kl_early_stop(
         >>> stable_baselines3 = pp.kl_early_stop(1.5 * .01)
 
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
-    Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     where = "kl_early_stop"
     target_kl = check_numbers(where, target_kl=target_kl)["target_kl"]
@@ -83,8 +81,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
             such as "grad_norm", do not exist yet when parts run.
         limit: any number; a schedule counts learner updates.
-        check: "minibatch": neither the minibatch that exceeds the limit nor any later one is applied. "epoch": the last
-            minibatch of each epoch is checked, and all steps of that epoch are applied.
+        check: "minibatch" or "epoch", as in `kl_early_stop`.
 
     Place: after the sampler and the part that adds the metric.
 

@@ -35,11 +35,8 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
         action: function T_a of actions `[T, N, ...]`.
 
     Place: before the sampler, after `gae` or `vtrace`, which then run on N segments only. `refresh="minibatch"` cannot
-    follow it.
-
-    Raises:
-        TypeError: `observation` or `action` is not a function. ValueError: (when traced) a policy with memory, or a
-            rollout with `keep_distribution`, whose distributions cannot be mirrored.
+    follow it. The policy has no memory, and the rollout no `keep_distribution`, because distributions cannot be
+    mirrored.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
@@ -85,12 +82,11 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
 def mirror_loss(
     *, observation: Callable[[Any], Any], action: Callable[[Array], Array], coef: Numeric = 1.0, name: str = "mirror"
 ) -> Part:
-    r"""Add `coef` times the squared distance from a symmetric policy as the loss `name`; see `functional.mirror_loss`.
+    r"""Add `coef` times the squared distance from a symmetric policy, `functional.mirror_loss`, as the loss `name`.
 
-    .. math:: L_i = \frac{1}{D} \left\| \mu(T_o(s_i)) - \mathrm{sg}\left[T_a(\mu(s_i))\right] \right\|^2
-
-    :math:`\mu` is the mode of the policy, which is evaluated once more, and sg stops the gradient. With several
-    symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the coefficient.
+    The policy is evaluated once more, on mirrored observations; its mode there is compared with the mirrored mode, a
+    constant. With several symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the
+    coefficient.
 
     Args:
         observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`.
@@ -98,19 +94,12 @@ def mirror_loss(
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
 
-    Place: after the sampler.
-
-    Raises:
-        TypeError: `observation` or `action` is not a function; (when traced) actions that are not continuous.
-        ValueError: (when traced) a policy with memory.
+    Place: after the sampler. The policy has continuous actions and no memory.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
         >>> signs = jnp.array([1., -1., -1.])  # a pole that falls to the other side
         >>> part = pp.symmetry.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=.5)
-
-    Reference: Yu et al. 2018, arXiv:1801.08093; Mittal et al. 2024, arXiv:2403.04359; rsl_rl,
-    `use_mirror_loss`.
     """
     where = "mirror_loss"
 

@@ -23,9 +23,7 @@ SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 
 @checked
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
-    """Write `reward`: the score at the last token, minus a penalty for leaving the reference policy.
-
-    See `functional.outcome_reward` for the equation. The penalty estimates KL(policy that acted ‖ reference).
+    """Write `reward` by `functional.outcome_reward`: the score at the last token, minus a divergence penalty.
 
     Args:
         score: name of an entry of `per_segment`, one number per sequence.
@@ -37,21 +35,15 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.tokens.outcome_reward(kl_coef=.05)
-
-    Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
     where = "outcome_reward"
     numbers, free = check_numbers(where, kl_coef=kl_coef), is_zero(kl_coef)
     score, reference = f"per_segment.{score}", f"extras.{reference}"
 
     def update(batch: Batch, context: Context) -> Batch:
-        reward = functional.outcome_reward(
-            field_at(batch, score),
-            log_prob=batch.log_prob,
-            reference_log_prob=None if free else field_at(batch, reference),
-            **at_step(numbers, context),
-            mask=batch.mask,
-        )
+        logs: Any = {"log_prob": batch.log_prob, "reference_log_prob": None if free else field_at(batch, reference)}
+        now = at_step(numbers, context)
+        reward = functional.outcome_reward(field_at(batch, score), **logs, **now, mask=batch.mask)
         return batch.replace(reward=reward)
 
     requires, reads = (score,) if free else (score, reference), ("log_prob", "mask")
@@ -59,7 +51,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
 
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
-    """Write `advantage`: the sum of this reward and all later ones, without a critic; see `functional.reward_to_go`.
+    """Write `advantage` by `functional.reward_to_go`: the sum of this reward and all later ones, without a critic.
 
     REINFORCE++ is `outcome_reward`, this part, and `advantage_normalize` before the sampler.
 
@@ -73,8 +65,6 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         >>> pipeline = pp.chain(
         ...     pp.tokens.outcome_reward(kl_coef=.01), pp.tokens.reward_to_go(), pp.advantage_normalize(ddof=1),
         ... )
-
-    Reference: Williams 1992; REINFORCE++: Hu 2025, arXiv:2501.03262.
     """
     numbers = check_numbers("reward_to_go", gamma=gamma)
     flags = ("terminated", "truncated", "mask")
@@ -99,17 +89,15 @@ def group_advantage(
 ) -> Part:
     """Write `advantage`: the reward of each sequence compared with those of its group, the same for all its steps.
 
-    See `functional.group_advantage` for the equation, and for the settings of GRPO, Dr.GRPO, RLOO, OPO and ReMax.
-    Metric: `zero_advantage`, the fraction of the sequences whose advantage is 0, so that they contribute nothing.
+    `functional.group_advantage` has the settings of GRPO, Dr.GRPO, RLOO, OPO and ReMax. Metric: `zero_advantage`, the
+    fraction of the sequences whose advantage is 0, so that they contribute nothing.
 
     Args:
         group: name of an entry of `per_segment`, whole numbers in [0, N) that say which segments form a group; or the
             size of the groups, which are then neighboring segments.
         score: name of an entry of `per_segment`, one number per sequence; None: the sum of the unmasked rewards.
-        baseline: "mean", "leave_one_out", "length_weighted", "none", or "given": the entry "baseline" of `per_segment`.
-        scale: "group", "batch" or None: the standard deviation to divide by.
-        ddof: 1 (sample) or 0 (population).
-        eps: added to the standard deviation, >= 0; a schedule counts learner updates.
+        baseline: a name as in `functional.group_advantage`, or "given": the entry "baseline" of `per_segment`.
+        scale, ddof, eps: as in `functional.group_advantage`; a schedule counts learner updates.
 
     Place: before the sampler, so that a sampler may separate the segments of a group.
 
@@ -119,8 +107,6 @@ def group_advantage(
         ...     pp.tokens.group_advantage(group=8), pp.segment_minibatches(4),
         ...     pp.clipped_surrogate(clip_eps=.2), pp.tokens.aggregate("policy", by="sequence_mean"),
         ... )
-
-    Reference: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; see `functional.group_advantage`.
     """
     where = "group_advantage"
     if not isinstance(group, str) and not is_whole(group):
@@ -174,20 +160,17 @@ def group_advantage(
 def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
-    """Choose how the losses of tokens become one number; see `functional.aggregate` for the methods that use each way.
+    """Choose how the losses of tokens become one number, as `functional.aggregate` does.
 
     Args:
         loss: key of `losses`, a loss per element.
-        by: "token_mean" (no change), "sequence_mean" or "sequence_sum".
-        length: the constant that divides the sums of "sequence_sum", > 0; a schedule counts learner updates.
+        by, length: as in `functional.aggregate`; a schedule counts learner updates. "token_mean" changes nothing.
 
     Place: after that loss, and after a sampler that keeps time (`segment_minibatches`, `full_batch`).
 
     Example:
         >>> import ppo_parts as pp
         >>> dr_grpo = pp.tokens.aggregate("policy", by="sequence_sum", length=1024)
-
-    Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
     """
     where = "aggregate"
     if length is not None and by != "sequence_sum":
@@ -218,15 +201,13 @@ def clip_cov(
     cov_high: float = 5.0,
     name: str = "policy",
 ) -> Part:
-    """Add the clipped surrogate without a few tokens of high covariance as the loss `name`; see `functional.clip_cov`.
+    """Add the clipped surrogate without a few tokens of high covariance, `functional.clip_cov`, as the loss `name`.
 
     Metric: `<name>_loss`.
 
     Args:
-        clip_eps: clip range, > 0; a schedule counts learner updates (so does that of `fraction`).
-        clip_eps_high: clip range above 1; None: `clip_eps`.
-        fraction: fraction of the tokens to drop, in [0, 1].
-        cov_low, cov_high: the range of covariances from which tokens are drawn.
+        clip_eps, clip_eps_high, fraction, cov_low, cov_high: as in `functional.clip_cov`; schedules count learner
+            updates, and the last two cannot follow one.
         name: key in `losses`.
 
     Place: after the sampler, and after the parts that change the advantage.
@@ -234,8 +215,6 @@ def clip_cov(
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.tokens.clip_cov(clip_eps=.2)
-
-    Reference: Cui et al. 2025, arXiv:2505.22617, Clip-Cov.
     """
     where = "clip_cov"
     covariances = {"cov_low": cov_low, "cov_high": cov_high}
@@ -253,13 +232,12 @@ def clip_cov(
 
 @checked
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
-    """Add the surrogate with a penalty on high-covariance tokens as the loss `name`; see `functional.kl_cov`.
+    """Add the surrogate with a penalty on high-covariance tokens, `functional.kl_cov`, as the loss `name`.
 
     Metric: `<name>_loss`.
 
     Args:
-        fraction: fraction of the tokens to penalize, in [0, 1]; a schedule counts learner updates.
-        coef: coefficient of the penalty, >= 0; a schedule counts learner updates.
+        fraction, coef: as in `functional.kl_cov`; schedules count learner updates.
         name: key in `losses`.
 
     Place: after the sampler, and after the parts that change the advantage.
@@ -267,8 +245,6 @@ def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.tokens.kl_cov(fraction=2e-3)
-
-    Reference: Cui et al. 2025, arXiv:2505.22617, KL-Cov.
     """
     numbers = check_numbers("kl_cov", fraction=fraction, coef=coef)
 

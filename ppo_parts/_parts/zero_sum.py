@@ -34,9 +34,6 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
 
     Place: that of `estimator`.
 
-    Raises:
-        TypeError: `estimator` is not a part, or is a sampler. ValueError: it does not write an advantage.
-
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.agents.zero_sum(pp.gae(gamma=1., gae_lambda=.95))

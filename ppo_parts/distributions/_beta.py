@@ -38,11 +38,7 @@ class Beta(VectorDistribution):
         alpha, beta: `[..., D]`, of one dtype.
         low, high: `[..., D]`.
 
-    Raises:
-        TypeError: `alpha` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> outputs = jnp.array([[0.5413, 0.5413, 0.5413, 2.9489]])  # of a network, `[..., 2 * D]`
         >>> alpha, beta = jnp.split(1 + jax.nn.softplus(outputs), 2, axis=-1)
         >>> policy = Beta(alpha, beta, -2., 2.)
@@ -99,14 +95,11 @@ class Beta(VectorDistribution):
         return self._total(entropy + jnp.log(self.high - self.low))
 
     def kl_divergence(self, other: Beta) -> Array:
-        r"""KL(self || other) in nats, of two distributions in the same box.
+        r"""KL(self || other) in nats, of two distributions in the same box; infinite where traced boxes differ.
 
         .. math:: \sum_d \log\frac{B(\alpha_{2d}, \beta_{2d})}{B(\alpha_{1d}, \beta_{1d})}
                   + (\alpha_{1d} - \alpha_{2d}) \psi(\alpha_{1d}) + (\beta_{1d} - \beta_{2d}) \psi(\beta_{1d})
                   + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
-
-        Raises:
-            ValueError: the boxes differ. If they are traced, the divergence is infinite instead.
         """
         self._check_comparable(other)
         same = same_box("Beta", *({"low": x.low, "high": x.high} for x in (self, other)))

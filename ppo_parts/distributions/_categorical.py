@@ -29,11 +29,7 @@ class Categorical(TreeDistribution):
     Attributes:
         logits: `[..., n]`, normalized, that is, log-probabilities.
 
-    Raises:
-        TypeError: `logits` are not floating. ValueError: they have no axis.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> policy = Categorical(jnp.log(jnp.array([1., 3.])))
         >>> round(float(jnp.exp(policy.log_prob(1))), 4), round(float(policy.entropy()), 4)
         (0.75, 0.5623)
@@ -117,12 +113,7 @@ class MultiCategorical(TreeDistribution):
     Attributes:
         parts: K `Categorical` distributions.
 
-    Raises:
-        TypeError: an array is not floating; `logits` is one array, and there is no `nvec`. ValueError: there are no
-            arrays, or their leading axes differ; `nvec` does not add up to the last axis.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> policy = MultiCategorical([jnp.zeros(2), jnp.zeros(4)])
         >>> round(float(policy.log_prob(jnp.array([1, 3]))), 4)  # -log 2 - log 4
         -2.0794
@@ -204,12 +195,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Returns:
         `[..., n]`, logits for `Categorical`.
 
-    Raises:
-        TypeError: `logits` are not floating. ValueError: the shapes differ, or a known element of `available` is not 0
-            or 1.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
         >>> policy.probs.tolist(), round(float(policy.entropy()), 4)
         ([0.5, 0.5, 0.0, 0.0], 0.6931)

@@ -31,11 +31,7 @@ class Normal(VectorDistribution):
     Attributes:
         loc, scale: `[..., D]`, of one dtype.
 
-    Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit, or a known scale is negative.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> policy = Normal(jnp.zeros((5, 2)), jnp.array([1., 2.]))
         >>> policy.log_prob(jnp.zeros((5, 2))).shape, round(float(policy.entropy()[0]), 4)
         ((5,), 3.531)
@@ -107,11 +103,7 @@ class StateDependentNormal(Normal):
         features: `[..., L]`.
         std: `[..., L, D]`.
 
-    Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> policy = StateDependentNormal(jnp.zeros((2, 1)), jnp.array([[3., 4.], [6., 8.]]), jnp.ones((2, 1)))
         >>> policy.scale.tolist()
         [[5.0], [10.0]]

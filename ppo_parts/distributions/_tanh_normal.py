@@ -42,12 +42,7 @@ class TanhNormal(VectorDistribution):
         base: `Normal` of u.
         middle, half, eps: `[..., D]`, m, h and the width of an edge.
 
-    Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite; `eps` is not in
-            [0, 1), or a known scale is negative.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> policy = TanhNormal(jnp.array([0., 50.]), jnp.ones(2), -2., 2.)
         >>> [round(float(x), 4) for x in policy.log_prob(jnp.array([[0., 2.], [1., 2.]]))]
         [-1.6121, -1.4753]
@@ -83,7 +78,7 @@ class TanhNormal(VectorDistribution):
         )
 
     def kl_divergence(self, other: TanhNormal) -> Array:
-        r"""KL(self || other) in nats, of two distributions in the same box.
+        r"""KL(self || other) in nats, of two distributions in the same box; infinite where traced boxes differ.
 
         Squashing cancels, so it is the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the
         dimensions:
@@ -94,9 +89,6 @@ class TanhNormal(VectorDistribution):
 
         where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian. It is
         never larger than the divergence of the two Gaussians, and 0 if both distributions are in the same edge.
-
-        Raises:
-            ValueError: the boxes differ. If they are traced, the divergence is infinite instead.
         """
         self._check_comparable(other)
         same = same_box(type(self).__name__, self._box(), other._box())
@@ -157,22 +149,11 @@ class StateDependentTanhNormal(TanhNormal):
     .. math:: a = m + h \tanh\!\left(\mu(s) + (\sigma \odot \theta)^\top \phi(s)\right), \qquad
               \theta \sim \mathcal N(0, 1)^{L \times D}
 
-    As with `StateDependentNormal`, samples that are drawn with the same key have the same matrix :math:`\theta`.
-
     Args:
         loc, features, std: as in `StateDependentNormal`; `loc` is the mean before squashing.
-        low, high, eps: as in `TanhNormal`.
-
-    Attributes:
-        base: `StateDependentNormal` of the action before squashing.
-        middle, half, eps: as in `TanhNormal`.
-
-    Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite; `eps` is not in
-            [0, 1), or a known scale is negative.
+        low, high, eps: as in `TanhNormal`; so are the attributes.
 
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> loc, features, std = jnp.zeros((2, 1)), jnp.array([[3., 4.], [0., 0.1]]), jnp.ones((2, 1))
         >>> policy = StateDependentTanhNormal(loc, features, std, -2., 2.)
         >>> bool(jnp.all(jnp.abs(policy.sample(seed=jax.random.key(0))) <= 2)), policy.base.scale.shape

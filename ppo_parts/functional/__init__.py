@@ -2,11 +2,13 @@
 
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
 in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
-Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
+Where `mask` is 0, result and gradient are 0, whatever the inputs contain. A hyperparameter is a number, or an array
+that fits the others; the derivative of a loss with respect to it is the true one almost everywhere.
 
-What is known is checked, and errors name the argument. What is traced cannot be: a flag that is neither 0 nor 1 makes
-the result NaN; hyperparameters are not checked. The derivative of a loss with respect to a hyperparameter, such as a
-clip range, is the true one almost everywhere. The functions compile once for each shape, also outside `jit`.
+What is known is checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
+(nothing is broadcast), `TypeError` for arrays and arguments of another kind than documented, and `ValueError` for
+numbers out of the documented range, flags other than 0 and 1, and unknown words. What is traced cannot be checked: a
+flag that is neither 0 nor 1 makes the result NaN. The functions compile once for each shape, also outside `jit`.
 """
 
 from ._arguments import Aggregation as Aggregation
@@ -15,7 +17,6 @@ from ._arguments import Implementation as Implementation
 from ._arguments import KLEstimator as KLEstimator
 from ._arguments import MaskMode as MaskMode
 from ._arguments import Scale as Scale
-from ._corrections import importance_sampling_weight as importance_sampling_weight
 from ._errors import ShapeError as ShapeError
 from ._gae import Advantages as Advantages
 from ._gae import gae as gae
@@ -24,21 +25,19 @@ from ._gae import reward_to_go as reward_to_go
 from ._groups import aggregate as aggregate
 from ._groups import group_advantage as group_advantage
 from ._groups import outcome_reward as outcome_reward
-from ._losses import clipped_surrogate as clipped_surrogate
-from ._losses import clipped_value_loss as clipped_value_loss
-from ._losses import value_loss as value_loss
 from ._permutation import permutation as permutation
+from ._policy_losses import bounds_loss as bounds_loss
+from ._policy_losses import clipped_surrogate as clipped_surrogate
 from ._policy_losses import discovered_policy_optimization as discovered_policy_optimization
+from ._policy_losses import importance_sampling_weight as importance_sampling_weight
 from ._policy_losses import importance_weighted_surrogate as importance_weighted_surrogate
 from ._policy_losses import mirror_descent_surrogate as mirror_descent_surrogate
+from ._policy_losses import mirror_loss as mirror_loss
 from ._policy_losses import rollback_surrogate as rollback_surrogate
 from ._policy_losses import self_imitation_loss as self_imitation_loss
 from ._policy_losses import simple_policy_optimization as simple_policy_optimization
+from ._policy_losses import smoothness_loss as smoothness_loss
 from ._recurrence import reverse_recurrence as reverse_recurrence
-from ._regularizers import bounds_loss as bounds_loss
-from ._regularizers import mirror_loss as mirror_loss
-from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
-from ._regularizers import smoothness_loss as smoothness_loss
 from ._sampling import importance_weights as importance_weights
 from ._sampling import sample_without_replacement as sample_without_replacement
 from ._sampling import segment_priorities as segment_priorities
@@ -57,10 +56,13 @@ from ._statistics import explained_variance as explained_variance
 from ._statistics import masked_mean as masked_mean
 from ._value_losses import categorical_value as categorical_value
 from ._value_losses import categorical_value_loss as categorical_value_loss
+from ._value_losses import clipped_value_loss as clipped_value_loss
 from ._value_losses import hl_gauss as hl_gauss
 from ._value_losses import huber_value_loss as huber_value_loss
 from ._value_losses import quantile_value_loss as quantile_value_loss
 from ._value_losses import rescale_head as rescale_head
+from ._value_losses import self_imitation_value_loss as self_imitation_value_loss
 from ._value_losses import two_hot as two_hot
+from ._value_losses import value_loss as value_loss
 from ._vtrace import VTrace as VTrace
 from ._vtrace import vtrace as vtrace

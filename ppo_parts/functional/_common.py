@@ -15,6 +15,8 @@ from ._errors import UserTypeError, UserValueError
 
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
+Number = float | Array
+"""A hyperparameter: one number, or an array that fits the other arrays."""
 Axes = int | tuple[int, ...] | None
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, Implementation, MaskMode, public, serializable
-from ._common import Array, chosen, kept, visible
+from ._common import Array, Number, chosen, kept, visible
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence
 from ._steps import Estimator, Steps, check_padding, unless
@@ -30,8 +30,8 @@ def gae(
     terminated: Array,
     truncated: Array | None = None,
     *,
-    gamma: float | Array,
-    gae_lambda: float | Array,
+    gamma: Number,
+    gae_lambda: Number,
     mask: Array | None = None,
     mask_mode: MaskMode = "cut",
     stop_gradient: bool = True,
@@ -63,31 +63,22 @@ def gae(
         gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T;
             axes of size 1 are broadcast, so `[T, 1]` is one discount per step.
         gae_lambda: trace decay, in [0, 1], likewise.
-        mask: `[T, ...]`, 1 where the step counts; None: everywhere. Masked elements return 0 and have a gradient of 0,
-            whatever the inputs contain.
+        mask: `[T, ...]`, 1 where the step counts; None: everywhere.
         mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as
-            truncated, so that no trace passes; its `next_value` counts unless it is marked as terminated, so mark the
-            last step before padding, whose value is meaningless. "skip": the result is as if masked steps, with their
-            rewards and flags, were not there, and the trace passes through them without a discount, for example past
-            tokens that a tool wrote. Next values must skip them, too: `next_values(value, last_value, mask=mask)`. The
-            last unmasked step before padding (masked steps until the end) must be marked as terminated or truncated,
-            because padding has no value to bootstrap from. Otherwise known inputs raise an error, and traced inputs
-            give NaN.
+            truncated; its `next_value` counts unless it is marked as terminated, so mark the last step before padding.
+            "skip": the result is as if masked steps, such as tokens that a tool wrote, were not there. Next values must
+            skip them, too: `next_values(value, last_value, mask=mask)`. The last step before padding (masked steps
+            until the end) must be marked as terminated or truncated, because padding has no value to bootstrap from;
+            otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.
-        implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
-            the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
-            for values of 32 or 16 bits, with the derivatives of the scan. "auto": the kernel if the program is compiled
-            for a GPU that can run it, the associative scan on other GPUs or for other values there, and the scan
-            everywhere else.
-
-    Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
-            number or flag is out of range; an unknown word; "pallas" where the kernel cannot run; padding, as above.
+        implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another.
+            "associative": `lax.associative_scan`. "pallas": one kernel on NVIDIA GPUs, for values of 32 or 16 bits; an
+            error elsewhere. "auto": the kernel where the program is compiled for a GPU that can run it, the associative
+            scan on other GPUs, and the scan on CPUs.
 
     Example:
         Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
 
-        >>> import jax.numpy as jnp
         >>> ones, half = jnp.ones(2), jnp.full(2, .5)
         >>> out = gae(ones, half, half, jnp.array([0, 1]), gamma=.9, gae_lambda=.5)
         >>> [round(float(a), 4) for a in out.advantage]
@@ -136,16 +127,11 @@ def next_values(
         value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
         last_value: `[...]`, V of the observation after the last step.
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
-        final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
+        final_value: `[T, ...]`, V(final observation), given together with `truncated`; read only where that is 1.
         mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
             where there is none, for `gae(mask_mode="skip")`.
 
-    Raises:
-        ShapeError: shapes do not match. TypeError: `value` is not floating. ValueError: `truncated` without
-            `final_value`, or the reverse; a known element of `truncated` or `mask` is not 0 or 1.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
         [2.0, 9.0, 4.0]
 
@@ -189,7 +175,7 @@ def reward_to_go(
     terminated: Array | None = None,
     truncated: Array | None = None,
     *,
-    gamma: float | Array = 1.0,
+    gamma: Number = 1.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Compute the discounted sum of this reward and all later ones of the episode. Gradients are stopped.
@@ -205,12 +191,7 @@ def reward_to_go(
         mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`: they return 0, and
             neither their rewards nor their flags count.
 
-    Raises:
-        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma` or a known flag is out of
-            range.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> reward_to_go(jnp.ones(4), jnp.array([0, 1, 0, 0]), gamma=.5).tolist()
         [1.5, 1.0, 1.5, 1.0]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, Aggregation, Baseline, Scale, number, public
-from ._common import Array, ShapeError, accumulator_dtype, kept, known_values, masked_sum, zero_masked
+from ._common import Array, Number, ShapeError, accumulator_dtype, kept, known_values, masked_sum, zero_masked
 from ._errors import UserValueError
 from ._statistics import masked_mean
 
@@ -43,7 +43,7 @@ def group_advantage(
     baseline: Baseline | Array = "mean",
     scale: Scale | None = "group",
     ddof: int = 1,
-    eps: float | Array = 1e-6,
+    eps: Number = 1e-6,
     length: Array | None = None,
     mask: Array | None = None,
 ) -> Array:
@@ -61,8 +61,8 @@ def group_advantage(
     | Lite PPO | "mean" | "batch": the standard deviation of all rewards |
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
-    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline).
-    With `scale`, the advantage is NaN if the variance overflows, in float32 from rewards of about 1e19.
+    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline). With
+    `scale`, the advantage is NaN if the variance overflows, or if the group is traced and out of range.
 
     Args:
         reward: `[N]`, one number per sequence, floating.
@@ -74,18 +74,9 @@ def group_advantage(
         ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
         eps: added to the standard deviation, in reward units (verl, Tunix: 1e-6; TRL: 1e-4).
         length: `[N]`, number of tokens of each sequence; needed by "length_weighted" only.
-        mask: None, or `[N]` of 0/1: masked sequences do not count, and have an advantage of 0.
-
-    Returns:
-        `[N]`, the advantage of each sequence. It is NaN for sequences whose group is out of range where that is not
-        known before the computation runs.
-
-    Raises:
-        ShapeError: an input is not `[N]`. TypeError: `reward` is not floating, or `group` not integers. ValueError: an
-            unknown name, a known group out of range, or "length_weighted" without `length`.
+        mask: None, or `[N]` of 0/1: masked sequences do not count.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> reward, group = jnp.array([1., 0., 5., 3.]), jnp.array([0, 0, 1, 1])
         >>> group_advantage(reward, group, scale=None).tolist()
         [0.5, -0.5, 1.0, -1.0]
@@ -151,7 +142,7 @@ def outcome_reward(
     *,
     log_prob: Array,
     reference_log_prob: Array | None = None,
-    kl_coef: float | Array = 0.0,
+    kl_coef: Number = 0.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Turn the score of a whole sequence into a reward per token, with a penalty for leaving a reference policy.
@@ -168,15 +159,10 @@ def outcome_reward(
         log_prob: `[T, ...]`, log-probability of the tokens under the policy that chose them, in nats; the rewards have
             its dtype.
         reference_log_prob: `[T, ...]`, the same under the reference policy; None: there is no penalty.
-        kl_coef: coefficient, >= 0, in reward units per nat.
-        mask: None, or `[T, ...]` of 0/1: the rewards of masked tokens are 0.
-
-    Raises:
-        ShapeError: shapes do not match. TypeError: an input is not floating. ValueError: `kl_coef` < 0, or it is given
-            without `reference_log_prob`.
+        kl_coef: coefficient, >= 0, in reward units per nat; above 0, `reference_log_prob` must be given.
+        mask: None, or `[T, ...]` of 0/1.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> log_prob, reference = jnp.array([-1., -1., -1.]), jnp.array([-1.5, -1., 0.])
         >>> mask = jnp.array([1, 1, 0])
         >>> penalty = {"reference_log_prob": reference, "kl_coef": .5}
@@ -204,7 +190,7 @@ def _check_aggregate(where: str, values: dict[str, Any]) -> None:
 
 @public(along_time=True, length=number(0, open_low=True, single=True), also=_check_aggregate)
 def aggregate(
-    loss: Array, *, by: Aggregation = "token_mean", length: float | Array | None = None, mask: Array | None = None
+    loss: Array, *, by: Aggregation = "token_mean", length: Number | None = None, mask: Array | None = None
 ) -> Array:
     r"""Reduce the losses of tokens to one number. Gradients flow to `loss`.
 
@@ -215,21 +201,15 @@ def aggregate(
     | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | RLOO |
     | "sequence_sum" with `length` | mean over sequences of :math:`\sum_t m L / \text{length}` | Dr.GRPO |
 
-    Means over sequences are over those with an unmasked token; without any the result is 0. A short sequence has the
-    same weight as a long one with "sequence_mean", and each token has the same weight with the others.
+    Means over sequences are over those with an unmasked token; without any the result is 0.
 
     Args:
         loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
         by: "token_mean", "sequence_mean" or "sequence_sum".
         length: None, or the constant that divides the sums of "sequence_sum", > 0; for example the largest length.
-        mask: None, or `[T, ...]` of 0/1: masked tokens have no effect, whatever they contain.
-
-    Raises:
-        ShapeError: `mask` has another shape, or there is no time axis. TypeError: `loss` is not floating. ValueError:
-            unknown `by`, or `length` with another `by` or out of range.
+        mask: None, or `[T, ...]` of 0/1.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> loss, mask = jnp.array([[1., 4.], [3., 0.]]), jnp.array([[1, 1], [1, 0]])  # two tokens, and one
         >>> ways = ("token_mean", "sequence_mean", "sequence_sum")
         >>> [round(float(aggregate(loss, by=by, mask=mask)), 4) for by in ways]

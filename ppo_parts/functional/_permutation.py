@@ -39,11 +39,9 @@ def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
     Every round is invertible, whatever its function f, here a hash with two random words as its key. So the network is
-    a bijection, which needs neither a sort nor memory, and computes any part of the order by itself. If w h exceeds n,
-    a result of at least n is mapped again until it is below n (cycle walking).
-
-    Positions, pairs, distances and the composition of minibatches are statistically those of uniformly random orders,
-    but the key has 640 random bits, so that not all n! orders occur. It is not a cipher.
+    a bijection, which needs neither a sort nor memory, and computes any part of the order by itself. A result of at
+    least n is mapped again until it is below n (cycle walking). Statistically, the orders are uniformly random, but the
+    key has 640 random bits, so that not all n! orders occur. It is not a cipher.
 
     Args:
         key: key of `jax.random`.
@@ -53,11 +51,7 @@ def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     Returns:
         `[size]` int32, or of the shape of `indices`.
 
-    Raises:
-        ValueError: `size` is not a whole number, or out of its range. TypeError: `indices` are not integers.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> sorted(permutation(jax.random.key(0), 4).tolist())
         [0, 1, 2, 3]
         >>> order = permutation(jax.random.key(0), 1000)

@@ -1,33 +1,131 @@
-"""Policy losses per element, functions of log-ratio and advantage: alternatives to the clipped surrogate.
+r"""Losses of the policy per element, most of them functions of the log-ratio and the advantage.
 
-A ratio may overflow, and then an advantage of 0, a bound or a difference would turn infinity into NaN. So each function
-computes every branch only where it is taken: elsewhere the log-ratio is replaced by 0 first.
+The ratio :math:`r = e^{\ell}` overflows, in float32 from a log-ratio of 88, and then an advantage of 0, a bound or a
+difference would turn infinity into NaN. So every branch is computed only where it is taken: elsewhere the log-ratio is
+replaced by 0 first. Docstrings say where a loss is infinite; otherwise finite inputs give finite losses and gradients.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from ._arguments import POSITIVE, public
-from ._common import Array
+from ._arguments import POSITIVE, CorrectionMode, check_order, fit, public
+from ._common import Array, Number, kept, zero_masked
+
+
+@public()
+def clipped_surrogate(
+    log_ratio: Array,
+    advantage: Array,
+    *,
+    clip_eps: Number,
+    clip_eps_high: Number | None = None,
+    dual_clip: Number | None = None,
+    mask: Array | None = None,
+) -> Array:
+    r"""Compute PPO's clipped objective as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
+
+    .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
+              \qquad r_i = e^{\ell_i}
+
+    With `dual_clip` c, elements with A < 0 are bounded as well: :math:`L_i \le -c A_i`, so that a very large ratio
+    cannot dominate the batch. Without it, the loss of such an element is infinite where its ratio overflows.
+
+    Args:
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, to be minimized, has its
+            shape and dtype.
+        advantage: A, same shape.
+        clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
+        clip_eps_high: clip range above 1 (DAPO's clip-higher), > 0; None: the same as `clip_eps`.
+        dual_clip: None, or c > 1.
+        mask: None, or 0/1 of the same shape.
+
+    Example:
+        >>> ratio = jnp.array([1., 2., 2.])
+        >>> [round(float(l), 4) for l in clipped_surrogate(jnp.log(ratio), jnp.array([1., 1., -1.]), clip_eps=.2)]
+        [-1.0, -1.2, 2.0]
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
+    """
+    return _surrogate(log_ratio, advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
+
+
+@jax.custom_jvp
+def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
+    return -advantage * _clipped_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
+
+
+def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
+    """The slope is the loss itself, or minus the advantage for the bound that is active.
+
+    JAX's own rule would multiply the 0 of a bounded element by the ratio, which may be infinite.
+    """
+    log_ratio, advantage, *bounds = primals
+    ratio = jnp.exp(log_ratio)
+    bounded = _clipped_ratio(ratio, advantage, *bounds)
+    loss = _surrogate(*primals)
+    slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
+    moved = moved_with(lambda *bounds: _clipped_ratio(ratio, advantage, *bounds), bounds, tangents[2:])
+    return loss, slope * as_array(tangents[0]) + (0 if moved is None else -advantage * moved)
+
+
+_surrogate.defjvp(_surrogate_jvp, symbolic_zeros=True)
+
+
+def as_array(tangent: Any) -> Array:
+    """Return a tangent as an array, where it may be a symbolic 0."""
+    return jnp.zeros(tangent.shape, tangent.dtype) if isinstance(tangent, SymbolicZero) else tangent
+
+
+def moved_with(function: Any, hyperparameters: Any, tangents: Any) -> Array | None:
+    """Return how the function moves with its hyperparameters; None if they are constants, as nearly always."""
+    if all(isinstance(x, SymbolicZero) for x in jax.tree.leaves(tangents)):
+        return None
+    return jax.jvp(function, tuple(hyperparameters), tuple(jax.tree.map(as_array, tangents)))[1]
+
+
+def _clipped_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
+    """Clip the ratio: from below, and to `limit`, where the advantage is negative; otherwise from above.
+
+    This is the minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio.
+    """
+    falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
+    return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
+
+
+def clip_bounds(clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
+    """Return the bounds of the ratio.
+
+    An infinite upper one is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
+    """
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    return 1 - clip_eps, jnp.minimum(1 + high, jnp.finfo(high.dtype).max)
+
+
+def outside_clip_range(log_ratio: Array, clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
+    """Return whether the ratio is below its lower bound, and whether it is above its upper one."""
+    moved = jnp.exp(log_ratio) - 1
+    return moved < -clip_eps, moved > (clip_eps if clip_eps_high is None else clip_eps_high)
 
 
 @public()
 def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the unclipped surrogate as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
-    .. math:: L_i = -r_i A_i, \qquad r_i = e^{\ell_i}
+    .. math:: L_i = -r_i A_i
 
-    Nothing bounds the step, so combine it with a penalty (`kl_penalty`), or with a single epoch. Where
-    :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
+    Nothing bounds the step, so combine it with a penalty (`kl_penalty`), or with a single epoch. Where the ratio
+    overflows, loss and gradient are infinite unless A is 0.
 
     Args:
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> log_ratio, advantage = jnp.log(jnp.array([2., .5])), jnp.array([1., -1.])
         >>> [round(float(l), 4) for l in importance_weighted_surrogate(log_ratio, advantage)]
         [-2.0, 0.5]
@@ -39,22 +137,20 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
 
 @public()
 def simple_policy_optimization(
-    log_ratio: Array, advantage: Array, *, clip_eps: float | Array, mask: Array | None = None
+    log_ratio: Array, advantage: Array, *, clip_eps: Number, mask: Array | None = None
 ) -> Array:
     r"""Compute the loss of SPO, a parabola in the ratio. Gradients flow to `log_ratio`; `advantage` is a constant.
 
-    .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2, \qquad r_i = e^{\ell_i}
+    .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2
 
     The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and unlike with a
-    clip, the gradient pulls elements beyond it back. The loss grows with the square of the ratio: in float32 it is
-    infinite from a log-ratio of about 44. Otherwise finite inputs give finite losses and gradients.
+    clip, the gradient pulls elements beyond it back. The loss is infinite where the square of the ratio overflows.
 
     Args:
         clip_eps: distance of the minimum from a ratio of 1, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> ratio, advantage = jnp.array([1., 2., 2.]), jnp.array([1., 1., -1.])
         >>> [round(float(l), 4) for l in simple_policy_optimization(jnp.log(ratio), advantage, clip_eps=.5)]
         [-1.0, -1.0, 3.0]
@@ -68,34 +164,26 @@ def simple_policy_optimization(
 
 @public(alpha=POSITIVE, beta=POSITIVE)
 def discovered_policy_optimization(
-    log_ratio: Array,
-    advantage: Array,
-    *,
-    alpha: float | Array = 2.0,
-    beta: float | Array = 0.6,
-    mask: Array | None = None,
+    log_ratio: Array, advantage: Array, *, alpha: Number = 2.0, beta: Number = 0.6, mask: Array | None = None
 ) -> Array:
     r"""Compute the loss of DPO, a drift found by meta-learning. Gradients flow to `log_ratio`; `advantage` is constant.
 
-    .. math:: L_i &= -r_i A_i + D_i, \qquad r_i = e^{\ell_i} \\
+    .. math:: L_i &= -r_i A_i + D_i \\
               D_i &= \mathrm{relu}\left((r_i - 1) A_i - \alpha \tanh\frac{(r_i - 1) A_i}{\alpha}\right)
               \quad\text{where } A_i \ge 0 \\
               D_i &= \mathrm{relu}\left(\ell_i A_i - \beta \tanh\frac{\ell_i A_i}{\beta}\right)
               \quad\text{where } A_i < 0
 
     This is Discovered Policy Optimization; it has nothing to do with direct preference optimization. For A >= 0 the
-    loss is at least :math:`-A - \alpha`. For A < 0 it is infinite where :math:`e^{\ell}` overflows (in float32 from a
-    log-ratio of 88). Otherwise finite inputs give finite losses and gradients.
+    loss is at least :math:`-A - \alpha`. For A < 0 it is infinite where the ratio overflows.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
         alpha: scale of the drift for A >= 0, > 0: the drift matters where (r - 1) A is about as large.
         beta: scale of the drift for A < 0, > 0: the drift matters where l A is about as large.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors. The scale of the
-            advantage matters, so normalize it.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result. The scale of the advantage matters, so
+            normalize it.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> ratio, advantage = jnp.array([1., 3., 3., .5]), jnp.array([1., 1., -1., 1.])
         >>> [round(float(l), 4) for l in discovered_policy_optimization(jnp.log(ratio), advantage)]
         [-1.0, -2.5232, 3.0, -0.5]
@@ -105,7 +193,8 @@ def discovered_policy_optimization(
     # x - tanh(x) has the sign of x, so each drift is active on one side of a ratio of 1. There, -r A cancels with the
     # r A in the first drift.
     risen, fallen = (advantage > 0) & (log_ratio > 0), (advantage < 0) & (log_ratio < 0)
-    rise = advantage * (_bounded_ratio(log_ratio, risen) - 1)
+    largest = math.log(jnp.finfo(log_ratio.dtype).max) - 1  # tanh has reached its limit long before
+    rise = advantage * (_ratio(jnp.minimum(log_ratio, largest), risen) - 1)
     risen_loss = -advantage - alpha * jnp.tanh(rise / alpha)
     fall = advantage * jnp.where(fallen, log_ratio, 0)
     drift = fall - beta * jnp.tanh(fall / beta)
@@ -118,14 +207,14 @@ def rollback_surrogate(
     log_ratio: Array,
     advantage: Array,
     *,
-    clip_eps: float | Array,
-    slope: float | Array,
-    clip_eps_high: float | Array | None = None,
+    clip_eps: Number,
+    slope: Number,
+    clip_eps_high: Number | None = None,
     mask: Array | None = None,
 ) -> Array:
     r"""Compute PPO-RB's loss, whose slope changes sign at the clip. Gradients flow to `log_ratio`, not to `advantage`.
 
-    .. math:: L_i = -\min(r_i A_i, F(r_i) A_i), \qquad r_i = e^{\ell_i}
+    .. math:: L_i = -\min(r_i A_i, F(r_i) A_i)
 
     where F(r) = r inside the clip range, and outside it, with the nearer bound :math:`b = 1 - \epsilon` or
     :math:`1 + \epsilon_{high}`,
@@ -133,17 +222,14 @@ def rollback_surrogate(
     .. math:: F(r) = -\alpha r + (1 + \alpha) b
 
     An element that has left the clip range in the direction of its advantage is pulled back, with :math:`\alpha` times
-    the force that moved it there; as :math:`\alpha` approaches 0, this becomes `clipped_surrogate`. Where
-    :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
+    the force that moved it there; as :math:`\alpha` approaches 0, this becomes `clipped_surrogate`. Where the ratio
+    overflows, loss and gradient are infinite unless A is 0.
 
     Args:
-        clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         slope: strength alpha of the pull back, > 0.
-        clip_eps_high: clip range above 1; None: the same as `clip_eps`.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
+        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> ratio, advantage = jnp.array([1., 2., 2.]), jnp.array([1., 1., -1.])  # -.5 * 2 + 1.5 * 1.2 = .8
         >>> [round(float(l), 4) for l in rollback_surrogate(jnp.log(ratio), advantage, clip_eps=.2, slope=.5)]
         [-1.0, -0.8, 2.0]
@@ -158,24 +244,21 @@ def rollback_surrogate(
 
 
 @public(coef=POSITIVE)
-def mirror_descent_surrogate(
-    log_ratio: Array, advantage: Array, *, coef: float | Array, mask: Array | None = None
-) -> Array:
+def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number, mask: Array | None = None) -> Array:
     r"""Compute the loss of on-policy MDPO. Gradients flow to `log_ratio`; `advantage` is a constant.
 
-    .. math:: L_i = -r_i A_i + \beta (r_i \ell_i - r_i + 1), \qquad r_i = e^{\ell_i}
+    .. math:: L_i = -r_i A_i + \beta (r_i \ell_i - r_i + 1)
 
     The second term is an unbiased estimate, never negative, of KL(current ‖ behavior) from actions of the behavior
     policy. This is the direction opposite to that of PPO's penalty. The slope is :math:`-r_i (A_i - \beta \ell_i)`, so
-    an element moves until its log-ratio is :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows (in float32 from a
-    log-ratio of about 84), the loss is infinite, and the gradient infinite or NaN.
+    an element moves until its log-ratio is :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows, the loss is
+    infinite, and the gradient infinite or NaN.
 
     Args:
         coef: weight beta of the divergence, the inverse of the step size, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> ratio = jnp.array([1., 2.])  # -2 + .5 * (2 log 2 - 2 + 1)
         >>> [round(float(l), 4) for l in mirror_descent_surrogate(jnp.log(ratio), jnp.array([1., 1.]), coef=.5)]
         [-1.0, -1.8069]
@@ -189,19 +272,17 @@ def mirror_descent_surrogate(
 def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the policy loss of self-imitation per element. Gradients flow to `log_prob`; `advantage` is a constant.
 
-    .. math:: L_i = -\log\pi(a_i | s_i)\, (A_i)_+, \qquad A_i = R_i - V(s_i)
+    .. math:: L_i = -\log\pi(a_i | s_i)\, \max(A_i, 0), \qquad A_i = R_i - V(s_i)
 
-    Only actions that were better than expected are imitated: :math:`(A)_+ = \max(A, 0)`. A log-ratio in place of the
-    log-probability changes the loss by a constant, and not its gradient, so that `policy_loss(self_imitation_loss)`
-    works as well.
+    Only actions that were better than expected are imitated. A log-ratio in place of the log-probability changes the
+    loss by a constant, and not its gradient, so that `policy_loss(self_imitation_loss)` works as well.
 
     Args:
         log_prob: log pi_current(a), any shape, in nats.
         advantage: return minus value, same shape.
-        mask: as in `clipped_surrogate`; so are the result and the errors.
+        mask: as in `clipped_surrogate`; so is the result.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> self_imitation_loss(jnp.array([-2., -2.]), jnp.array([3., -3.])).tolist()
         [6.0, 0.0]
 
@@ -210,12 +291,113 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
     return -log_prob * jnp.maximum(advantage, 0)
 
 
+@public(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
+def importance_sampling_weight(
+    log_ratio: Array, *, high: Number, low: Number = 0.0, mode: CorrectionMode = "truncate", mask: Array | None = None
+) -> Array:
+    r"""Compute a bounded importance weight per element. Gradients are stopped.
+
+    .. math:: w_i = \mathrm{clip}(e^{\ell_i}, low, high) \quad\text{("truncate")}, \qquad
+              w_i = e^{\ell_i} \, [\, low \le e^{\ell_i} \le high \,] \quad\text{("mask")}
+
+    Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
+    the loss refers, for example because an inference engine rounds differently from the trainer. "truncate" bounds the
+    variance; "mask" drops the elements outside the bounds.
+
+    Args:
+        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats. The weight has its shape and dtype, in which
+            it is finite unless the log-ratio is NaN.
+        high: largest weight, > 0.
+        low: smallest weight, >= 0 and at most `high`.
+        mode: "truncate" or "mask".
+        mask: None, or 0/1 of the same shape: the weight of masked elements is 0.
+
+    Example:
+        >>> log_ratio = jnp.log(jnp.array([.5, 1., 4.]))
+        >>> [importance_sampling_weight(log_ratio, mode=mode, high=2.).tolist() for mode in ("truncate", "mask")]
+        [[0.5, 1.0, 2.0], [0.5, 1.0, 0.0]]
+
+    Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
+    """
+    where, dtype = "importance_sampling_weight", jnp.result_type(log_ratio)  # the weight must be finite in this dtype
+    (logs,) = zero_masked(mask, jax.lax.stop_gradient(log_ratio))
+    most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
+    ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
+    inside = (ratio >= least) & (ratio <= most)
+    weight = jnp.clip(ratio, least, most) if mode == "truncate" else jnp.where(inside, ratio, 0)
+    return jnp.where(kept(mask, weight), weight, 0).astype(dtype)
+
+
+@public(wide="mean")
+def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) -> Array:
+    r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
+
+    .. math:: L_i = \sum_d \max(|\mu_{id}| - b, 0)^2
+
+    Where the environment clips actions, means far outside have no effect on it and get no gradient from it. This loss
+    keeps them close to the bounds. With b = 0 it penalizes the square of the mean.
+
+    Args:
+        mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1; the loss, `[...]`,
+            has its dtype.
+        bound: the soft bound b, >= 0.
+        mask: None, or 0/1 `[...]`.
+
+    Example:
+        >>> bounds_loss(jnp.array([[1., -3.], [0., 2.]]), bound=1.).tolist()
+        [4.0, 1.0]
+
+    Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`, whose bound is 1.1.
+    """
+    return jnp.sum(jnp.square(jnp.maximum(jnp.abs(mean) - bound, 0)), axis=-1)
+
+
+@public(wide="mean mirrored")
+def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
+
+    .. math:: L_i = \frac{1}{D} \sum_d (\mu_{id} - \tilde\mu_{id})^2
+
+    `mean` is the mean of the action for a mirrored observation, and `mirrored` the mirrored mean for the observation
+    itself. They are equal for a symmetric policy.
+
+    Args:
+        mean, mirrored: `[..., D]`, means of actions.
+        mask: as in `bounds_loss`; so is the result.
+
+    Example:
+        >>> mirror_loss(jnp.array([[1., -3.], [0., 2.]]), jnp.array([[1., -1.], [0., 2.]])).tolist()
+        [2.0, 0.0]
+
+    Reference: Yu et al. 2018, arXiv:1801.08093; Mittal et al. 2024, arXiv:2403.04359, whose target is constant; rsl_rl.
+    """
+    return jnp.mean(jnp.square(mean - mirrored), axis=-1)
+
+
+@public(wide="mean other")
+def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute the distance between the actions for two observations. Gradients flow to both.
+
+    .. math:: L_i = \| \mu_i - \mu'_i \|_2
+
+    Where they are closer than 1e-6, loss and gradient are 0. The temporal term of CAPS compares an observation with the
+    one that followed, and the spatial term with a noisy copy of it.
+
+    Args:
+        mean, other: `[..., D]`, means of actions.
+        mask: as in `bounds_loss`; so is the result, in the units of the action.
+
+    Example:
+        >>> smoothness_loss(jnp.array([[3., 0.], [1., 2.]]), jnp.array([[0., 4.], [1., 2.]])).tolist()
+        [5.0, 0.0]
+
+    Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
+    """
+    squares = jnp.sum(jnp.square(mean - other), axis=-1)
+    apart = ~(squares <= 1e-12)  # or NaN; at 0, the gradient of the root is not finite
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+
+
 def _ratio(logs: Array, needed: Array) -> Array:
     """Return the ratio where it is needed, and 1 elsewhere, where 0 times an infinite one would be NaN."""
     return jnp.exp(jnp.where(needed, logs, 0))
-
-
-def _bounded_ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio like `_ratio`, but never infinite, for functions that reach their limit long before."""
-    largest = math.log(jnp.finfo(logs.dtype).max) - 1  # the exponential of the logarithm itself may round to infinity
-    return jnp.exp(jnp.where(needed, jnp.minimum(logs, largest), 0))

@@ -110,10 +110,9 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     Args:
         delta: `[T, ...]`, floating; its dtype is that of the result. Narrow dtypes are accumulated in float32.
         trace: `[T, ...]`, :math:`c_t`; the last row has no effect, but must be finite.
-        implementation: as in `gae`; so are the errors.
+        implementation: as in `gae`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()
         [1.75, 1.5, 1.0]
     """

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import CONSTANT, WHOLE, number, public
-from ._common import Array, accumulator_dtype, kept, known_values, visible
+from ._common import Array, Number, accumulator_dtype, kept, known_values, visible
 from ._errors import ShapeError, UserValueError
 
 
@@ -19,33 +19,22 @@ def _check_axes(where: str, values: dict[str, Any]) -> None:
 
 
 @public(alpha=number(0, single=True), also=_check_axes)
-def segment_priorities(
-    advantage: Array, *, alpha: float | Array, eps: float | Array = 1e-6, mask: Array | None = None
-) -> Array:
+def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, mask: Array | None = None) -> Array:
     r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \left(\sum_t m_{tn} |A_{tn}|\right)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
-    `alpha=0` gives uniform probabilities. A segment whose steps are all masked has probability exactly 0. A sum that is
-    not finite is treated as 0 (the learner reports non-finite advantages separately).
+    `alpha=0` gives uniform probabilities, and so do priorities that are all 0. A segment whose steps are all masked has
+    probability 0; if all segments are, the probabilities sum to 0 instead of 1. A sum that is not finite counts as 0.
 
     Args:
-        advantage: `[T, N]`, floating; axis 0 is summed over.
+        advantage: `[T, N]`, floating; the probabilities `[N]` have its dtype.
         alpha: exponent, >= 0.
         eps: >= 0, added to every priority, so that every segment has a positive probability.
-        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
-
-    Returns:
-        `[N]` probabilities that sum to 1 (all 0 if everything is masked), in the dtype of `advantage`. They are equal
-        if all priorities are 0, as with `eps=0` and advantages of 0.
-
-    Raises:
-        ShapeError: `advantage` is not `[T, N]`, `mask` has another shape, or `alpha` or `eps` is not a single number.
-            TypeError: `advantage` is not floating. ValueError: `alpha` or `eps` is out of its range.
+        mask: None, or 0/1 of the same shape.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> p = segment_priorities(jnp.array([[1., -2.], [0., 1.]]), alpha=1.)
         >>> [round(float(x), 3) for x in p]
         [0.25, 0.75]
@@ -108,19 +97,14 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> t
 
     Args:
         key: key of `jax.random`.
-        probabilities: `[N]`, as from `segment_priorities`. Segments with probability 0 are drawn last.
+        probabilities: `[N]`, as in `importance_weights`. Segments with probability 0 are drawn last.
         size: M, at most N.
 
     Returns:
         `[M]` int32, the segments drawn; `[N]` inclusion probabilities q, 0 for segments with probability 0, in the
         dtype of `probabilities` (at least float32).
 
-    Raises:
-        ShapeError: `probabilities` do not have rank 1. TypeError: `probabilities` are not floating. ValueError: `size`
-            is not in [1, N], or known probabilities are negative or do not sum to 1. If they are traced, q is NaN.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> drawn, inclusion = sample_without_replacement(jax.random.key(0), jnp.array([.7, .2, .1, 0.]), 3)
         >>> sorted(drawn.tolist()), inclusion.tolist()
         ([0, 1, 2], [1.0, 1.0, 1.0, 0.0])
@@ -167,12 +151,7 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
     also=_check_drawn,
 )
 def importance_weights(
-    probabilities: Array,
-    indices: Array,
-    *,
-    beta: float | Array,
-    normalize: bool = False,
-    inclusion: Array | None = None,
+    probabilities: Array, indices: Array, *, beta: Number, normalize: bool = False, inclusion: Array | None = None
 ) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
@@ -187,24 +166,15 @@ def importance_weights(
     is unbiased for `beta=1`.
 
     Args:
-        probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`).
-        indices: `[M]` integers, the segments drawn.
+        probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1 (or to 0, if
+            everything is masked); the weights `[M]` have their dtype. If traced ones do not, the weights are NaN.
+        indices: `[M]` integers, the segments drawn. They are not checked if they are traced.
         beta: exponent, in [0, 1].
         normalize: divide by the largest weight that any segment could have, so that weights are at most 1.
         inclusion: None, or `[N]`, the inclusion probabilities q of `sample_without_replacement`. M is the number of
             indices, or N if that is smaller.
 
-    Returns:
-        `[M]` weights, in the dtype of `probabilities`.
-
-    Raises:
-        ShapeError: `probabilities` or `indices` do not have rank 1, or `inclusion` has another shape. TypeError:
-            `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` or a known index is out
-            of its range, or known probabilities are negative or do not sum to 1 (or to 0, if everything is masked). If
-            they are traced, the weights are NaN; traced indices are not checked.
-
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> importance_weights(jnp.array([.25, .75]), jnp.array([0]), beta=1.).tolist()
         [2.0]
         >>> p = jnp.array([.25, .75])

@@ -1,4 +1,4 @@
-"""Losses of critics other than the squared error, and critics that return a distribution over values."""
+"""Losses of critics per element, and critics that return a distribution over values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,153 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import POSITIVE, public
-from ._common import Array, ShapeError, accumulator_dtype, is_real, known_values, zero_masked
-from ._errors import UserValueError
+from ._common import Array, Number, accumulator_dtype, is_real, known_values, zero_masked
+from ._errors import ShapeError, UserValueError
+from ._policy_losses import as_array, moved_with
+
+
+@public()
+def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute half the squared error per element. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
+
+    Args:
+        value: predicted value, any shape; the loss has its shape and dtype, and squared reward units.
+        target: value target, same shape (`[N]` is never broadcast against `[N, 1]`).
+        mask: None, or 0/1 of the same shape.
+
+    Example:
+        >>> value_loss(jnp.array([3.]), jnp.array([1.])).tolist()
+        [2.0]
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (without the factor 1/2, so double the coefficient).
+    """
+    return _half_square(value - target)
+
+
+@public()
+def clipped_value_loss(
+    value: Array, old_value: Array, target: Array, *, clip_eps: Number, mask: Array | None = None
+) -> Array:
+    r"""Compute a value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
+
+    .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
+              \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
+
+    `old_value` and `target` are constants. The clip range is in reward units, unlike the surrogate's. This is PPO2's
+    form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
+
+    Args:
+        old_value: the prediction to stay close to, same shape: from the rollout, or the latest one written back.
+        clip_eps: clip range, > 0, in reward units.
+        value, target, mask: as in `value_loss`; so is the result.
+
+    Example:
+        >>> v, old, target = jnp.array([2.]), jnp.array([0.]), jnp.array([2.])
+        >>> [round(float(l), 4) for l in clipped_value_loss(v, old, target, clip_eps=.5)]  # .5 * (.5 - 2)^2
+        [1.125]
+
+    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
+    """
+    return _larger_error(value, old_value, target, clip_eps)
+
+
+@jax.custom_jvp
+def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> Array:
+    clipped = _clipped_value(value, old_value, eps)
+    return jnp.maximum(_half_square(value - target), _half_square(clipped - target))
+
+
+def _larger_error_jvp(primals: Any, tangents: Any) -> Any:
+    """The slope is the error, or that of the clipped prediction where that is larger; see `clipped_surrogate`'s."""
+    value, old_value, target, eps = primals
+    loss, error = _larger_error(*primals), value - target
+    outside = jnp.abs(value - old_value) > eps  # inside, the two errors are equal up to rounding
+    clipped = outside & (loss > _half_square(error))
+    tangent = jnp.where(clipped, 0, error) * as_array(tangents[0])
+    far = moved_with(lambda eps: jnp.sign(value - old_value) * eps, (eps,), tangents[3:])
+    if far is not None:
+        tangent += jnp.where(clipped, _clipped_value(value, old_value, eps) - target, 0) * far
+    return loss, tangent
+
+
+_larger_error.defjvp(_larger_error_jvp, symbolic_zeros=True)
+
+
+def _clipped_value(value: Array, old_value: Array, eps: Array) -> Array:
+    return old_value + jnp.clip(value - old_value, -eps, eps)
+
+
+@public()
+def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \frac{1}{2} \max(\text{target}_i - v_i, 0)^2
+
+    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. Returns of good episodes are a
+    lower bound of the value of the best policy, so values above them are left alone.
+
+    Args:
+        value, target, mask: as in `value_loss`; so is the result. The target is a return.
+
+    Example:
+        >>> self_imitation_value_loss(jnp.array([1., 3.]), jnp.array([3., 1.])).tolist()
+        [2.0, 0.0]
+
+    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
+    """
+    return _half_square(jnp.maximum(target - value, 0))
+
+
+@public(delta=POSITIVE)
+def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: Array | None = None) -> Array:
+    r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \begin{cases} \frac12 e_i^2 & |e_i| \le \delta \\ \delta(|e_i| - \frac12\delta) & |e_i| > \delta
+              \end{cases}, \qquad e_i = v_i - \text{target}_i
+
+    Its gradient is that of `value_loss`, clipped to :math:`\pm\delta`, so that no outlier dominates.
+
+    Args:
+        delta: error at which the loss becomes linear, > 0, in reward units.
+        value, target, mask: as in `value_loss`; so is the result.
+
+    Example:
+        >>> huber_value_loss(jnp.array([.5, 3.]), jnp.zeros(2), delta=1.).tolist()
+        [0.125, 2.5]
+
+    Reference: Huber 1964, doi:10.1214/aoms/1177703732.
+    """
+    return _huber(value - target, delta)
+
+
+@public(wide="quantiles")
+def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0, mask: Array | None = None) -> Array:
+    r"""Compute the quantile Huber loss per element. Gradients flow to `quantiles`; `target` is a constant.
+
+    .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
+              u_{ik} = \text{target}_i - q_{ik}, \quad \tau_k = \frac{k + 1/2}{K}
+
+    H is the Huber loss; with `kappa` 0 this is the quantile regression (pinball) loss, :math:`H_\kappa(u) / \kappa =
+    |u|`. The expected value is the mean of the quantiles.
+
+    Args:
+        quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1; the loss has their dtype.
+        target: `[...]`, value target.
+        kappa: error at which the loss becomes linear, >= 0, in reward units.
+        mask: None, or 0/1 `[...]`.
+
+    Example:
+        >>> quantile_value_loss(jnp.array([[0., 0.]]), jnp.array([2.]), kappa=0.).tolist()  # .5 * (.25 + .75) * 2
+        [1.0]
+
+    Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
+    """
+    error = target[..., None] - quantiles
+    tau = (jnp.arange(error.shape[-1], dtype=error.dtype) + 0.5) / error.shape[-1]
+    size = jnp.where(kappa > 0, _huber(error, kappa) / jnp.where(kappa > 0, kappa, 1), jnp.abs(error))
+    return jnp.mean(jnp.abs(_last(tau, error.ndim) - (error < 0)) * size, axis=-1)
 
 
 def _check_support(where: str, values: dict[str, Any]) -> None:
@@ -37,63 +182,6 @@ def _check_support(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(delta=POSITIVE)
-def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0, mask: Array | None = None) -> Array:
-    r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
-
-    .. math:: L_i = \begin{cases} \frac12 e_i^2 & |e_i| \le \delta \\ \delta(|e_i| - \frac12\delta) & |e_i| > \delta
-              \end{cases}, \qquad e_i = v_i - \text{target}_i
-
-    Its gradient is that of `value_loss`, clipped to :math:`\pm\delta`, so that no outlier dominates.
-
-    Args:
-        delta: error at which the loss becomes linear, > 0, in reward units.
-        value, target, mask: as in `value_loss`; so are the result and the errors.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> huber_value_loss(jnp.array([.5, 3.]), jnp.zeros(2), delta=1.).tolist()
-        [0.125, 2.5]
-
-    Reference: Huber 1964, doi:10.1214/aoms/1177703732.
-    """
-    return _huber(value - target, delta)
-
-
-@public(wide="quantiles")
-def quantile_value_loss(
-    quantiles: Array, target: Array, *, kappa: float | Array = 1.0, mask: Array | None = None
-) -> Array:
-    r"""Compute the quantile Huber loss per element. Gradients flow to `quantiles`; `target` is a constant.
-
-    .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
-              u_{ik} = \text{target}_i - q_{ik}, \quad \tau_k = \frac{k + 1/2}{K}
-
-    H is the Huber loss; with `kappa` 0 this is the quantile regression (pinball) loss, :math:`H_\kappa(u) / \kappa =
-    |u|`. The expected value is the mean of the quantiles.
-
-    Args:
-        quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1; the loss has their dtype.
-        target: `[...]`, value target.
-        kappa: error at which the loss becomes linear, >= 0, in reward units.
-        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Raises:
-        ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: `kappa` is out of range.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> quantile_value_loss(jnp.array([[0., 0.]]), jnp.array([2.]), kappa=0.).tolist()  # .5 * (.25 + .75) * 2
-        [1.0]
-
-    Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
-    """
-    error = target[..., None] - quantiles
-    tau = (jnp.arange(error.shape[-1], dtype=error.dtype) + 0.5) / error.shape[-1]
-    size = jnp.where(kappa > 0, _huber(error, kappa) / jnp.where(kappa > 0, kappa, 1), jnp.abs(error))
-    return jnp.mean(jnp.abs(_last(tau, error.ndim) - (error < 0)) * size, axis=-1)
-
-
 @public(also=_check_support)
 def two_hot(target: Array, support: Any) -> Array:
     r"""Divide the probability between the two atoms around each target, so that the mean is the target.
@@ -109,11 +197,7 @@ def two_hot(target: Array, support: Any) -> Array:
         target: `[...]`, floating; the probabilities `[..., K]`, which sum to 1, have its dtype.
         support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
 
-    Raises:
-        TypeError: `target` is not floating. ValueError: `support` is not increasing, or not a list of numbers.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> two_hot(jnp.array([1.5, 9.]), [0., 1., 3.]).tolist()
         [[0.0, 0.75, 0.25], [0.0, 0.0, 1.0]]
 
@@ -128,7 +212,7 @@ def two_hot(target: Array, support: Any) -> Array:
 
 
 @public(also=_check_support)
-def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
+def hl_gauss(target: Array, support: Any, *, sigma: Number) -> Array:
     r"""Spread the probability over the atoms around each target as a Gaussian does over bins. No gradients flow.
 
     .. math:: p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
@@ -140,11 +224,7 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
         target, support: as in `two_hot`; so is the result. The atoms are the centers of the bins.
         sigma: standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin widths.
 
-    Raises:
-        TypeError, ValueError: as in `two_hot`; `sigma` is out of range.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> probs = hl_gauss(jnp.array([0.]), [-1., 0., 1.], sigma=.75)
         >>> [round(float(p), 4) for p in probs[0]]
         [0.2407, 0.5186, 0.2407]
@@ -160,7 +240,7 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
 
 @public(wide="logits", also=_check_support)
 def categorical_value_loss(
-    logits: Array, target: Array, *, support: Any, sigma: float | Array | None = None, mask: Array | None = None
+    logits: Array, target: Array, *, support: Any, sigma: Number | None = None, mask: Array | None = None
 ) -> Array:
     r"""Compute the cross-entropy of a critic that classifies. Gradients flow to `logits`; `target` is a constant.
 
@@ -174,13 +254,9 @@ def categorical_value_loss(
         target: `[...]`, value target.
         support: `[K]`, the atoms, increasing, in reward units.
         sigma: standard deviation of HL-Gauss, > 0, in reward units; None: two-hot.
-        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Raises:
-        ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: as in `hl_gauss`.
+        mask: None, or 0/1 `[...]`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> loss = categorical_value_loss(jnp.zeros((1, 4)), jnp.array([.3]), support=[-1., 0., 1., 2.])
         >>> round(float(loss[0]), 4)  # log 4
         1.3863
@@ -203,11 +279,7 @@ def categorical_value(logits: Array, support: Any) -> Array:
         logits: `[..., K]`, floating; the value `[...]` has their dtype.
         support: `[K]`, the atoms s, increasing, in the units of the value.
 
-    Raises:
-        ShapeError: `support` does not have K atoms. TypeError: `logits` are not floating.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> categorical_value(jnp.zeros((1, 3)), [0., 1., 5.]).tolist()
         [2.0]
 
@@ -232,12 +304,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     Returns:
         The new kernel and the new bias, in the shapes and dtypes of the old ones.
 
-    Raises:
-        ShapeError: the means and scales do not fit `bias`, or the scales do not fit `kernel`. TypeError: `kernel` or
-            `bias` is not floating. ValueError: a known scale is not greater than 0.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> kernel, bias = rescale_head(jnp.ones((2, 1)), jnp.zeros(1), (0., 1.), (3., 2.))
         >>> kernel.ravel().tolist(), bias.tolist()
         ([0.5, 0.5], [-1.5])
@@ -256,6 +323,10 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
                 f"would have shape {x.shape}"
             )
     return scaled.astype(jnp.result_type(kernel)), moved.astype(jnp.result_type(bias))
+
+
+def _half_square(x: Array) -> Array:
+    return 0.5 * jnp.square(x)
 
 
 def _huber(error: Array, delta: Any) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import Implementation, public, serializable
-from ._common import Array, chosen
+from ._common import Array, Number, chosen
 from ._steps import Estimator, Steps, unless
 
 
@@ -31,20 +31,19 @@ def vtrace(
     terminated: Array,
     truncated: Array | None = None,
     *,
-    gamma: float | Array,
-    gae_lambda: float | Array = 1.0,
-    rho_clip: float | Array = 1.0,
-    c_clip: float | Array = 1.0,
-    pg_rho_clip: float | Array | None = None,
-    pg_lambda: float | Array | None = None,
+    gamma: Number,
+    gae_lambda: Number = 1.0,
+    rho_clip: Number = 1.0,
+    c_clip: Number = 1.0,
+    pg_rho_clip: Number | None = None,
+    pg_lambda: Number | None = None,
     mask: Array | None = None,
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> VTrace:
     r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
-    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
-    `stop_gradient=False`, gradients flow to all floating inputs (to `terminated`, only where it is less than 1).
+    With `stop_gradient=False`, they flow as in `gae`.
 
     .. math::
         \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
@@ -72,11 +71,7 @@ def vtrace(
         pg_lambda: weight of the target that follows in `policy_advantage`, against the value, in [0, 1]; None: 1, as in
             IMPALA. rlax uses its `lambda_`.
 
-    Raises:
-        ShapeError, ValueError: as in `gae`. TypeError: `value`, `next_value` or `log_ratio` is not floating.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> x = jnp.ones(2)
         >>> out = vtrace(jnp.log(jnp.array([2., .5])), x, 0 * x, 0 * x, 0 * x, gamma=1.)
         >>> out.error.tolist()  # e_1 = .5 * 1, e_0 = 1 * 1 + 1 * e_1

@@ -1,6 +1,7 @@
-"""The array layer: worked numbers, float64 references, what each function becomes at its limits, and what is refused.
+"""Statistics and estimators: float64 references, what each function becomes at its limits, and what is refused.
 
-`test_arguments.py` has the laws of all functions; `test_catalogue_*.py` the tables of losses.
+`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses, `test_gae_properties.py` the
+references of the estimators; the examples of the docstrings are the numbers worked by hand.
 """
 
 import inspect
@@ -38,102 +39,27 @@ def arrays(*shape, seed=0, scale=1.0):
     return {name: jnp.asarray(x, jnp.float32) for name, x in (normal | ends).items()}
 
 
-# --- worked numbers -------------------------------------------------------------------------------------------------
-
-REWARD, VALUE, NEXT = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 1.0, 1.5]), jnp.array([1.0, 1.5, 2.0])
-NOWHERE, MIDDLE = jnp.zeros(3), jnp.array([0.0, 1.0, 0.0])
+# --- float64 references over a product of settings --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("terminated", "truncated", "advantage"),
-    [
-        # delta = [1 + .5*1 - .5, 2 + .5*1.5 - 1, 3 + .5*2 - 1.5] = [1, 1.75, 2.5]; trace .5*.5 = .25
-        (NOWHERE, NOWHERE, [1 + 0.25 * 2.375, 1.75 + 0.25 * 2.5, 2.5]),
-        # truncated after step 1: its bootstrap stays, nothing of step 2 comes back
-        (NOWHERE, MIDDLE, [1 + 0.25 * 1.75, 1.75, 2.5]),
-        # terminated after step 1: its bootstrap goes as well, delta_1 = 2 - 1
-        (MIDDLE, NOWHERE, [1 + 0.25 * 1.0, 1.0, 2.5]),
-    ],
-    ids=["continuing", "truncated", "terminated"],
-)
-def test_gae_by_hand(terminated, truncated, advantage):
-    out = gae(REWARD, VALUE, NEXT, terminated, truncated, gamma=0.5, gae_lambda=0.5)
-    close(out.advantage, np.array(advantage))
-    close(out.target, np.array(advantage) + np.array(VALUE))
-
-
-@pytest.mark.parametrize(
-    ("truncated", "error", "policy_advantage"),
-    [
-        # ratio [2, .5, 1]: rho = [1.5, .5, 1], c = [1, .5, 1]; delta as above, gamma .5, lambda 1
-        # e_2 = 2.5; e_1 = .5*1.75 + .5*.5*2.5 = 1.5; e_0 = 1.5*1 + .5*1*1.5 = 2.25; target = e + v = [2.75, 2.5, 4]
-        # policy: 1.5*(1 + .5*2.5 - .5) = 2.625; .5*(2 + .5*4 - 1) = 1.5; 3 + .5*2 - 1.5 = 2.5
-        (NOWHERE, [2.25, 1.5, 2.5], [2.625, 1.5, 2.5]),
-        # cut after step 1: e_1 = .5*1.75 = .875; e_0 = 1.5 + .5*.875 = 1.9375; target_1 = 1.875
-        # policy: 1.5*(1 + .5*1.875 - .5) = 2.15625; .5*(2 + .5*1.5 - 1) = .875; 2.5
-        (MIDDLE, [1.9375, 0.875, 2.5], [2.15625, 0.875, 2.5]),
-    ],
-    ids=["continuing", "truncated"],
-)
-def test_vtrace_by_hand(truncated, error, policy_advantage):
-    log_ratio = jnp.log(jnp.array([2.0, 0.5, 1.0]))
-    out = vtrace(log_ratio, REWARD, VALUE, NEXT, NOWHERE, truncated, gamma=0.5, rho_clip=1.5, c_clip=1.0)
-    close(out, (np.array(error), np.array(error) + np.array(VALUE), np.array(policy_advantage)))
-
-
-def test_next_values_by_hand():
-    close(f.next_values(VALUE, jnp.array(9.0)), np.array([1.0, 1.5, 9.0]))
+def test_next_values():
+    value, middle = jnp.array([0.5, 1.0, 1.5]), jnp.array([0.0, 1.0, 0.0])
+    close(f.next_values(value, jnp.array(9.0)), np.array([1.0, 1.5, 9.0]))
     final = jnp.array([np.nan, 7.0, np.nan])  # read only where an episode was truncated
-    close(f.next_values(VALUE, jnp.array(9.0), MIDDLE, final), np.array([1.0, 7.0, 9.0]))
-    close(f.next_values(VALUE, jnp.array(9.0), jnp.array([0, 0, 1]), jnp.full(3, 5.0)), np.array([1.0, 1.5, 5.0]))
+    close(f.next_values(value, jnp.array(9.0), middle, final), np.array([1.0, 7.0, 9.0]))
+    close(f.next_values(value, jnp.array(9.0), jnp.array([0, 0, 1]), jnp.full(3, 5.0)), np.array([1.0, 1.5, 5.0]))
 
 
-def test_normalize_by_hand():
-    advantage = jnp.array([[1.0, 5.0], [3.0, 9.0]])
-    # mean 4.5, deviations -3.5 .5 -1.5 4.5, squares 12.25 + .25 + 2.25 + 20.25 = 35: /4 = 8.75, /3 = 11.666...
-    centred = np.array([[-3.5, 0.5], [-1.5, 4.5]])
-    close(f.advantage_normalize(advantage, eps=0.0), centred / np.sqrt(8.75))
-    close(f.advantage_normalize(advantage, eps=1.0), centred / (np.sqrt(8.75) + 1))
-    close(f.advantage_normalize(advantage, ddof=1, eps=0.0), centred / np.sqrt(35 / 3))
-    close(f.advantage_normalize(advantage, axis=0), np.array([[-1.0, -1.0], [1.0, 1.0]]))
-    # without the 9: mean 3, deviations -2 2 0
-    mask = jnp.array([[1, 1], [1, 0]])
-    close(f.advantage_normalize(advantage, mask=mask), np.array([[-2.0, 2.0], [0.0, 0.0]]) / np.sqrt(8 / 3))
-
-
-def test_statistics_by_hand():
-    # target 0 2 4 has variance 8/3; the errors 0 1 2 have 2/3: 1 - 1/4
-    close(f.explained_variance(jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 2.0, 4.0])), np.array(0.75))
-    assert jnp.isnan(f.explained_variance(jnp.array([0.0, 1.0]), jnp.ones(2)))
+def test_statistics_equal_their_reference():
+    given = arrays(4, 3, 2)
+    for mask in (None, given["mask"]):
+        value, target = (np.asarray(given[name])[... if mask is None else mask == 1] for name in ("value", "reward"))
+        explained = f.explained_variance(given["value"], given["reward"], mask=mask)
+        close(explained, np.array(1 - np.var(target - value) / np.var(target)))
+        close(f.masked_mean(given["value"], mask), np.mean(value))
     assert jnp.isnan(f.explained_variance(jnp.zeros(0), jnp.zeros(0)))
-    close(f.masked_mean(jnp.array([1.0, 3.0, np.nan]), jnp.array([1, 1, 0])), np.array(2.0))
     close(f.masked_mean(jnp.array([1.0, 3.0]), jnp.zeros(2)), np.array(0.0))
-    close(f.masked_mean(jnp.array([1, 2, 9]), jnp.array([1, 1, 0])), np.array(1.5))
     close(f.masked_mean(jnp.array([True, False, True]), jnp.array([1, 1, 0])), np.array(0.5))
-
-
-def test_priorities_by_hand():
-    # sums of |A|: 4, 1, 0; square roots 2, 1, 0; plus 1: 3, 2, 1 of 6
-    advantage = jnp.array([[1.0, -1.0, 0.0], [-3.0, 0.0, 0.0]])
-    close(f.segment_priorities(advantage, alpha=0.5, eps=1.0), np.array([3, 2, 1]) / 6)
-    # without the -3: sums 1 1 0, priorities 2 2 1 of 5; without column 1: 3 and 1 of 4
-    mask = jnp.ones((2, 3))
-    close(f.segment_priorities(advantage, mask=mask.at[1, 0].set(0), alpha=0.5, eps=1.0), np.array([2, 2, 1]) / 5)
-    close(f.segment_priorities(advantage, mask=mask.at[:, 1].set(0), alpha=0.5, eps=1.0), np.array([3, 0, 1]) / 4)
-    close(f.segment_priorities(advantage, mask=0 * mask, alpha=0.5), np.zeros(3))
-    close(f.segment_priorities(advantage.at[0, 1].set(np.nan), alpha=0.5, eps=1.0), np.array([3, 1, 1]) / 5)
-    # N*P = 2, 1.5, .5, 0 with N = 4: one over it; of three that can be drawn (the 0 cannot): N = 3
-    probabilities = jnp.array([0.5, 0.375, 0.125, 0.0])
-    weights = f.importance_weights(probabilities, jnp.array([0, 2, 0, 3]), beta=1.0)
-    close(weights, np.array([1 / 1.5, 1 / 0.375, 1 / 1.5, 0.0]))
-    close(
-        f.segment_priorities(jnp.zeros((2, 3)), alpha=1.0, eps=0.0, mask=mask.at[:, 1].set(0)), np.array([1, 0, 1]) / 2
-    )
-    largest = f.importance_weights(probabilities, jnp.array([0, 2]), beta=0.5, normalize=True)
-    close(largest, np.array([(0.375 / 1.5) ** 0.5, 1.0]))
-
-
-# --- float64 references over a product of settings: those of the estimators are in test_gae_properties.py -----------
 
 
 @pytest.mark.parametrize("number", [1, 3, 7, 1000, 4096])
@@ -154,24 +80,12 @@ def test_normalize_equals_its_reference():
             close(f.advantage_normalize(given["value"], mask=mask, axis=axis, ddof=ddof, eps=eps), expected)
 
 
-def test_statistics_equal_their_reference():
-    given = arrays(4, 3, 2)
-    for mask in (None, given["mask"]):
-        value, target = (np.asarray(given[name])[... if mask is None else mask == 1] for name in ("value", "reward"))
-        explained = f.explained_variance(given["value"], given["reward"], mask=mask)
-        close(explained, np.array(1 - np.var(target - value) / np.var(target)))
-        close(f.masked_mean(given["value"], mask), np.mean(value))
-
-
 def test_large_numbers_do_not_look_like_equal_ones():
     """A variance that overflows gives NaN, which the learner counts, and not the 0 of equal numbers."""
     huge, counts = jnp.array([1e20, -1e20, 5.0]), jnp.array([1, 1, 0])
     assert np.isnan(f.advantage_normalize(huge, mask=counts)).tolist() == [True, True, False]
-    assert np.isnan(f.group_advantage(huge, jnp.array([0, 0, 1]), num_groups=np.int64(2))).tolist() == [
-        True,
-        True,
-        False,
-    ]
+    by_group = f.group_advantage(huge, jnp.array([0, 0, 1]), num_groups=np.int64(2))
+    assert np.isnan(by_group).tolist() == [True, True, False]
 
 
 def test_priorities_equal_their_reference():
@@ -182,20 +96,18 @@ def test_priorities_equal_their_reference():
         close(probabilities, reference.segment_priorities(given["value"], mask, alpha=alpha))
         close(jnp.sum(probabilities), np.array(1.0))
         for beta, normalize in itertools.product((0.0, 0.4, 1.0), (False, True)):
-            close(
-                f.importance_weights(probabilities, indices, beta=beta, normalize=normalize),
-                reference.importance_weights(probabilities, indices, beta=beta, normalize=normalize),
-            )
+            expected = reference.importance_weights(probabilities, indices, beta=beta, normalize=normalize)
+            close(f.importance_weights(probabilities, indices, beta=beta, normalize=normalize), expected)
+    advantage, some = jnp.array([[1.0, np.nan, 0.0], [-3.0, 0.0, 0.0]]), jnp.array([[1, 0, 1]] * 2)
+    close(f.segment_priorities(advantage, alpha=0.5, eps=1.0), np.array([3, 1, 1]) / 5)  # NaN counts as 0
+    close(f.segment_priorities(advantage, mask=0 * some, alpha=0.5), np.zeros(3))
+    close(f.segment_priorities(0 * advantage, alpha=1.0, eps=0.0, mask=some), np.array([1, 0, 1]) / 2)
+    # One segment cannot be drawn, so N is 3: one over 3 * 1/2 and 3 * 1/8.
+    weights = f.importance_weights(jnp.array([0.5, 0.375, 0.125, 0.0]), jnp.array([0, 2, 3]), beta=1.0)
+    close(weights, np.array([1 / 1.5, 1 / 0.375, 0.0]))
 
 
 # --- at the limits ---------------------------------------------------------------------------------------------------
-
-
-def test_perfect_and_useless_critics():
-    target = arrays(5, 3)["reward"]
-    close(f.explained_variance(target + 3, target), np.array(1.0))
-    close(f.explained_variance(jnp.full((5, 3), 2.0), target), np.array(0.0))
-    close(f.explained_variance(-target, target), np.array(-3.0))  # the error is twice the target
 
 
 def test_a_constant_target_has_no_variance_to_explain():
@@ -213,7 +125,7 @@ KEY, SKEWED = jax.random.key(0), jnp.array([0.7, 0.2, 0.1, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "size"), [(SKEWED, 2), (SKEWED, 3), (SKEWED, 4), (jax.nn.softmax(jnp.arange(64.0) / 9), 32)]
+    ("probabilities", "size"), [(SKEWED, 2), (SKEWED, 4), (jax.nn.softmax(jnp.arange(64.0) / 9), 32)]
 )
 def test_weights_by_inclusion_are_unbiased_without_replacement(probabilities, size):
     """The others are not: by 65 % in the first case."""
@@ -290,6 +202,18 @@ def test_hyperparameters_may_vary_over_axes():
     expected = gae(**given, gamma=0.9, gae_lambda=0.9)
     for shape in ((3,), (5, 3), (5, 1)):
         close(f.gae(**given, gamma=jnp.full(shape, 0.9), gae_lambda=0.9), expected)
+
+
+def test_vtrace_mixes_only_inside_an_episode():
+    given, settings = arrays(6, 4), {"gamma": 0.9, "gae_lambda": 0.7}
+    mixed = {"pg_rho_clip": 1.4, "pg_lambda": 0.3}
+    ours, plain = vtrace(**given, **settings, **mixed), vtrace(**given, **settings)
+    close(ours.policy_advantage, reference.vtrace(**given, **settings, **mixed)[2])
+    np.testing.assert_array_equal(ours.error, plain.error)
+    same = vtrace(**given, **settings, pg_rho_clip=1.0, pg_lambda=1.0)
+    close(same.policy_advantage, plain.policy_advantage)
+    with pytest.raises(ValueError, match="only with policy_gradient=True"):
+        pp.vtrace(gamma=0.9, pg_lambda=0.5)
 
 
 def test_estimators_have_finite_gradients_at_extreme_ratios():
@@ -385,6 +309,12 @@ def weighted(probabilities, **options):
             covariances(cov_low=5.0, cov_high=1.0),
             "cov_low must be less than cov_high, got cov_low=5.0 and cov_high=1.0",
         ),
+        (grouped([0, 0, 1], length=None), "needs length"),
+        (lambda: f.outcome_reward(ONES[0], log_prob=ONES, kl_coef=0.1), "needs reference_log_prob"),
+        (lambda: f.aggregate(ONES, by="token_mean", length=3), "leave it out"),
+        (lambda: f.gspo(ONES[0, 0], ONES[0, 0], clip_eps=0.2), "gspo works along axis 0"),
+        (lambda: f.categorical_value_loss(ONES, ONES[:, 0], support=[0.0, 1.0]), "logits (5, 3) and support (2,)"),
+        (lambda: f.two_hot(ONES, [[0.0, 1.0]]), "at least two increasing, finite numbers"),
         (lambda: f.bounds_loss(ONES[0, 0]), "bounds_loss: mean must have a last axis"),
         (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
     ],

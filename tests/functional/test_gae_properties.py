@@ -117,12 +117,3 @@ def test_vtrace_on_policy_equals_gae(batch, chosen):
     error, vtrace_target, _ = run(ESTIMATORS, "vtrace", batch, chosen)
     np.testing.assert_array_equal(error, advantage)
     np.testing.assert_array_equal(vtrace_target, target)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-@quick
-@given(batch=batches(shapes=((4, 2, 3),), dtypes=("float32",)), chosen=hyperparameters)
-def test_columns_do_not_mix(name, batch, chosen):
-    flipped = {field: x[:, ::-1, ::-1] for field, x in batch.items()}
-    for x, y in zip(run(ESTIMATORS, name, batch, chosen), run(ESTIMATORS, name, flipped, chosen), strict=True):
-        np.testing.assert_array_equal(x, y[:, ::-1, ::-1])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from benchmarks import kuhn
 from ppo_parts import envs
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.testing import example_batch, example_context
@@ -84,23 +83,6 @@ def test_zero_sum_of_a_chain_is_not_its_plain_parts():
     assert "zero_sum" in str(pp.chain(part))
 
 
-def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
-    """Each move earns 1 for the player who makes it, at the expense of the other; V(s) is exact."""
-    seat = jnp.array([1.0, -1.0, -1.0, 1.0, -1.0])[:, None]
-    reward = seat  # of the first player
-    to_come = jnp.cumsum(reward[::-1], axis=0)[::-1]  # for the first player
-    value = seat * to_come
-    next_value, next_seat = (jnp.concatenate([x[1:], jnp.ones_like(x[:1])]) for x in (value, seat))
-    end = jnp.zeros_like(seat).at[-1].set(1)
-    batch = pp.Batch(
-        obs=seat, action=seat, log_prob=0 * seat, reward=reward, value=value, next_value=next_value,
-        terminated=end, truncated=0 * end, extras={"seat": seat, "next_seat": next_seat},
-    )  # fmt: skip
-    out = run(pp.agents.zero_sum(pp.gae(gamma=1.0, gae_lambda=0.7)), batch)
-    np.testing.assert_allclose(out.advantage, 0, atol=1e-6)
-    np.testing.assert_allclose(out.target, value, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("estimator", "error", "says"),
     [
@@ -166,20 +148,3 @@ def test_opponents_that_do_not_fit_are_refused(nim, monkeypatch):
     monkeypatch.setattr(env_fakes.Nim, "num_players", 1)
     with pytest.raises(pp.errors.UserValueError, match="nim has one player, so there is no opponent"):
         envs.make("pgx:nim", opponent="self")
-
-
-def test_kuhn_poker_pays_what_its_exploitability_assumes():
-    """Every deal and every line of play, step by step, against the recursion of the benchmark."""
-    for cards in ((0, 1), (2, 1), (0, 2)):
-        for line in ((0, 0), (0, 1, 0), (0, 1, 1), (1, 0), (1, 1)):
-            state, seats, total = (jnp.array(cards), jnp.int32(0)), [], 0.0
-            table = np.full((3, 4), np.nan)
-            for action in line:
-                node = int(state[1])
-                table[cards[0 if kuhn.FIRST[node] else 1], node] = action
-                out = kuhn.step(jax.random.key(0), state, action)
-                seats.append(float(out.info["seat"]))
-                total, state = total + float(out.reward), out.state
-            assert out.terminated
-            assert seats == [1.0, -1.0, 1.0][: len(line)]
-            assert total == kuhn.return_of_deal(cards, np.nan_to_num(table), np.nan_to_num(table))

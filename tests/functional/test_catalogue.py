@@ -1,0 +1,560 @@
+"""The losses, weights and advantages of the catalogue: one table of references in NumPy; `catalogue.py` has the checks.
+
+The examples of the docstrings are the numbers worked by hand.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ppo_parts import functional as f
+from tests import reference
+from tests.catalogue import Entry, Law, check_laws, check_reference, log_ratios_and_advantages
+
+T, N = 5, 4
+SUPPORT = np.array([-4.0, -1.0, 0.0, 1.5, 4.0])
+GROUP = np.array([2, 0, 2, 1, 0, 2])
+LENGTHS = np.array([2.0, 1, 1, 1, 3, 1])
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def log_ratios():
+    return {"log_ratio": log_ratios_and_advantages()["log_ratio"]}
+
+
+def log_probs_and_advantages():
+    return dict(zip(("log_prob", "advantage"), log_ratios_and_advantages().values(), strict=True))
+
+
+def means(name, shift=0.0):
+    return lambda: {"mean": log_ratios()["log_ratio"], name: log_ratios()["log_ratio"][::-1] + shift}
+
+
+def values_and_targets():
+    """Errors on both sides of every bound."""
+    value, target = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])
+    return {"value": value, "target": target}
+
+
+def three_values():
+    rng = np.random.default_rng(2)
+    return {name: scale * rng.normal(size=(20, 3)) for name, scale in (("value", 1), ("old_value", 1), ("target", 2))}
+
+
+def quantiles_and_targets():
+    steps = np.random.default_rng(0).normal(size=(5, 4, 3))
+    steps[0] *= 1e4
+    return {"quantiles": steps, "target": np.random.default_rng(1).normal(size=(5, 4))}
+
+
+def logits_and_targets():
+    logits = np.random.default_rng(0).normal(size=(6, 4, len(SUPPORT)))
+    logits[0] *= 1e4
+    target = np.random.default_rng(1).normal(size=(6, 4))
+    target[:, 0] = [-9.0, -4.0, -1.0, 0.0, 1.5, 30.0]  # beyond the support, and at its atoms
+    return {"logits": logits, "target": target}
+
+
+def of_sequences():
+    log_ratio = 0.4 * np.random.default_rng(3).normal(size=(T, N))
+    return {"log_ratio": log_ratio, "advantage": np.broadcast_to([1.5, -0.7, 0.0, 0.4], (T, N)).copy()}
+
+
+def with_log_prob():
+    rng = np.random.default_rng(4)
+    log_ratio, advantage, log_prob = (scale * rng.normal(size=(T, N)) for scale in (0.4, 1, 1))
+    return {"log_ratio": log_ratio, "advantage": advantage, "log_prob": -np.exp(log_prob)}
+
+
+def rewards():
+    return {"reward": np.random.default_rng(5).normal(size=GROUP.size)}
+
+
+def outcomes():
+    rng = np.random.default_rng(6)
+    return {"score": rng.normal(size=N), "log_prob": rng.normal(size=(T, N)), "reference_log_prob": np.zeros((T, N))}
+
+
+def steps():
+    rng = np.random.default_rng(0)
+    flags = {name: (rng.random((6, 4)) < 0.2).astype(float) for name in ("terminated", "truncated")}
+    return {"reward": rng.normal(size=(6, 4)), **flags}
+
+
+# --- references, as the papers write them -----------------------------------------------------------------------------
+
+
+def surrogate(log_ratio, advantage, *, clip_eps, clip_eps_high=None, dual_clip=None):
+    r, high = np.exp(log_ratio), 1 + (clip_eps_high or clip_eps)
+    loss = -np.minimum(r * advantage, np.clip(r, 1 - clip_eps, high) * advantage)
+    return loss if dual_clip is None else np.where(advantage < 0, np.minimum(loss, -dual_clip * advantage), loss)
+
+
+def outside(log_ratio, *, clip_eps, clip_eps_high=None):
+    r = np.exp(log_ratio)
+    return 1.0 * ((r < 1 - clip_eps) | (r > 1 + (clip_eps_high or clip_eps)))
+
+
+def spo(log_ratio, advantage, *, clip_eps):
+    r = np.exp(log_ratio)
+    return -r * advantage + np.abs(advantage) / (2 * clip_eps) * (r - 1) ** 2
+
+
+def dpo(log_ratio, advantage, *, alpha=2.0, beta=0.6):
+    r = np.exp(log_ratio)
+    up, down = (r - 1) * advantage, log_ratio * advantage
+    risen = -advantage - alpha * np.tanh(up / alpha)  # -rA + (r - 1) A, which would cancel
+    drift = np.where(advantage < 0, np.maximum(down - beta * np.tanh(down / beta), 0), 0)
+    return np.where((advantage >= 0) & (up > alpha * np.tanh(up / alpha)), risen, -r * advantage + drift)
+
+
+def rollback(log_ratio, advantage, *, clip_eps, slope, clip_eps_high=None):
+    r, low, high = np.exp(log_ratio), 1 - clip_eps, 1 + (clip_eps_high or clip_eps)
+    back = np.where(r < low, (1 + slope) * low - slope * r, np.where(r > high, (1 + slope) * high - slope * r, r))
+    return -np.minimum(r * advantage, back * advantage)
+
+
+def mirror_descent(log_ratio, advantage, *, coef):
+    r = np.exp(log_ratio)
+    return -r * advantage + coef * (r * log_ratio - r + 1)
+
+
+def truncated(log_ratio, *, high, low):
+    return np.clip(np.exp(log_ratio), low, high)
+
+
+def masked(log_ratio, *, high, low, mode):
+    r = np.exp(log_ratio)
+    return np.where((r >= low) & (r <= high), r, 0)
+
+
+def clipped_error(value, old_value, target, *, clip_eps):
+    near = np.clip(value, old_value - clip_eps, old_value + clip_eps)
+    return np.maximum((value - target) ** 2, (near - target) ** 2) / 2
+
+
+def huber(value, target, delta):
+    error = np.abs(value - target)
+    return np.where(error <= delta, error**2 / 2, delta * (error - delta / 2))
+
+
+def quantile(quantiles, target, kappa):
+    error = target[..., None] - quantiles
+    tau = (np.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
+    size = huber(error, 0, kappa) / kappa if kappa else np.abs(error)
+    return np.mean(np.where(error < 0, 1 - tau, tau) * size, axis=-1)
+
+
+def two_hot(target):
+    y, eye = np.clip(target, SUPPORT[0], SUPPORT[-1]), np.eye(len(SUPPORT))
+    above = np.clip(np.searchsorted(SUPPORT, y), 1, len(SUPPORT) - 1)
+    share = (y - SUPPORT[above - 1]) / (SUPPORT[above] - SUPPORT[above - 1])
+    return eye[above - 1] * (1 - share)[..., None] + eye[above] * share[..., None]
+
+
+def gaussian(target, sigma):
+    edges = np.array([-5.5, -2.5, -0.5, 0.75, 2.75, 5.25])
+    y = np.clip(target, edges[0], edges[-1])[..., None]
+    below = np.vectorize(reference.normal_cdf)((edges - y) / sigma)
+    return np.diff(below, axis=-1) / (below[..., -1:] - below[..., :1])
+
+
+def cross_entropy(logits, target, support, sigma=None):
+    high = logits.max(axis=-1, keepdims=True)
+    log_probs = logits - high - np.log(np.sum(np.exp(logits - high), axis=-1, keepdims=True))
+    return -np.sum((two_hot(target) if sigma is None else gaussian(target, sigma)) * log_probs, axis=-1)
+
+
+def sapo(log_ratio, advantage, *, tau=1.0, tau_negative=1.05):
+    tau = np.where(advantage > 0, tau, tau_negative)
+    with np.errstate(over="ignore"):
+        return -advantage * 4 / tau / (1 + np.exp(-tau * (np.exp(log_ratio) - 1)))
+
+
+def gspo(log_ratio, advantage, *, clip_eps):
+    return surrogate(np.mean(log_ratio, axis=0, keepdims=True), advantage, clip_eps=clip_eps)
+
+
+def gmpo(log_ratio, advantage, *, clip_eps):
+    sign = np.sign(advantage)
+    narrow = sign * np.minimum(sign * log_ratio, sign * np.clip(log_ratio, -clip_eps, clip_eps))
+    loss = -np.mean(advantage, axis=0) * np.exp(np.mean(narrow, axis=0))
+    return np.broadcast_to(loss, log_ratio.shape)
+
+
+def covariance(advantage, log_prob):
+    return (advantage - np.mean(advantage)) * (log_prob - np.mean(log_prob))
+
+
+def kl_cov(log_ratio, advantage, log_prob, *, fraction, coef):
+    cov = covariance(advantage, log_prob)
+    chosen = cov >= np.sort(cov.ravel())[-max(1, int(fraction * cov.size))]
+    return -np.exp(log_ratio) * advantage + coef * chosen * np.abs(log_ratio)
+
+
+def clip_cov(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, cov_low, cov_high):
+    """The fraction is so large that nothing is left to chance."""
+    assert fraction == 1
+    cov, ratio = covariance(advantage, log_prob), np.exp(log_ratio)
+    unclipped = -ratio * advantage >= -np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantage
+    drop = (cov > cov_low) & (cov < cov_high) & unclipped
+    return np.where(drop, 0, surrogate(log_ratio, advantage, clip_eps=clip_eps))
+
+
+def by_group(reward, *, group, baseline="mean", scale="group", ddof=1, eps=1e-6, length=None):
+    result = np.zeros_like(reward)
+    for n in range(len(reward)):
+        mine = reward[group == group[n]]
+        others = reward[(group == group[n]) & (np.arange(len(reward)) != n)]
+        if isinstance(baseline, np.ndarray):
+            base = baseline[n]
+        elif baseline == "length_weighted":
+            base = np.average(mine, weights=length[group == group[n]])
+        else:
+            base = {"mean": np.mean(mine), "leave_one_out": np.mean(others) if len(others) else reward[n], "none": 0}
+            base = base[baseline]
+        whole = {"group": mine, "batch": reward}.get(scale)
+        result[n] = (reward[n] - base) / (1 if scale is None else np.std(whole, ddof=min(ddof, len(whole) - 1)) + eps)
+    return result
+
+
+def outcome(score, log_prob, reference_log_prob, *, kl_coef):
+    reward = -kl_coef * (log_prob - reference_log_prob)
+    reward[-1] += score
+    return reward
+
+
+def returns(reward, terminated, truncated, gamma):
+    total = np.zeros_like(reward)
+    for t in reversed(range(len(reward))):
+        total[t] = reward[t]
+        if t + 1 < len(reward):
+            total[t] += gamma * (1 - terminated[t]) * (1 - truncated[t]) * total[t + 1]
+    return total
+
+
+# --- what functions become at their limits ----------------------------------------------------------------------------
+
+UNCLIPPED = f.importance_weighted_surrogate
+
+
+def clipped(eps):
+    return functools.partial(f.clipped_surrogate, clip_eps=eps)
+
+
+def nearly_linear(log_ratio, advantage):
+    """The first two terms of the gate at a small temperature of 1e-6: 2 / tau + (r - 1)."""
+    return UNCLIPPED(log_ratio, advantage) - jax.lax.stop_gradient(advantage) * (2e6 - 1)
+
+
+def plain(value, target, old_value=None):
+    return f.value_loss(value, target)
+
+
+def sum_of_squares(mean):
+    return 2 * jnp.sum(f.value_loss(mean, 0 * mean), axis=-1)
+
+
+def pinball(quantiles, target):
+    error = jax.lax.stop_gradient(target)[..., None] - quantiles
+    tau = jnp.array([1, 3, 5]).reshape(1, 1, 3) / 6
+    return jnp.mean(jnp.maximum(tau * error, (tau - 1) * error), axis=-1)
+
+
+def nearest_atom(logits, target):
+    label = jnp.argmin(jnp.abs(target[..., None] - SUPPORT.reshape(1, 1, -1)), axis=-1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def return_minus_no_value(reward, terminated, truncated):
+    """GAE with lambda 1, of a critic whose value is 0 everywhere."""
+    nothing = jnp.zeros_like(reward)
+    return f.gae(reward, nothing, nothing, terminated, truncated, gamma=0.9, gae_lambda=1.0).advantage
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def of_log_ratio(function, reference, settings, *laws, wrt=("log_ratio",), note=""):
+    return Entry(function, reference, settings, wrt, log_ratios, laws, note=note)
+
+
+def critic(function, reference, settings, samples, *laws, note=""):
+    return Entry(function, reference, settings, (next(iter(samples())),), samples, laws, note=note)
+
+
+def across(function, reference, settings, samples, *laws, wrt=("log_ratio",), note=""):
+    """An entry for a function that compares tokens or sequences."""
+    return Entry(function, reference, settings, wrt, samples, laws, elementwise=False, note=note)
+
+
+def grouped(name, **settings):
+    """An entry for an algorithm of the table of `group_advantage`."""
+    group = functools.partial(f.group_advantage, group=GROUP, **settings)
+    return across(group, functools.partial(by_group, group=GROUP, **settings), {}, rewards, wrt=(), note=name)
+
+
+EXPONENTIAL = Law(lambda log_ratio: jnp.exp(log_ratio), {"high": np.inf, "low": 0.0}, gradient=False)
+NEAR_0 = Law(
+    functools.partial(f.approx_kl, estimator="k2"), where=lambda log_ratio: np.abs(log_ratio) < 0.04, rtol=0.02
+)
+AT_ATOMS = Law(nearest_atom, {"sigma": 1e-4}, where=lambda logits, target: np.isin(target, SUPPORT))
+OVER_ALL = Law(lambda mean: sum_of_squares(mean), {"bound": 0.0}, where=lambda mean: np.ones(N, bool))
+LINEAR = {"tau": 1e-6, "tau_negative": 1e-6}
+WITHOUT_A_PENALTY = Law(lambda log_ratio, advantage, log_prob: UNCLIPPED(log_ratio, advantage), {"coef": 0})
+WITHOUT_A_DROP = Law(
+    lambda log_ratio, advantage, log_prob: clipped(0.2)(log_ratio, advantage), {"cov_low": 1e9, "cov_high": 1e10}
+)
+RANGE = {"key": jax.random.key(0), "fraction": 1.0, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0}
+
+CRITICS = (
+    critic(f.value_loss, lambda value, target: (value - target) ** 2 / 2, {}, values_and_targets),
+    critic(f.clipped_value_loss, clipped_error, {"clip_eps": 0.5}, three_values, Law(plain, {"clip_eps": np.inf})),
+    critic(f.huber_value_loss, huber, {"delta": 1.0}, values_and_targets, Law(plain, {"delta": 1e3})),
+    critic(f.quantile_value_loss, quantile, {"kappa": 1.0}, quantiles_and_targets,
+           Law(pinball, {"kappa": 0.0}, where=lambda quantiles, target: np.all(np.abs(quantiles) < 3, axis=-1))),
+    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT}, logits_and_targets, note="two-hot"),
+    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT, "sigma": 0.75}, logits_and_targets, AT_ATOMS,
+           note="HL-Gauss"),
+)  # fmt: skip
+OF_SEQUENCES = (
+    across(f.gspo, gspo, {"clip_eps": 0.5}, of_sequences,
+           Law(lambda log_ratio, advantage: clipped(0.5)(f.sequence_log_ratio(log_ratio), advantage))),
+    across(f.gmpo, gmpo, {"clip_eps": 0.4}, of_sequences,
+           Law(functools.partial(f.gspo, clip_eps=1e6), {"clip_eps": 1e6})),
+    across(f.kl_cov, kl_cov, {"fraction": 0.5, "coef": 10.0}, with_log_prob, WITHOUT_A_PENALTY),
+    across(f.clip_cov, clip_cov, RANGE, with_log_prob, WITHOUT_A_DROP),
+)  # fmt: skip
+ENTRIES = (
+    Entry(f.clipped_surrogate, surrogate, {"clip_eps": 0.5}, laws=(Law(UNCLIPPED, {"clip_eps": np.inf}),)),
+    Entry(f.clipped_surrogate, surrogate, {"clip_eps": 0.5, "clip_eps_high": 0.75}, note="higher",
+          laws=(Law(clipped(0.5), {"clip_eps_high": 0.5}),)),
+    Entry(f.clipped_surrogate, surrogate, {"clip_eps": 0.5, "dual_clip": 1.25}, note="dual",
+          laws=(Law(clipped(0.5), {"dual_clip": np.inf}),)),
+    Entry(UNCLIPPED, lambda log_ratio, advantage: -np.exp(log_ratio) * advantage, laws=(Law(clipped(1e9)),)),
+    Entry(f.simple_policy_optimization, spo, {"clip_eps": 0.5}, laws=(Law(UNCLIPPED, {"clip_eps": 1e12}),)),
+    Entry(f.discovered_policy_optimization, dpo, laws=(Law(UNCLIPPED, {"alpha": 1e6, "beta": 1e6}),)),
+    Entry(f.rollback_surrogate, rollback, {"clip_eps": 0.5, "slope": 0.5},
+          laws=(Law(clipped(0.5), {"slope": 1e-12}), Law(UNCLIPPED, {"clip_eps": 1e9}))),
+    Entry(f.rollback_surrogate, rollback, {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5}, note="higher"),
+    Entry(f.mirror_descent_surrogate, mirror_descent, {"coef": 2.0}, laws=(Law(UNCLIPPED, {"coef": 1e-12}),)),
+    Entry(f.sapo, sapo, {"tau": 1.0, "tau_negative": 2.0}, laws=(Law(nearly_linear, LINEAR),)),
+    Entry(f.self_imitation_loss, lambda log_prob, advantage: -log_prob * np.maximum(advantage, 0),
+          differentiable=("log_prob",), samples=log_probs_and_advantages),
+    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2}, wrt=(), note="wide"),
+    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.04}, wrt=(), note="narrow"),
+    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2, "clip_eps_high": 4.0}, wrt=(), note="higher"),
+    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: -log_ratio, {"estimator": "k1"}, note="k1"),
+    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: log_ratio**2 / 2, {"estimator": "k2"}, note="k2"),
+    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: np.exp(log_ratio) - 1 - log_ratio, {"estimator": "k3"},
+                 NEAR_0, note="k3"),
+    of_log_ratio(f.importance_sampling_weight, truncated, {"high": 2.0, "low": 0.5}, EXPONENTIAL, wrt=(),
+                 note="truncate"),
+    of_log_ratio(f.importance_sampling_weight, masked, {"high": 2.0, "low": 0.5, "mode": "mask"}, EXPONENTIAL, wrt=(),
+                 note="mask"),
+    Entry(f.bounds_loss, lambda mean, bound: np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1), {"bound": 1.0},
+          ("mean",), lambda: {"mean": log_ratios()["log_ratio"]}, (OVER_ALL,)),
+    Entry(f.mirror_loss, lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1), {}, ("mean",),
+          means("mirrored")),
+    Entry(f.smoothness_loss, lambda mean, other: np.linalg.norm(mean - other, axis=-1), {}, ("mean", "other"),
+          means("other", 0.1)),
+    *CRITICS,
+    critic(f.self_imitation_value_loss, lambda value, target: np.maximum(target - value, 0) ** 2 / 2, {},
+           values_and_targets, Law(f.value_loss, where=lambda value, target: (value < target) & (np.abs(value) < 3))),
+    *OF_SEQUENCES,
+    across(f.sequence_log_ratio, lambda log_ratio: np.broadcast_to(np.mean(log_ratio, axis=0), log_ratio.shape), {},
+           lambda: {"log_ratio": of_sequences()["log_ratio"]},
+           Law(lambda log_ratio: f.sequence_log_ratio(log_ratio) * T, {"reduction": "sum"})),
+    grouped("GRPO"),
+    grouped("Dr.GRPO", scale=None),
+    grouped("RLOO", scale=None, baseline="leave_one_out"),
+    grouped("OPO", scale=None, baseline="length_weighted", length=LENGTHS),
+    grouped("ReMax", scale=None, baseline=np.array([1.0, 0, 0, 7, 2, 6])),
+    grouped("Lite PPO", scale="batch", ddof=0, eps=0.0),
+    across(f.outcome_reward, outcome, {"kl_coef": 0.5}, outcomes, wrt=()),
+    across(f.reward_to_go, returns, {"gamma": 0.9}, steps, Law(return_minus_no_value), wrt=()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_entry(entry):
+    check_reference(entry)
+    check_laws(entry)
+
+
+# --- numbers at the limits of floats ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", OF_SEQUENCES, ids=lambda entry: entry.id)
+def test_extreme_log_ratios_of_sequences(entry):
+    """Values and gradients where every ratio is about e^200 or e^-200; float32 cannot hold the former."""
+    for offset in (-200.0, 200.0):
+        samples = entry.samples()
+        samples["log_ratio"] += offset
+        check_reference(entry._replace(samples=lambda samples=samples: samples))
+        given = {name: jnp.asarray(x, jnp.float32) for name, x in samples.items()}
+        slopes = jax.grad(lambda x, g=given: entry.function(**g | {"log_ratio": x}, **entry.hyperparameters).sum())(
+            given["log_ratio"]
+        )
+        assert not np.isnan(slopes).any()
+        assert offset > 0 or np.isfinite(slopes).all()
+
+
+@pytest.mark.parametrize("entry", CRITICS, ids=lambda entry: entry.id)
+def test_gradients_of_critics_are_finite_up_to_float_range(entry):
+    prediction, squares = entry.differentiable[0], entry.function in (f.value_loss, f.clipped_value_loss)
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.samples().items()}
+
+    @jax.jit
+    def total(x):
+        losses = entry.function(**given | {prediction: x}, **entry.hyperparameters)
+        return jnp.sum(losses if squares else losses / 1e3)
+
+    for size in (1e30, -1e38 if entry.function is f.value_loss else -3e38):
+        loss, gradient = jax.value_and_grad(total)(jnp.sign(given[prediction]) * size)
+        assert np.isfinite(loss) or squares or abs(size) > 1e38
+        assert np.isfinite(gradient).all()
+
+
+EXTREME = np.array([-1e38, -200, -1, 0, 1, 90, 1e38], np.float32)
+
+
+def test_weighted_log_probabilities():
+    """Value -wA and slope -wA for every finite log-ratio, and nothing from a masked one."""
+    log_ratio, advantage = np.concatenate([EXTREME, [0]]), np.array([2, -1, 3, -2, 1, 1, 0, np.nan], np.float32)
+    mask = np.array([1, 1, 1, 1, 1, 1, 1, 0])
+    with np.errstate(over="ignore"):
+        ratio = np.exp(log_ratio)
+    for loss, weight in (
+        (f.policy_gradient_loss, np.ones(8)),
+        (functools.partial(f.cispo, clip_eps=0.2, clip_eps_high=3.0), np.clip(ratio, 0.8, 4.0)),
+        (functools.partial(f.cispo, clip_eps=1.0), np.clip(ratio, 0.0, 2.0)),
+    ):
+        expected = np.where(mask, -weight * np.where(mask, advantage, 0), 0)
+        for hidden in (np.nan, 1.0):
+            given = jnp.where(mask, log_ratio, hidden)
+            value, pull = jax.vjp(lambda x, loss=loss: loss(x, jnp.asarray(advantage), mask=mask), given)
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-30)
+            np.testing.assert_allclose(pull(jnp.ones(8))[0], expected, rtol=1e-6, atol=1e-30)
+
+
+def test_losses_of_sequences_are_finite_where_their_docstrings_say():
+    """Any log-ratio with a positive advantage, and with a negative one below the overflow of the ratio."""
+    rows = ((1.0, EXTREME), (-1.0, np.minimum(EXTREME, 1)), (0.0, EXTREME))
+    x = jnp.concatenate([jnp.asarray(logs)[None] for _, logs in rows], axis=0).T.reshape(1, -1)
+    advantage = jnp.tile(jnp.array([gain for gain, _ in rows]), len(EXTREME))[None]
+
+    @jax.jit
+    def losses_and_gradients(x):
+        losses = [functools.partial(f.gspo, clip_eps=0.2, level=level) for level in ("sequence", "token")]
+        return [jax.value_and_grad(lambda x, loss=loss: loss(x, advantage).sum())(x) for loss in (*losses, f.gmpo)]
+
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(losses_and_gradients(x)))
+
+
+def test_gradients_of_tokens_and_of_sequences_agree_in_sum():
+    """GSPO and GSPO-token have the same gradient if the advantage is that of the sequence: arXiv:2507.18071, 4.3."""
+    given, mask = of_sequences(), np.random.default_rng(0).random((T, N)) < 0.7
+
+    @jax.jit
+    def gradients(x):
+        loss = functools.partial(f.gspo, advantage=jnp.asarray(given["advantage"]), clip_eps=0.2, mask=mask)
+        return [jax.grad(lambda x, level=level: loss(x, level=level).sum())(x) for level in ("token", "sequence")]
+
+    token, sequence = gradients(jnp.asarray(given["log_ratio"]))
+    np.testing.assert_allclose(token, sequence, rtol=1e-5, atol=1e-6)
+    assert np.any(token)
+
+
+def test_clip_cov_draws_as_many_as_it_says():
+    rng, shape = np.random.default_rng(0), (50, 20)
+    advantage, log_prob = rng.normal(size=shape), rng.normal(size=shape)
+    given = {"clip_eps": 0.2, "cov_low": 0.0, "cov_high": 1e9}
+
+    @jax.jit
+    def dropped(seed, fraction):
+        loss = f.clip_cov(jnp.zeros(shape), advantage, log_prob, key=jax.random.key(seed), fraction=fraction, **given)
+        return loss == 0
+
+    assert int(dropped(0, 0.05).sum()) == 50
+    assert int(dropped(0, 0.0).sum()) == 1
+    assert np.all(covariance(advantage, log_prob)[np.asarray(dropped(0, 0.05))] > 0)
+    assert np.any(dropped(0, 0.05) != dropped(1, 0.05))
+
+
+# --- divergences: which estimator has whose gradient ------------------------------------------------------------------
+
+
+def test_estimators_of_the_divergence_in_both_directions():
+    """In exact expectation over four actions: the values, and which gradients are those of which divergence."""
+    behavior, other = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), jnp.array([0.3, -0.5, 0.8, 0.1])
+
+    def divergence(logits, first, second):
+        return jnp.sum(jnp.exp(first) * (first - second))
+
+    def mean(logits, estimator, sign):
+        current = jax.nn.log_softmax(logits)
+        probs = jnp.exp(behavior if sign == 1 else jax.lax.stop_gradient(current))  # whose actions they are
+        return jnp.sum(probs * f.approx_kl(sign * (current - behavior), estimator=estimator))
+
+    def exact(logits, forward):
+        current = jax.nn.log_softmax(logits)
+        return divergence(logits, behavior, current) if forward else divergence(logits, current, behavior)
+
+    def same(actual, expected):
+        return bool(np.allclose(actual, expected, rtol=1e-4, atol=1e-6))
+
+    (forward, forward_slope), (backward, backward_slope) = (jax.value_and_grad(exact)(other, x) for x in (True, False))
+    assert not same(forward_slope, backward_slope)
+    slopes = {"k1": 0 * other, "k2": backward_slope, "k3": forward_slope, "k3+": backward_slope}
+    for estimator, expected in slopes.items():
+        value, slope = jax.value_and_grad(mean)(other, estimator, 1)
+        assert same(value, forward) == (estimator != "k2")
+        assert same(slope, forward_slope) == (estimator in ("k1", "k3"))
+        value, slope = jax.value_and_grad(mean)(other, estimator, -1)
+        assert same(value, backward) == (estimator != "k2")
+        assert same(slope, expected), estimator
+    log_ratio = jnp.array([-80.0, 0.5, 80, 200])  # k3 overflows
+    value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
+    np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
+    np.testing.assert_array_equal(back(jnp.ones(4))[0], log_ratio)
+
+
+# --- what the table does not say --------------------------------------------------------------------------------------
+
+
+def test_target_distributions_have_the_mean_of_the_target():
+    target = jnp.asarray(logits_and_targets()["target"], jnp.float32)
+    probs = f.two_hot(target, SUPPORT)
+    np.testing.assert_allclose(probs, two_hot(np.asarray(target)), atol=1e-6)
+    inside = jnp.clip(target, -4, 4)
+    np.testing.assert_allclose(f.categorical_value(jnp.log(probs), SUPPORT), inside, atol=1e-5)
+    fine = jnp.linspace(-8, 8, 161)
+    smooth = f.hl_gauss(inside, fine, sigma=0.3)
+    np.testing.assert_allclose(jnp.sum(smooth, -1), 1, atol=1e-6)
+    np.testing.assert_allclose(f.categorical_value(jnp.log(smooth), fine), inside, atol=1e-4)
+
+
+def test_rescale_head_keeps_the_value():
+    rng = np.random.default_rng(0)
+    kernel, bias, x = rng.normal(size=(4, 1)), rng.normal(size=1), rng.normal(size=(5, 4))
+    with jax.enable_x64(True):
+        w, b = map(np.asarray, f.rescale_head(jnp.asarray(kernel), jnp.asarray(bias), (3.0, 2.0), (-1.0, 7.0)))
+    np.testing.assert_allclose(7 * (x @ w + b) - 1, 2 * (x @ kernel + bias) + 3, rtol=1e-12)
+
+
+def test_reward_to_go_skips_masked_steps_without_a_discount():
+    reward, mask = jnp.array([1.0, jnp.nan, 4.0, 8.0]), jnp.array([1, 0, 1, 0])
+    ends = jnp.array([0, 1, 0, 0])  # of a masked step, so it does not count
+    assert f.reward_to_go(reward, ends, gamma=0.5, mask=mask).tolist() == [3.0, 0.0, 4.0, 0.0]
+
+
+def test_a_group_out_of_range_is_nan_where_it_is_not_known():
+    advantage = jax.jit(lambda group: f.group_advantage(jnp.arange(3.0), group))(jnp.array([0, 0, 3]))
+    np.testing.assert_array_equal(np.isnan(advantage), [False, False, True])

@@ -1,0 +1,162 @@
+"""Parts for critics and for exploration by novelty: masks, refusals; the gallery's cards have whole loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from benchmarks import rnd
+from ppo_parts import functional as f
+from ppo_parts.errors import UserTypeError, UserValueError
+from ppo_parts.testing import check_part, example_batch
+from tests.common import OBS, evaluate, make_params, rollout
+
+
+def test_normalize_target_averages_over_rollouts():
+    targets = 1000 + np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)
+    mask = np.ones((6, 3), np.float32)
+    mask[0] = 0
+    for rate, weights in {"mean": np.full(4, 0.25), 0.5: np.array([0.0625, 0.125, 0.25, 0.5])}.items():
+        rate_of = (lambda step: 1 / (step + 1)) if rate == "mean" else rate
+        part = pp.critics.normalize_target(lambda params, old, new: params, rate=rate_of)
+        state = part.init(None)
+        for step, target in enumerate(targets):
+            batch = pp.Batch(target=jnp.where(mask > 0, target, jnp.nan), mask=mask)
+            batch, state = part.update(batch, state, pp.Context(key=jax.random.key(0), step=jnp.int32(step)))
+        kept = targets[:, 1:].astype(np.float64)
+        first = 0.0 if rate == "mean" else 0.0625  # what is left of the first statistics, 0 and 1
+        mean = np.sum(weights * kept.mean((1, 2)))
+        scale = np.sqrt(np.sum(weights * np.square(kept).mean((1, 2))) + first - mean**2)
+        np.testing.assert_allclose(state.mean, mean, rtol=1e-6)
+        np.testing.assert_allclose(state.scale, scale, rtol=1e-4)
+        normalized = batch.extras["target_normalized"][1:]
+        np.testing.assert_allclose(normalized, (kept[-1] - mean) / scale, rtol=1e-3, atol=2e-3)
+
+
+def test_critic_loss_compares_what_it_says_and_refuses_what_it_cannot_compute():
+    part = pp.critics.critic_loss(f.huber_value_loss, prediction="aux.other", delta=lambda step: 1.0 + step, coef=0.5)
+    batch = example_batch(after_sampler=True)
+    batch = batch.replace(current=batch.current._replace(aux={"other": 3 * batch.value}))
+    out, _ = part.update(batch, part.init({}), pp.Context(key=jax.random.key(0), step=jnp.int32(1)))
+    expected = 0.5 * f.huber_value_loss(3 * batch.value, batch.target, delta=2.0, mask=batch.mask)
+    np.testing.assert_allclose(out.losses["value"], expected, rtol=1e-6)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip_eps'"):
+        pp.critics.critic_loss(f.huber_value_loss, clip_eps=0.2)
+    with pytest.raises(TypeError, match="missing a required argument: 'clip_eps'"):
+        pp.critics.critic_loss(lambda value, target, *, clip_eps, mask: value)
+    with pytest.raises(ValueError, match='prediction must be "value" or "aux'):
+        pp.critics.critic_loss(f.huber_value_loss, prediction="logits")
+    part = pp.critics.critic_loss(f.huber_value_loss, prediction="aux.logits")
+    learner = pp.learner(evaluate, pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.full_batch(), part), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="the policy returns no aux"):
+        jax.eval_shape(learner.update, jax.random.key(0), learner.init(make_params()), rollout())
+
+
+def test_a_chain_learns_with_several_critics_and_writes_the_statistics():
+    def policy(params, batch):
+        distribution, value = evaluate(params, batch)
+        mean, scale = jax.lax.stop_gradient((params["mean"], params["scale"]))
+        return pp.Output(distribution, scale * value + mean, aux={"logits": batch.obs @ params["logits"], "n": value})
+
+    def write(params, old, new):
+        w = f.rescale_head(params["value"], jnp.zeros(()), old, new)[0]
+        return params | {"value": w, "mean": new.mean, "scale": new.scale}
+
+    params = make_params() | {"logits": jnp.zeros((OBS, 3)), "mean": jnp.zeros(()), "scale": jnp.ones(())}
+    hl_gauss = {"prediction": "aux.logits", "name": "logits", "support": [-1.0, 0.0, 1.0], "sigma": 0.75}
+    lens = {"value": "current.aux.n", "target": "extras.target_normalized"}
+    chain = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1)),
+        pp.shuffled_minibatches(2),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.critics.critic_loss(f.categorical_value_loss, **hl_gauss),
+        pp.within(pp.value_loss(), name="normalized", read=lens),
+    )
+    learner = pp.learner(policy, chain, optax.sgd(0.1))
+    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), rollout())
+    assert all(np.any(state.params[name] != x) and np.isfinite(state.params[name]).all() for name, x in params.items())
+    assert {"logits_loss", "normalized/value_loss"} <= set(metrics)
+    assert state.params["scale"] == metrics["target_scale"] != 1
+    assert pp.nonfinite_report(metrics) is None
+
+
+# --- random network distillation --------------------------------------------------------------------------------------
+
+
+def embed(network, obs):
+    return jnp.tanh(obs @ network)
+
+
+def draw(key):
+    return jax.random.normal(key, (OBS, 2))
+
+
+def test_rnd_leaves_masked_steps_out():
+    part, batch = pp.exploration.rnd_reward(draw, embed, num_envs=4, gamma=0.5), example_batch()
+    keep = np.asarray(batch.mask, bool)
+    batch = batch.replace(next_obs=jnp.where(keep[..., None], batch.next_obs, jnp.nan))
+    params = {"predictor": draw(jax.random.key(0))}
+    state = part.init(params, jax.random.key(1))
+    out, after = part.update(batch, state, pp.Context(key=jax.random.key(2), params=params))
+    error = jnp.mean(jnp.square(embed(params["predictor"], batch.next_obs) - embed(state.target, batch.next_obs)), -1)
+    totals, sums = np.zeros(4), np.zeros((6, 4))
+    for t in range(6):
+        sums[t] = totals = np.where(keep[t], 0.5 * totals + error[t], totals)
+    np.testing.assert_allclose(after.discounted, totals, rtol=1e-6)
+    np.testing.assert_allclose(after.moments.var, np.var(sums[keep]), rtol=1e-5)
+    expected = np.where(keep, error, 0) / np.std(sums[keep])
+    np.testing.assert_allclose(out.extras["rnd_reward"], expected, rtol=1e-5)
+
+
+def test_two_rewards_of_rnd_have_names_of_their_own():
+    params = {name: draw(jax.random.key(seed)) for seed, name in enumerate(("near", "far"))}
+    made = (pp.exploration.rnd_reward(draw, embed, num_envs=4, predictor=name, name=name) for name in params)
+    rewards, context = pp.chain(*made), pp.Context(key=jax.random.key(2), params=params)
+    batch, _ = rewards.update(example_batch(), rewards.init(params, jax.random.key(1)), context)
+    assert not np.array_equal(batch.extras["near_target"], batch.extras["far_target"])
+    for name, predictor in params.items():
+        loss = pp.exploration.rnd_loss(embed, predictor=name, name=name)
+        after, _ = loss.update(batch, loss.init(params), context)
+        error = embed(predictor, batch.next_obs) - batch.extras[f"{name}_target"]
+        np.testing.assert_allclose(after.losses[name], jnp.mean(jnp.square(error), axis=-1), rtol=1e-6)
+        assert f"{name}_reward" in batch.metrics
+
+
+def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
+    def batch(seed=0, dtype=jnp.float32):
+        given = example_batch(seed, dtype, after_sampler=True).replace(current=None)
+        return given.replace(extras={**given.extras, "rnd_target": embed(jnp.ones((OBS, 2), dtype), given.obs)})
+
+    check_part(pp.exploration.rnd_loss(embed, predictor="policy"), batch=batch)
+    reward, params = pp.exploration.rnd_reward(draw, embed, num_envs=3), {"predictor": jnp.ones((OBS, 2))}
+    flat = pp.exploration.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
+    state, context = reward.init(params, jax.random.key(0)), pp.Context(key=jax.random.key(0), params=params)
+    with pytest.raises(UserTypeError, match="rnd_reward: embed must be a function, got None"):
+        pp.exploration.rnd_reward(draw, None, num_envs=3)
+    with pytest.raises(UserValueError, match=r"an entry 'predictor' for the predictor, got \['policy', 'value'\]"):
+        reward.init(make_params(), jax.random.key(0))
+    with pytest.raises(UserValueError, match=r"drawn with a key: call learner\.init\(params, key\)"):
+        reward.init(params)
+    with pytest.raises(UserValueError, match=r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"):
+        flat.update(batch(), state, context)
+    with pytest.raises(UserValueError, match=r"num_envs=3, but the rollout has the axes \(6, 4\)"):
+        reward.update(batch(), state, context)
+
+
+@pytest.mark.lenient_ranks
+def test_rnd_rewards_what_it_has_not_seen():
+    cells, network = jnp.eye(16).reshape(16, 4, 4), rnd.Embedding()
+    reward = pp.exploration.rnd_reward(lambda key: network.init(key, cells[0]), network.apply, num_envs=2)
+    lens = {"read": {"next_obs": "extras.novel_obs"}, "write": {"extras.rnd_reward": "extras.intrinsic"}}
+    part = pp.chain(rnd.standardized_next_obs((4, 4)), pp.within(reward, **lens, name="novelty"))
+    seen, new = cells[jnp.zeros((6, 2), int)], cells[jnp.zeros((6, 2), int).at[-1, 1].set(5)]
+    params = {"predictor": network.init(jax.random.key(0), cells[0])}
+    state, context = part.init(params, jax.random.key(1)), pp.Context(key=jax.random.key(2), params=params)
+    _, state = part.update(pp.Batch(next_obs=seen, log_prob=jnp.zeros((6, 2))), state, context)
+    batch, _ = part.update(pp.Batch(next_obs=new, log_prob=jnp.zeros((6, 2))), state, context)
+    assert batch.extras["intrinsic"][-1, 1] > 2 * batch.extras["intrinsic"][-1, 0]
+    full = rnd.make_train(rnd.Config(size=4, num_envs=2, rnd=True))
+    assert "novelty/rnd_reward" in full.shapes[1]

@@ -1,0 +1,231 @@
+"""Parts that regularize, move or correct a policy, against a few lines of NumPy; the gallery has whole loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from tests.common import evaluate, evaluate_gaussian, make_params, rollout
+from tests.parts.common import applied
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def minibatch(**fields):
+    batch = rollout(masked=False)
+    behavior, _ = evaluate(make_params(100), batch)
+    return batch.replace(behavior=behavior, next_obs=jnp.roll(batch.obs, -1, 0), **fields)
+
+
+def continuous(**fields):
+    return minibatch(action=rollout(masked=False).obs[..., :2], **fields)
+
+
+def test_kl_penalty_in_both_directions_and_to_another_policy():
+    batch = minibatch(extras={"frozen": rollout(seed=3, masked=False).log_prob})
+    current, _ = evaluate(make_params(), batch)
+    log_ratio, to_frozen = (current.log_prob(batch.action) - old for old in (batch.log_prob, batch.extras["frozen"]))
+    for options, expected in (
+        ({}, jnp.exp(log_ratio) - 1 - log_ratio),
+        ({"estimator": "k2"}, log_ratio**2 / 2),
+        ({"direction": "current_to_reference"}, jnp.exp(-log_ratio) - 1 + log_ratio),
+        ({"estimator": "analytic"}, batch.behavior.kl_divergence(current)),
+        ({"estimator": "analytic", "direction": "current_to_reference"}, current.kl_divergence(batch.behavior)),
+        ({"reference": "frozen"}, jnp.exp(to_frozen) - 1 - to_frozen),
+    ):
+        out, _ = applied(pp.kl_penalty(coef=0.5, **options), batch)
+        close(out.losses["kl_penalty"], 0.5 * expected)
+        close(out.metrics["kl_penalty"], jnp.mean(expected))
+    with pytest.raises(ValueError, match="expected gradient of k1 is 0"):
+        pp.kl_penalty(coef=1.0, estimator="k1", direction="current_to_reference")
+    with pytest.raises(TypeError, match="has no kl_divergence"):
+        applied(pp.kl_penalty(coef=1.0, estimator="analytic"), batch.replace(behavior=()))
+
+
+def test_the_coefficient_of_the_penalty_follows_the_divergence():
+    batch = minibatch()
+    distribution, value = evaluate(make_params(), batch)
+    batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
+    kl = float(jnp.mean(batch.behavior.kl_divergence(distribution)))
+    for times, factor in ((1.6, 0.5), (1.4, 1), (1 / 1.4, 1), (1 / 1.6, 2)):
+        part = pp.kl_penalty(coef=3.0, estimator="analytic", target_kl=times * kl)
+        state = part.finish(batch, part.init(None), pp.Context(key=jax.random.key(0)))
+        close(state, (3 * factor, kl))
+        out, _ = applied(part, batch, state=state)
+        close(out.losses["kl_penalty"], 3 * factor * batch.behavior.kl_divergence(distribution))
+        close([out.metrics["kl_penalty_coef"], out.metrics["kl_penalty_after"]], state)
+
+
+def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_entropy_bonus():
+    batch = minibatch()
+    fixed, _ = applied(pp.entropy_bonus(coef=0.2), batch)
+    part = pp.regularizers.adaptive_entropy_bonus(target_entropy=0.3, learning_rate=0.1, coef=0.2)
+    out, state = applied(part, batch)
+    close(out.losses["entropy"], fixed.losses["entropy"])
+    expected = np.log(0.2) - 0.1 * (float(fixed.metrics["entropy"]) - 0.3)
+    close(state.log_coef, expected)
+    out, _ = applied(part, batch, state=state)
+    close(out.metrics["entropy_coef"], np.exp(expected))
+    _, after = applied(part, batch.replace(mask=jnp.zeros_like(batch.value)), state=state)
+    assert after == state  # no step counts
+
+
+def test_bounds_and_smoothness_losses_of_the_mean():
+    batch, weight = continuous(), make_params()["policy"]
+    out, _ = applied(pp.regularizers.bounds_loss(coef=0.5, bound=0.3), batch, evaluate_gaussian)
+    expected = np.sum(np.maximum(np.abs(batch.obs @ weight) - 0.3, 0) ** 2, axis=-1)
+    close(out.losses["bounds"], 0.5 * expected)
+    close(out.metrics["bounds_loss"], np.mean(expected))
+    temporal = np.linalg.norm((batch.obs - batch.next_obs) @ weight, axis=-1)
+    out, _ = applied(pp.regularizers.smoothness_loss(temporal=2.0, spatial=None), batch, evaluate_gaussian)
+    close(out.losses["smoothness"], 2 * temporal)
+    assert "smoothness_spatial" not in out.metrics
+    measured = []
+    for scale in (0.0, 0.1, 0.2):
+        part = pp.regularizers.smoothness_loss(temporal=None, spatial=2.0, noise_scale=scale)
+        measured.append(float(applied(part, batch, evaluate_gaussian)[0].metrics["smoothness_spatial"]))
+    assert measured[0] < 1.1e-6 < measured[1]
+    close(measured[2], 2 * measured[1])  # the policy is linear
+    with pytest.raises(TypeError, match="must be a Gaussian"):
+        applied(pp.regularizers.bounds_loss(coef=0.5), minibatch())
+    with pytest.raises(TypeError, match="continuous actions"):
+        applied(pp.regularizers.smoothness_loss(temporal=None), minibatch())
+    with pytest.raises(ValueError, match="memory"):
+        applied(pp.regularizers.smoothness_loss(temporal=None), continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+
+
+def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
+    batch, weight = continuous(), make_params()["policy"]
+    signs = jnp.broadcast_to(jnp.array([1.0, -1.0, -1.0]), batch.obs.shape)
+    part = pp.symmetry.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=2.0)
+    out, _ = applied(part, batch, evaluate_gaussian)
+    expected = np.mean(np.square((signs * batch.obs) @ weight + batch.obs @ weight), axis=-1)
+    close(out.losses["mirror"], 2 * expected)
+    close(out.metrics["mirror_loss"], np.mean(expected))
+    odd = pp.symmetry.mirror_loss(observation=lambda obs: -obs, action=lambda action: -action)
+    assert jnp.all(applied(odd, batch, evaluate_gaussian)[0].losses["mirror"] == 0)  # the policy is linear
+
+    def slope(params):
+        return jnp.sum(applied(part, batch, evaluate_gaussian, params=params)[0].losses["mirror"])
+
+    def by_hand(policy):  # only the action for the mirrored observation is differentiated
+        target = -batch.obs @ weight
+        return 2 * jnp.sum(jnp.mean(jnp.square((signs * batch.obs) @ policy - target), axis=-1))
+
+    np.testing.assert_allclose(jax.grad(slope)(make_params())["policy"], jax.grad(by_hand)(weight), 1e-4, 1e-5)
+    with pytest.raises(TypeError, match="mirror_loss: action must be a function, got None"):
+        pp.symmetry.mirror_loss(observation=lambda obs: obs, action=None)
+    with pytest.raises(ValueError, match="memory"):
+        applied(odd, continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+
+
+def test_mirrored_segments_follow_those_of_their_shard():
+    batch = continuous(shards=2, per_segment={"group": jnp.arange(4)}).replace(behavior=None)
+    part = pp.symmetry.mirror_segments(observation=lambda obs: -obs, action=lambda action: 2 * action)
+    out, _ = applied(part, batch, evaluate_gaussian)
+    order = [0, 1, 0, 1, 2, 3, 2, 3]
+    factor = jnp.array([1.0, 1, -1, -1, 1, 1, -1, -1]).reshape(1, 8, 1)
+    np.testing.assert_array_equal(out.obs, batch.obs[:, order] * factor)
+    np.testing.assert_array_equal(out.next_obs, batch.next_obs[:, order] * factor)
+    np.testing.assert_array_equal(out.action, batch.action[:, order] * jnp.where(factor < 0, 2, 1))
+    np.testing.assert_array_equal(out.log_prob, batch.log_prob[:, order])
+    np.testing.assert_array_equal(out.per_segment["group"], order)
+    with pytest.raises(ValueError, match="memory"):
+        applied(part, batch.replace(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+    with pytest.raises(ValueError, match="distributions cannot be mirrored"):
+        applied(part, continuous(), evaluate_gaussian)
+
+
+def test_mirrored_segments_change_nothing_for_a_symmetric_policy():
+    """Its mean is odd, so the copies have the losses and the gradients of the originals."""
+
+    def symmetric(params, batch):
+        return pp.distributions.Normal(batch.obs @ params["policy"], 1.0), None
+
+    odd = pp.symmetry.mirror_segments(observation=lambda obs: -obs, action=lambda action: -action)
+    after = (pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
+    batch = continuous(advantage=rollout(masked=False).reward, shards=2).replace(behavior=None)
+    params = []
+    for chain in (pp.chain(*after), pp.chain(odd, *after)):
+        learner = pp.learner(symmetric, chain, optax.sgd(1.0))
+        state, _ = learner.update(jax.random.key(0), learner.init(make_params()), batch.replace(current=None))
+        params.append(state.params["policy"])
+    assert jnp.any(params[0] != make_params()["policy"])
+    np.testing.assert_allclose(*params, rtol=1e-5, atol=1e-6)
+
+
+def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
+    batch = continuous()
+    policy = evaluate_gaussian(make_params(), batch)[0]
+
+    def log_prob(action, scale):
+        out, _ = applied(pp.regularizers.perturbed_mean(scale=scale), batch.replace(action=action), evaluate_gaussian)
+        np.testing.assert_array_equal(out.current.distribution.loc, policy.loc)  # entropies and penalties see no noise
+        return jnp.sum(out.current.log_prob), out.current.log_prob
+
+    # The slope of log N(a; mu + z, sigma) in a is (mu + z - a) / sigma^2.
+    slope, perturbed = jax.grad(log_prob, has_aux=True)(batch.action, 0.5)
+    shift = np.asarray(slope * policy.scale**2 + batch.action - policy.loc)
+    assert 0.4 < np.abs(shift).max() <= 0.5
+    assert len(np.unique(shift.round(6))) == shift.size
+    close(perturbed, pp.distributions.Normal(policy.loc + shift, policy.scale).log_prob(batch.action))
+    close(log_prob(batch.action, 0.0)[1], policy.log_prob(batch.action))
+    with pytest.raises(TypeError, match=r"must be a distributions\.Normal"):
+        applied(pp.regularizers.perturbed_mean(), minibatch())
+
+
+def test_importance_correction_weighs_advantages():
+    log_ratio = rollout(masked=False).reward
+    batch = minibatch(advantage=jnp.full((6, 4), 2.0))
+    batch, ratio = batch.replace(extras={"sampler_log_prob": batch.log_prob - log_ratio}), np.exp(log_ratio)
+    inside = (ratio >= 0.8) & (ratio <= 1.5)
+    for mode, weight in (("truncate", np.clip(ratio, 0.8, 1.5)), ("mask", np.where(inside, ratio, 0))):
+        out, _ = applied(pp.tokens.importance_correction(low=0.8, high=1.5, mode=mode), batch)
+        close(out.advantage, 2 * weight)
+        close(out.metrics["correction_weight"], weight.mean())
+        close(out.metrics["correction_fraction"], 1 - inside.mean())
+    short = jnp.ones((6, 4)).at[2:, 0].set(0)  # a sequence of two tokens, among sequences of six
+    out, _ = applied(pp.tokens.importance_correction(high=1.5, level="sequence"), batch.replace(mask=short))
+    weight = np.minimum(np.exp(np.sum(np.where(short > 0, log_ratio, 0), axis=0, keepdims=True)), 1.5) * short
+    close(out.advantage * short, 2 * weight)
+    with pytest.raises(ValueError, match="cuts the time axis"):
+        pp.chain(pp.shuffled_minibatches(2), pp.tokens.importance_correction(high=1.5, level="sequence"))
+    for correct in (pp.tokens.importance_correction, lambda **x: pp.functional.importance_sampling_weight(ratio, **x)):
+        with pytest.raises(ValueError, match="low must not exceed high"):
+            correct(low=2.0, high=1.0)
+        with pytest.raises(ValueError, match=r"mode must be .*'clip'"):
+            correct(high=1.0, mode="clip")
+
+
+def test_self_imitation_learns_from_what_was_better_than_expected():
+    batch = minibatch(target=rollout(masked=False).reward)
+    out, _ = applied(pp.exploration.self_imitation(coef=0.5, value_coef=0.1), batch)
+    distribution, value = evaluate(make_params(), batch)
+    better = np.maximum(batch.target - value, 0)
+    close(out.losses["self_imitation"], 0.5 * (-distribution.log_prob(batch.action) * better + 0.05 * better**2))
+    close(out.metrics["self_imitation_loss"], 2 * np.mean(out.losses["self_imitation"]))
+    close(out.metrics["self_imitation_fraction"], np.mean(better > 0))
+
+
+def test_a_chain_of_gaussian_parts_learns():
+    """Where the mask is 0, the learner erases even the scale of the recorded distribution."""
+    batch = continuous()
+    behavior, _ = evaluate_gaussian(make_params(100), batch)
+    chain = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.shuffled_minibatches(2),
+        pp.regularizers.perturbed_mean(scale=0.1),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.regularizers.smoothness_loss(),
+        pp.kl_penalty(coef=0.1, estimator="analytic"),
+    )
+    learner, params = pp.learner(evaluate_gaussian, chain, optax.sgd(0.1)), make_params()
+    given = rollout().replace(action=batch.action, next_obs=batch.next_obs, behavior=behavior)
+    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), given)
+    assert pp.nonfinite_report(metrics) is None
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert np.any(state.params["policy"] != params["policy"])

@@ -1,0 +1,83 @@
+"""Parts for sequences of tokens: what only they add to the functions, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import functional as f
+from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
+
+
+def test_a_chain_without_a_critic_learns():
+    """One update with every part for tokens, on sequences of different lengths."""
+
+    def policy(params, batch):
+        return Categorical(batch.obs @ params["policy"]), None
+
+    rng, batch = np.random.default_rng(0), rollout(masked=False)
+    mask = jnp.asarray(np.arange(TIME)[:, None] < rng.integers(2, TIME + 1, SEGMENTS))
+    score = {"score": jnp.asarray(rng.normal(size=SEGMENTS), jnp.float32)}
+    batch = batch.replace(mask=mask, value=None, per_segment=score, extras={"reference_log_prob": batch.log_prob})
+    chain = pp.chain(
+        pp.tokens.outcome_reward(kl_coef=0.1),
+        pp.tokens.reward_to_go(),
+        pp.advantage_normalize(ddof=1),
+        pp.segment_minibatches(2),
+        pp.policy_loss(f.gspo, name="gspo", clip_eps=0.2),
+        pp.tokens.clip_cov(clip_eps=0.2, cov_low=0.0, name="clip_cov"),
+        pp.tokens.kl_cov(name="kl_cov"),
+        pp.tokens.aggregate("gspo"),
+    )
+    learner, params = pp.learner(policy, chain, optax.sgd(0.1)), {"policy": make_params()["policy"]}
+    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch)
+    assert np.all(np.isfinite(state.params["policy"]))
+    assert np.any(state.params["policy"] != params["policy"])
+    assert pp.nonfinite_report(metrics) is None
+
+
+def test_gae_skips_before_and_after_the_sampler_alike():
+    """With the policy that acted, next values of the minibatch are those of the rollout: both skip masked steps."""
+    params = make_params()
+    batch = rollout(behavior=params, ends=False, masked=False)
+    mask = jnp.asarray(np.random.default_rng(0).random(batch.value.shape) < 0.5).at[0].set(True).at[-1].set(True)
+    following = f.next_values(batch.value, batch.next_value[-1], mask=mask)
+    batch = batch.replace(mask=mask, next_value=following)
+    options = {"gamma": 0.9, "gae_lambda": 0.8, "mask_mode": "skip"}
+    part, context = pp.gae(**options), pp.Context(key=jax.random.key(0), params=params)
+    before, _ = part.update(batch, part.init(params, None), context)
+    changed = batch.replace(next_value=jnp.where(jnp.arange(TIME)[:, None] < TIME - 1, jnp.nan, following))
+    distribution, value = evaluate(params, batch)
+    current = pp.Current(distribution, batch.log_prob, value)
+    after, _ = part.update(changed.replace(current=current), part.init(params, None), context)
+    expected = f.gae(batch.reward, batch.value, following, batch.terminated, mask=mask, **options)
+    for out in (before, after):
+        np.testing.assert_allclose(out.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out.target, expected.target, rtol=1e-5, atol=1e-6)
+
+
+def test_aggregate_weighs_sequences_as_it_says():
+    """The learner's mean over sequences is the function's, though a minibatch has a sequence without a token."""
+    batch, context = rollout(), pp.Context(key=jax.random.key(0))
+    losses = {"given": jnp.asarray(np.random.default_rng(0).normal(size=(TIME, SEGMENTS)), jnp.float32)}
+    for by, length in (("sequence_mean", None), ("sequence_sum", None), ("sequence_sum", 3.0)):
+        part = pp.tokens.aggregate("given", by=by, length=length)
+        out, _ = part.update(batch.replace(losses=losses), part.init({}, None), context)
+        assert out.losses["given"].shape == (SEGMENTS,)
+        ours = f.masked_mean(out.losses["given"], jnp.any(batch.mask.astype(bool), axis=0))
+        np.testing.assert_allclose(ours, f.aggregate(losses["given"], by=by, length=length, mask=batch.mask), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pp.tokens.group_advantage(group=0), "group must be at least 1"),
+        (lambda: pp.tokens.aggregate(by="sequence_mean", length=3), "leave it out"),
+        (lambda: pp.tokens.clip_cov(clip_eps=0.2, cov_low=2.0, cov_high=1.0), "cov_low must be less than cov_high"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
