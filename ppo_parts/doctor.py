@@ -2,10 +2,8 @@
 
 import sys
 
-from .commands.doctor import describe as describe
 from .commands.doctor import main as main
 from .commands.doctor import read_run as read_run
-from .commands.doctor import write_page as write_page
 
 if __name__ == "__main__":
     sys.exit(1 if main() else 0)

@@ -14,9 +14,9 @@ import csv
 import html
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,140 +48,97 @@ FACTORS = {"train/entropy_loss": -1.0, "train/value_loss": 0.5}
 """Stable-Baselines3 logs the entropy loss, and a value loss without the factor 1/2."""
 
 
-class Evidence(NamedTuple):
-    """What is known of a run: metrics by name, `[updates]` or `[updates, seeds]`, and the configuration, if known."""
-
-    metrics: dict[str, np.ndarray]
-    config: dict[str, Any]
-
-
-def read_run(path: Path) -> Evidence:
-    """Read the metrics and the configuration of a run's folder, or the log of another library.
+def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics.
 
     Raises:
         UserValueError: no metric is known. FileNotFoundError: nothing is there.
     """
     if (path / "config.json").exists():
-        config, rows = stored_run(path)["config"], read_metrics(path / "metrics.jsonl")
-        names = sorted(set().union(*rows) - {"update", "env_steps"})
-        return Evidence({name: column(rows, name) for name in names}, config)
-    if path.is_dir() and (path / "progress.csv").exists():
-        path = path / "progress.csv"
-    events = sorted(path.rglob("events.out.tfevents.*")) if path.is_dir() else [path]
-    if not path.exists() or not events:
+        rows = read_metrics(path / "metrics.jsonl")
+        return {name: column(rows, name) for name in set().union(*rows)}, stored_run(path)["config"]
+    tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
+    events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
+    if not path.exists() or not (tables or events):
         raise RunNotFoundError(f"{path} is not a run: it has no config.json, progress.csv or TensorBoard events")
-    logged = _read_csv(path) if path.suffix == ".csv" else _read_events(events)
-    found = {
-        name: FACTORS.get(other, 1.0) * np.asarray(logged[other], float)
-        for name, others in NAMES.items()
-        for other in others
-        if other in logged
-    }
+    logged: dict[str, list[float]] = {}
+    for name, x in _numbers_in(tables[0]) if tables else _events_in(events):
+        logged.setdefault(name, []).append(x)
+    names = {name: next((each for each in others if each in logged), None) for name, others in NAMES.items()}
+    found = {name: FACTORS.get(each, 1.0) * np.asarray(logged[each]) for name, each in names.items() if each}
     if not found:
         known = ", ".join(other for others in NAMES.values() for other in others)
         raise UserValueError(f"{path} has none of the metrics {known}; it has {', '.join(sorted(logged)) or 'nothing'}")
-    return Evidence(found, {})
+    return found, {}
 
 
-def _read_csv(path: Path) -> dict[str, list[float]]:
-    logged: dict[str, list[float]] = {}
+def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            for name, text in row.items():
-                if text and name:
-                    try:
-                        logged.setdefault(name, []).append(float(text))
-                    except ValueError:
-                        raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
-    return logged
+        for name, text in (cell for row in csv.DictReader(file) for cell in row.items() if cell[0] and cell[1]):
+            try:
+                yield name, float(text)
+            except ValueError:
+                raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
 
 
-def _read_events(paths: Sequence[Path]) -> dict[str, list[float]]:
+def _events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
     """Read TensorBoard's records: a length in 8 bytes, its checksum in 4, the event, and its checksum in 4."""
     parse = require_package("tensorboardX.proto.event_pb2", "train").Event.FromString
-    logged: dict[str, list[float]] = {}
-    for path in paths:
-        data, at = path.read_bytes(), 0
+    for data in map(Path.read_bytes, paths):
+        at = 0
         while at + 12 <= len(data):
             (length,) = struct.unpack_from("<Q", data, at)
             if at + 16 + length > len(data):
                 break  # another process is writing the last record
-            try:
-                event = parse(data[at + 12 : at + 12 + length])
-            except Exception as error:  # protobuf's own class depends on its version
-                raise UserValueError(f"{path} is not a file of TensorBoard events: {error}") from error
-            for value in event.summary.value:
-                if value.WhichOneof("value") == "simple_value":
-                    logged.setdefault(value.tag, []).append(value.simple_value)
+            values = parse(data[at + 12 : at + 12 + length]).summary.value
+            yield from ((x.tag, x.simple_value) for x in values if x.WhichOneof("value") == "simple_value")
             at += 16 + length
-    return logged
 
 
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-
-    def measure(state: Any) -> dict[str, jax.Array]:
-        return probe(run.train, state, run.config)
-
+    measure = vmap_over_seeds(lambda state: probe(run.train, state, run.config), run.state.key.size)
     with host_errors():
-        found = jax.device_get(jax.jit(vmap_over_seeds(measure, run.state.key.size))(run.state))
-    return {name: np.atleast_1d(x) for name, x in found.items()}
+        return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
 
 
 def describe(findings: Sequence[Finding]) -> str:
     """Describe findings in three lines each."""
-    if not findings:
-        return "no findings: all that was measured is in its normal range"
-    return "\n".join(
-        f"{i}. {found.name} ({found.confidence}): {found.cause}\n   {measured(found)}\n   try: {found.advice}"
-        for i, found in enumerate(findings, 1)
-    )
-
-
-def measured(found: Finding) -> str:
-    """Describe the value of a finding, and its normal range."""
-    low, high = found.normal
-    between = f"from {low:.3g} to {high:.3g}"
-    normal = f"at most {high:.3g}" if low == -np.inf else f"at least {low:.3g}" if high == np.inf else between
-    return f"{found.metric} is {found.value:.3g}; normal: {normal}"
+    text = ""
+    for i, found in enumerate(findings, 1):
+        low, high = found.normal
+        bounds = [f"at least {low:.3g}"] * (low > -np.inf) + [f"at most {high:.3g}"] * (high < np.inf)
+        text += f"{i}. {found.name} ({found.confidence}): {found.cause}\n"
+        text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
+    return text or "no findings: all that was measured is in its normal range\n"
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:15px sans-serif;max-width:60em;margin:2em auto}}figure{{display:inline-block;margin:.5em}}
-.marked{{outline:2px solid #c33}}pre{{white-space:pre-wrap}}</style><h1>{title}</h1><pre>{text}</pre>{figures}</html>
+<style>body{{font:15px sans-serif;max-width:60em;margin:auto}}figure{{display:inline-block}}pre{{white-space:pre-wrap}}
+.marked{{outline:2px solid #c33}}</style><h1>{title}</h1><pre>{text}</pre>{figures}</html>
 """
-FIGURE = """<figure{marked}><figcaption>{name}: {low:.3g} to {high:.3g}</figcaption><svg width="400" height="120">
-<title>{name} over the run</title>{band}<polyline fill="none" stroke="#236" points="{points}"/></svg></figure>
+FIGURE = """<figure class="{kind}"><figcaption>{name}: {low:.3g} to {high:.3g}</figcaption>
+<svg width="400" height="120"><title>{name}</title>{band}
+<polyline fill="none" stroke="#236" points="{points}"/></svg></figure>
 """
 
 
 def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
-    """Write one page without other files: the findings, and a curve of each metric; those of findings are marked.
-
-    The normal range of a marked metric is shaded.
-    """
-    run, figures = Run(metrics), []
-    cited = {found.metric: found.normal for found in findings}
-    for name in sorted({*NAMES, *cited} & {*metrics}, key=lambda name: name not in cited):
-        y = run.series(name)
-        if len(y) < 2:
+    """Write findings and curves as one page; the metrics of findings are marked, with their normal range in green."""
+    run, figures, cited = Run(metrics), "", {found.metric: found.normal for found in findings}
+    for name in sorted(NAMES, key=lambda name: name not in cited):
+        if len(y := run.series(name)) < 2:
             continue
         low, high = float(y.min()), float(y.max())
-
-        def height(y: Any, low: float = low, high: float = high) -> Any:
-            return 115 - 110 * np.clip((y - low) / (high - low or 1), 0, 1)
-
-        points = " ".join(f"{x:.1f},{h:.1f}" for x, h in zip(np.linspace(0, 400, len(y)), height(y), strict=True))
-        band = ""
+        band, kind = "", "marked" if name in cited else "curve"
+        heights = 115 - 110 * np.clip((np.array([*y, *cited.get(name, y[:2])]) - low) / (high - low or 1), 0, 1)
+        points = " ".join(f"{400 * i / len(y):.1f},{height:.1f}" for i, height in enumerate(heights[:-2]))
         if name in cited:
-            bottom, top = height(np.array(cited[name]))
+            bottom, top = heights[-2:]
             band = f'<rect width="400" y="{top:.1f}" height="{bottom - top:.1f}" fill="#cec"/>'
-        marked = ' class="marked"' if name in cited else ""
-        figures.append(
-            FIGURE.format(name=html.escape(name), low=low, high=high, band=band, points=points, marked=marked)
-        )
-    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), figures="".join(figures))
+        figures += FIGURE.format(name=name, low=low, high=high, band=band, points=points, kind=kind)
+    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), figures=figures)
     write_whole(path, page.encode())
 
 
@@ -195,16 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
             if given.html is not None:
                 check_writable(given.html, (".html",))
             metrics, config = read_run(given.run)
-            if config:
-                try:
-                    metrics = {**metrics, **probe_run(given)}
-                except UserError as error:
-                    report(f"without measurements of a checkpoint: {error}")
+            try:
+                metrics |= probe_run(given) if config else {}
+            except UserError as error:
+                report(f"without measurements of a checkpoint: {error}")
             findings = diagnose(metrics, config)
             if given.html is not None:
-                write_page(given.html, f"{given.run}", metrics, findings)
+                write_page(given.html, str(given.run), metrics, findings)
     except SystemExit as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
-    print(describe(findings))
+    print(describe(findings), end="")
     return findings

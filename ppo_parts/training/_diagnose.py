@@ -17,17 +17,14 @@ from .._base.errors import UserTypeError
 from ._probe import fields_of
 from ._run import first_nonfinite
 
-Confidence = Literal["certain", "likely", "possible"]
-FINDINGS = 5
-"""Largest number of findings."""
+FINDINGS = 5  # at most
 
 
 class Finding(NamedTuple):
     """A cause that explains what was measured.
 
     Attributes:
-        name: the name of the rule.
-        cause: what is wrong.
+        name, cause: the rule's name, and what is wrong.
         metric, value: what was measured.
         normal: the range of the value in runs without the fault.
         advice: what to change, or what to look at.
@@ -41,20 +38,16 @@ class Finding(NamedTuple):
     value: float
     normal: tuple[float, float]
     advice: str
-    confidence: Confidence
+    confidence: Literal["certain", "likely", "possible"]
 
 
 class Run:
-    """Reads metrics and settings. What was not recorded is NaN, and no comparison with NaN is true.
-
-    Args:
-        metrics: by name, `[updates]` or `[updates, seeds]`; of `probe`, numbers or `[seeds]`.
-        config: the configuration, a dataclass or a mapping.
-    """
+    """Reads metrics and settings, as in `diagnose`. What is unknown is NaN, and no comparison with NaN is true."""
 
     def __init__(self, metrics: Mapping[str, Any], config: Any = None) -> None:
         self.metrics = {name: np.asarray(x, float) for name, x in metrics.items()}
         self.config = fields_of(config)
+        self.epochs = self.setting("update_epochs", "actor_epochs")
 
     def series(self, name: str) -> np.ndarray:
         """Return the known values of a metric, medians over the seeds; the name of a phase may precede it."""
@@ -73,36 +66,30 @@ class Run:
         x = self.series(name)
         return float(np.mean(x[3 * len(x) // 4 :])) if len(x) else np.nan
 
-    def quantile(self, name: str, q: float) -> float:
-        """Return a quantile of the values."""
-        x = self.series(name)
-        return float(np.quantile(x, q)) if len(x) else np.nan
-
     def setting(self, *names: str) -> float:
         """Return the first of these settings that is a number."""
         found = [self.config[x] for x in names if isinstance(self.config.get(x), (int, float, np.number))]
         return float(found[0]) if found else np.nan
 
     def progress(self) -> float:
-        """Return how far the return rose, in standard deviations of the early returns; NaN if unknown."""
+        """Return how far the return rose, in standard deviations of the returns in the first quarter."""
         x = self.series("episode_return")
         first = x[: len(x) // 4]
-        rose = self.late("episode_return") - np.mean(first) if len(x) >= 8 else np.nan
-        return float(rose / (np.std(first) + 1e-9)) if len(x) >= 8 else np.nan
+        return float((self.late("episode_return") - first.mean()) / (first.std() + 1e-9)) if len(x) >= 8 else np.nan
 
 
 def nonfinite_updates(run: Run) -> float:
     """Count updates with numbers that are not finite: by the learner's counts, or in the losses of foreign logs."""
-    counts = [x for name, x in run.metrics.items() if "nonfinite/" in name]
+    counts = [x != 0 for name, x in run.metrics.items() if "nonfinite/" in name]
     losses = [~np.isfinite(run.metrics[name]) for name in ("value_loss", "policy_loss") if name in run.metrics]
-    bad = [x.reshape(len(x), -1).any(axis=1) for x in counts or losses if x.ndim]
-    return float(np.sum(np.any(bad, axis=0))) if bad else np.nan
+    bad = [x.reshape(len(x), -1).any(axis=1) for x in counts or losses]
+    return float(max(map(np.sum, bad), default=0))
 
 
 def copied_seeds(run: Run) -> float:
     """Count seeds whose loss is that of another one, to the last bit."""
-    x = next((x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2), None)
-    return np.nan if x is None else float(x.shape[1] - len(np.unique(x, axis=1).T))
+    x = next((x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2), np.zeros((1, 1)))
+    return float(x.shape[1] - len(np.unique(x, axis=1).T))
 
 
 def unending_steps(run: Run) -> float:
@@ -121,50 +108,47 @@ def false_ends(run: Run) -> float:
 def agreement(run: Run) -> float:
     """Return -1 if the mean reward of the learner and the mean return differ in sign, otherwise 1."""
     reward, returns = run.late("probe/reward_mean"), run.late("episode_return")
-    return float(np.sign(reward * returns)) if abs(reward) > 0.01 * run.late("probe/target_rms") else np.nan
+    return float(np.sign(reward * returns)) if abs(reward) > 0.005 * run.late("probe/target_rms") else np.nan
 
 
 def lost_in_evaluation(run: Run) -> float:
     """Return the share of what was learned that the last evaluations do not have."""
-    early, late, played = (
-        run.early("episode_return"),
-        run.late("episode_return"),
-        run.late("evaluation/episode_return"),
-    )
-    return (late - played) / (late - early) if run.progress() > 3 else np.nan
+    early, late = run.early("episode_return"), run.late("episode_return")
+    return (late - run.late("evaluation/episode_return")) / (late - early) if run.progress() > 2 else np.nan
 
 
 def motion_left(run: Run) -> float:
     """Return the divergence in the second half, without its end, divided by that of the beginning."""
-    kl = run.series("approx_kl")
-    known = len(kl) >= 20 and run.early("approx_kl") > 1e-5
-    return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / run.early("approx_kl") if known else np.nan
+    kl, first = run.series("approx_kl"), run.early("approx_kl")
+    return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / first if len(kl) >= 20 and first > 1e-5 else np.nan
 
 
 def mean_policy_loss(run: Run) -> float:
     """Return the mean absolute policy loss; it stays near 0 if advantages are standardized in each minibatch."""
-    x = run.series("policy_loss")
-    return float(np.mean(np.abs(x))) if len(x) else np.nan
+    x = np.abs(run.series("policy_loss"))
+    return float(np.mean(x)) if len(x) else np.nan
 
 
-def entropy_kept(run: Run) -> float:
-    """Return how much entropy was lost, in nats; positive differential entropy is not a share of anything."""
-    return run.late("entropy") - run.early("entropy")
+def best_explained(run: Run) -> float:
+    """Return the explained variance that one update in ten exceeds; it may fall once all returns are equal."""
+    x = run.series("explained_variance")
+    return float(np.quantile(x, 0.9)) if len(x) else np.nan
+
+
+def entropy_lost(run: Run) -> float:
+    """Return the entropy that was lost, as a share of the first one, or in nats if that is more."""
+    early, late = run.early("entropy"), run.late("entropy")
+    return max(early - late, 1 - late / early if early > 0 else -np.inf)
 
 
 class Rule(NamedTuple):
-    """A row of the table.
+    """A row of the table: a `Finding` if `value` (None: the late `metric`) is not in its normal range, `low` to `high`.
 
-    Attributes:
-        name, cause, metric, advice, confidence: as in `Finding`.
-        low, high: the normal range.
-        value: the number that is compared; None: the late value of `metric`.
-        when: whether the rule applies.
-        unless: other rules that explain the same numbers better; if one of them finds something, this one does not.
+    It applies only `when` a condition holds, `unless` another rule before it explains the same numbers.
     """
 
     name: str
-    confidence: Confidence
+    confidence: Literal["certain", "likely", "possible"]
     metric: str
     low: float
     high: float
@@ -178,12 +162,10 @@ class Rule(NamedTuple):
 INF = np.inf
 RULES = (
     # Wrong by definition.
-    Rule("not_finite", "certain", "updates with non-finite numbers", -INF, 0,
-         "numbers are not finite", "look at the quantity where they arose first", nonfinite_updates),
-    Rule("duplicated_seeds", "certain", "copied seeds", -INF, 0,
-         "seeds are copies of each other", "give each seed its own key: jax.random.split", copied_seeds),
-    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
-         "environments are copies of each other, or no action has an effect", "give each environment its own key"),
+    Rule("not_finite", "certain", "updates with non-finite numbers", -INF, 0, "numbers are not finite",
+         "look at the quantity where they arose first", nonfinite_updates),
+    Rule("duplicated_seeds", "certain", "copied seeds", -INF, 0, "seeds are copies of each other",
+         "give each seed its own key: jax.random.split", copied_seeds),
     Rule("memory_not_reset", "certain", "probe/memory_after_reset", -INF, 1e-3,
          "the policy's memory survives the end of an episode", "zero the carry where batch.reset is 1"),
     Rule("action_changed", "certain", "probe/log_ratio", -INF, 1e-2,
@@ -194,89 +176,80 @@ RULES = (
          "training evaluates another policy, or other observations, than the rollout did",
          "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
          unless=("memory_not_reset", "action_changed")),
-    Rule("stops_at_once", "likely", "early_stopped", -INF, 0.95,
-         "the early stop ends every update in its first epoch", "--target-kl 0.02",
-         when=lambda run: run.late("epochs") <= 1.1 < run.setting("update_epochs", "actor_epochs")),
     # The data.
-    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF,
-         "the flags of episode ends belong to the step before or after",
+    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
+         "environments are copies of each other, or no action has an effect", "give each environment its own key"),
+    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step before or after",
          "terminated[t] is of the transition out of step t: python -m ppo_parts.envs check"),
-    Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,
-         "a time limit is reported as a termination (Pardo et al. 2018, arXiv:1712.00378)",
-         "return truncated instead of terminated, and final_obs", false_ends),
-    Rule("never_ends", "likely", "steps without an end", -INF, 5000,
-         "no episode ends", "add a time limit; pass rollout_state on to the next rollout", unending_steps),
+    Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
+         "a time limit is reported as a termination", "return truncated instead, and final_obs", false_ends),
+    Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
+         "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
          "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
     Rule("observations_large", "likely", "probe/obs_rms", -INF, 20,
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
-         "observations are constant, or divided by statistics that exploded",
-         "look for outliers: they enter running variances and hardly leave them"),
+         "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
     Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
+    Rule("reward_scale_large", "likely", "value_loss", -INF, 2e4, "the value loss is so large that it hides the policy",
+         "envs.normalize_reward with the gamma of gae"),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
-         "rewards are so small that errors of the value function hide them", "envs.normalize_reward"),
+         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
+         when=lambda run: run.early("value_loss") < 0.02),
     Rule("evaluation_apart", "likely", "learned return lost in evaluation", -INF, 0.8,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
-    # The network.
-    Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,
-         "no gradient reaches many hidden units (Sokar et al. 2023, arXiv:2302.12902)",
-         "--activation tanh, orthogonal initialization, a smaller learning rate"),
-    Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
-         "actions are at their bounds, where the policy has no effect", "a smaller log_std, --squash, or bounds_loss"),
     # The settings.
-    Rule("gamma_short", "likely", "gamma", 0.88, INF,
-         "the horizon 1 / (1 - gamma) is much shorter than an episode", "--gamma 0.99",
-         lambda run: run.setting("gamma"),
+    Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
+         "--gamma 0.99", lambda run: run.setting("gamma"),
          lambda run: 1 / max(1 - run.setting("gamma"), 1e-9) < 0.2 * run.early("episode_length")),
-    Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF,
-         "minibatches are so small that gradients are noise", "a smaller --num-minibatches, or more environments",
+    Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
+         "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),
-    Rule("advantage_lost", "likely", "mean |policy_loss|", 1e-7, INF,
-         "all advantages are 0, as after standardizing each one alone", "standardize over the minibatch or the rollout",
-         mean_policy_loss),
-    Rule("advantage_not_standardized", "likely", "mean |policy_loss|", -INF, 0.5,
-         "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv",
-         mean_policy_loss),
-    Rule("epochs_many", "likely", "update_epochs", -INF, 25,
-         "so many epochs overfit each rollout", "--update-epochs 4, or --target-kl 0.02",
-         lambda run: run.setting("update_epochs", "actor_epochs")),
-    Rule("clip_large", "likely", "clip_coef", -INF, 0.6,
-         "the clip range is so large that nothing limits the ratio", "--clip-coef 0.2",
-         lambda run: run.setting("clip_coef")),
-    Rule("clip_small", "likely", "clip_fraction", -INF, 0.3,
-         "the clip range is so small that it removes most gradients", "--clip-coef 0.2",
-         lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
-    Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15,
-         "the entropy bonus outweighs the return, so the policy stays random", "--ent-coef 0.01",
-         lambda run: run.setting("ent_coef"), lambda run: entropy_kept(run) > -0.1),
+    Rule("epochs_many", "likely", "epochs", -INF, 25, "so many epochs overfit each rollout",
+         "--update-epochs 4, or --target-kl 0.02", lambda run: run.epochs),
+    Rule("stops_at_once", "likely", "early_stopped", -INF, 0.95, "the early stop ends every update in its first epoch",
+         "--target-kl 0.02", when=lambda run: run.late("epochs") <= 1.1 < run.epochs),
+    Rule("clip_large", "likely", "clip_coef", -INF, 0.6, "the clip range is so large that nothing limits the ratio",
+         "--clip-coef 0.2", lambda run: run.setting("clip_coef")),
+    Rule("clip_small", "likely", "clip_fraction", -INF, 0.3, "the clip range removes most gradients",
+         "--clip-coef 0.2", lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
+    Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15, "the entropy bonus keeps the policy random",
+         "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
     # The steps.
+    Rule("advantage_lost", "likely", "mean |policy_loss|", 1e-7, INF, "all advantages are 0",
+         "standardize over the minibatch or the rollout, not each element alone", mean_policy_loss),
+    Rule("advantage_not_standardized", "likely", "mean |policy_loss|", -INF, 0.5,
+         "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", mean_policy_loss),
+    Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
+         "the policy became deterministic before it had learned", "--ent-coef 0.01",
+         entropy_lost, lambda run: run.progress() < 3),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-3, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
-         "pp.clipped_adam counts updates; optax counts gradient steps", motion_left),
-    Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1,
-         "steps are so large that the policy leaves the neighborhood of the one that acted",
+         "pp.clipped_adam counts updates; optax counts gradient steps", motion_left, unless=("entropy_collapsed",)),
+    Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
          lambda run: max(run.early("approx_kl"), run.late("approx_kl")), unless=("epochs_many", "clip_large")),
-    Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.3,
-         "steps are so large that many ratios leave the clip range at once", "a learning rate of 3e-4",
-         lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") > 0.01),
-    Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF,
-         "steps are so small that the policy hardly moves", "a learning rate of 3e-4",
-         lambda run: run.early("approx_kl"), unless=("advantage_lost", "stops_at_once", "clip_small")),
-    Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.5,
-         "the policy became deterministic before it had learned", "--ent-coef 0.01",
-         lambda run: -entropy_kept(run), lambda run: run.progress() < 1),
+    Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.3, "the first steps leave the clip range",
+         "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
+         lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
+    Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
+         "a learning rate of 3e-4", lambda run: run.early("approx_kl"),
+         unless=("advantage_lost", "stops_at_once", "clip_small")),
+    # The network.
+    Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
+         "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
+    Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
+         "actions are at their bounds, where the policy has no effect", "a smaller log_std, --squash, or bounds_loss"),
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 3000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
-         "the value function never explains the returns", "a larger --vf-coef or critic; normalized rewards",
-         lambda run: run.quantile("explained_variance", 0.9)),
+         "the value function never explains the returns", "a larger --vf-coef or critic", best_explained),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 

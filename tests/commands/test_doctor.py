@@ -67,7 +67,7 @@ PLANTED = {  # by rule: metrics, and settings
     "observations_vanish": ({"probe/obs_std": 1e-4}, {}),
     "reward_sign": ({"probe/reward_mean": -1.0}, {}),
     "reward_scale_large": ({"probe/target_rms": 2e4}, {}),
-    "reward_scale_small": ({"probe/target_rms": 0.02}, {}),
+    "reward_scale_small": ({"probe/target_rms": 0.02, "value_loss": np.full(UPDATES, 1e-5)}, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99}, {}),
@@ -104,7 +104,7 @@ def test_findings_are_sorted_and_few_and_of_the_median_seed():
     chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
     metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
     found = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
-    assert [x.name for x in found] == ["policy_differs", "flags_shifted", "reward_sign", "dead_units", "gamma_short"]
+    assert [x.name for x in found] == ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
     x = HEALTHY["approx_kl"]
     for seeds, names in (([x, x, 100 * x], []), ([x, 100 * x, 100 * x], ["learning_rate_large"])):
         metrics = {"actor/approx_kl": np.stack(seeds, axis=1)}
