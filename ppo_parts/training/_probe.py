@@ -103,9 +103,12 @@ def _numbers(batch: Batch) -> Array:
 
 def _at_bound(space: Any, action: Any) -> Array:
     """Return 1 for components of actions within 1 % of a bound or beyond it; NaN without bounds."""
-    if is_discrete(space) or not np.all(np.isfinite([np.min(space.low), np.max(space.high)])):
+    if is_discrete(space):
         return jnp.full(jnp.shape(jax.tree.leaves(action)[0]), jnp.nan)
+    # NumPy's arrays: those of JAX become traced inside jit.
     low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
+    if not np.all(np.isfinite([low, high])):
+        return jnp.full(action.shape, jnp.nan)
     margin = 0.005 * (high - low)
     return jnp.asarray((action <= low + margin) | (action >= high - margin), jnp.float32)
 
