@@ -1,0 +1,175 @@
+"""One update of PPO in NumPy, with linear networks, and a switch that plants one fault at a time."""
+
+import numpy as np
+
+TIME, ENVS, EPOCHS, MINIBATCHES = 16, 4, 2, 2
+GAMMA, LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF, RATE, MAX_NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.1, 0.5
+
+CHAIN = f"""pp.chain(
+    pp.gae(gamma={GAMMA}, gae_lambda={LAMBDA}),
+    pp.shuffled_minibatches({MINIBATCHES}, {EPOCHS}),
+    pp.advantage_normalize(ddof=1),
+    pp.clipped_surrogate(clip_eps={CLIP}),
+    pp.value_loss(coef={VALUE_COEF}),
+    pp.entropy_bonus(coef={ENTROPY_COEF}),
+)"""
+OPTIMIZER = f"pp.clipped_adam({RATE}, max_grad_norm={MAX_NORM}, eps=1e-5)"
+
+FAULTS = {  # the stage of each
+    "policy": ("stale log-probabilities", "values of other parameters", "actions clipped after sampling"),
+    "advantage": (
+        "gamma 0.95", "lambda 0.9", "done one step late", "time limit ends the episode",
+        "current value at time limits", "time limits ignored", "no bootstrap at the end", "ends ignored",
+        "trace not cut at ends", "target is the advantage", "rewards clipped", "bootstrap without gamma",
+    ),
+    "loss": (
+        "ddof 0", "standardized over the rollout", "not standardized", "epsilon of the deviation 0.1",
+        "value coefficient 1", "value clipped", "clip range 0.1", "clip of the log-ratio", "maximum of the surrogates",
+        "entropy subtracted", "ratio inverted", "rows by environment", "loss summed", "advantages shuffled",
+    ),
+    "gradient": (
+        "gradients not zeroed", "no gradient of the entropy", "gradient through the clip", "value gradient halved",
+    ),
+    "optimizer": (
+        "Adam's epsilon 1e-3", "no bias correction", "gradient not clipped", "rate decays per step",
+        "second decay 0.99", "weight decay", "moments reset in each epoch", "each entry of the gradient clipped",
+        "rate of the next update",
+    ),
+}  # fmt: skip
+
+
+def log_softmax(x):
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def estimates(z, fault):
+    """Advantages and targets of a rollout."""
+    gamma, lam = 0.95 if fault == "gamma 0.95" else GAMMA, 0.9 if fault == "lambda 0.9" else LAMBDA
+    reward, value, following = z["reward"], z["value"], z["next_value"].copy()
+    terminated, truncated = z["terminated"].copy(), z["truncated"].copy()
+    if fault == "rewards clipped":
+        reward = np.clip(reward, -1, 1)
+    if fault == "done one step late":
+        terminated = np.concatenate([0 * terminated[:1], terminated[:-1]])
+    if fault == "time limit ends the episode":
+        terminated = np.maximum(terminated, truncated)
+    if fault == "current value at time limits":
+        following = np.where(truncated, value, following)
+    if fault == "time limits ignored":
+        following[:-1] = np.where(truncated[:-1], value[1:], following[:-1])
+        truncated = 0 * truncated
+    if fault == "no bootstrap at the end":
+        following[-1] = 0
+    if fault == "ends ignored":
+        terminated = 0 * terminated
+    advantage, later = np.zeros_like(reward), 0.0
+    for t in reversed(range(TIME)):
+        goes_on = 1 - terminated[t]
+        delta = reward[t] + (1.0 if fault == "bootstrap without gamma" else gamma) * goes_on * following[t] - value[t]
+        trace = 1.0 if fault == "trace not cut at ends" else goes_on * (1 - truncated[t])
+        advantage[t] = later = delta + gamma * lam * trace * later
+    return advantage, advantage if fault == "target is the advantage" else advantage + value
+
+
+def loss_and_gradient(params, rows, advantage, fault):
+    """The loss of a minibatch, its terms, and the gradient by hand."""
+    size, action, old = len(rows["obs"]), rows["action"], rows["log_prob"]
+    logits = log_softmax(rows["obs"] @ params["policy"])
+    probability, onehot = np.exp(logits), np.eye(2)[action]
+    log_prob, value = logits[np.arange(size), action], rows["obs"] @ params["value"]
+    log_ratio = old - log_prob if fault == "ratio inverted" else log_prob - old
+    ratio = np.exp(log_ratio)
+    clipped = np.clip(ratio, 1 - (c := 0.1 if fault == "clip range 0.1" else CLIP), 1 + c)
+    if fault == "clip of the log-ratio":
+        clipped = np.exp(np.clip(log_ratio, -0.05, 0.05))
+    pick = np.minimum if fault == "maximum of the surrogates" else np.maximum
+    surrogate = pick(-advantage * ratio, -advantage * clipped)
+    through = (surrogate == -advantage * ratio) | (fault == "gradient through the clip")
+    error, slope = 0.5 * (value - rows["target"]) ** 2, value - rows["target"]
+    if fault == "value clipped":
+        near = rows["value"] + np.clip(value - rows["value"], -0.1, 0.1)
+        other = 0.5 * (near - rows["target"]) ** 2
+        slope = np.where(other > error, np.where(near == value, near - rows["target"], 0), slope)
+        error = np.maximum(error, other)
+    entropy = -(probability * logits).sum(axis=-1)
+    mean = (lambda x: x.sum()) if fault == "loss summed" else (lambda x: x.mean())
+    value_coef = 1.0 if fault == "value coefficient 1" else VALUE_COEF
+    entropy_coef = -ENTROPY_COEF if fault == "entropy subtracted" else ENTROPY_COEF
+    numbers = {"policy_loss": mean(surrogate), "value_loss": mean(error), "entropy": mean(entropy)}
+    numbers["loss"] = numbers["policy_loss"] + value_coef * numbers["value_loss"] - entropy_coef * numbers["entropy"]
+    of_entropy = -probability * (logits + entropy[:, None])
+    entropy_coef *= fault != "no gradient of the entropy"
+    of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - entropy_coef * of_entropy
+    value_coef *= 0.5 if fault == "value gradient halved" else 1
+    gradient = {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
+    return numbers, gradient
+
+
+def adam(params, gradient, moments, step, fault):
+    """One step, and the moments after it."""
+    norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
+    scale = 1.0 if fault == "gradient not clipped" else min(1.0, MAX_NORM / norm)
+    if fault == "each entry of the gradient clipped":
+        gradient, scale = {name: np.clip(g, -0.2, 0.2) for name, g in gradient.items()}, 1.0
+    b1, b2 = 0.9, 0.99 if fault == "second decay 0.99" else 0.999
+    eps = 1e-3 if fault == "Adam's epsilon 1e-3" else 1e-5
+    rate = RATE * (1 - step / 10) if fault == "rate decays per step" else RATE
+    rate *= 0.9 if fault == "rate of the next update" else 1.0
+    after, kept = {}, {}
+    for name, g in gradient.items():
+        m, v = (
+            b * old + (1 - b) * x
+            for b, old, x in zip((b1, b2), moments[name], (scale * g, (scale * g) ** 2), strict=True)
+        )
+        kept[name] = m, v
+        count = step + 1 if fault != "moments reset in each epoch" else step % MINIBATCHES + 1
+        corrections = (1.0, 1.0) if fault == "no bias correction" else (1 - b1**count, 1 - b2**count)
+        decay = 0.01 * params[name] if fault == "weight decay" else 0
+        after[name] = params[name] - rate * (m / corrections[0] / (np.sqrt(v / corrections[1]) + eps) + decay)
+    return after, kept
+
+
+def record_update(fault=None, seed=0):
+    """The record of one update, with a fault."""
+    rng = np.random.default_rng(seed)
+    params = {"policy": rng.normal(size=(3, 2)), "value": rng.normal(size=3)}
+    acted = {name: 1.1 * x for name, x in params.items()}
+    obs = rng.normal(size=(TIME + 1, ENVS, 3))
+    kind = rng.choice(3, size=(TIME, ENVS), p=(0.7, 0.15, 0.15))
+    z = {"obs": obs[:-1], "next_obs": np.where((kind == 2)[..., None], rng.normal(size=(TIME, ENVS, 3)), obs[1:])}
+    z |= {"terminated": (kind == 1).astype(float), "truncated": (kind == 2).astype(float)}
+    z["action"], z["reward"] = rng.integers(2, size=(TIME, ENVS)), 2 * rng.normal(size=(TIME, ENVS))
+    of_policy = acted if fault == "stale log-probabilities" else params
+    log_probs = log_softmax(z["obs"] @ of_policy["policy"])
+    z["log_prob"] = np.take_along_axis(log_probs, z["action"][..., None], axis=-1)[..., 0]
+    of_value = acted if fault == "values of other parameters" else params
+    z["value"], z["next_value"] = z["obs"] @ of_value["value"], z["next_obs"] @ of_value["value"]
+    if fault == "actions clipped after sampling":
+        z["action"] = np.minimum(z["action"], 0)
+    z["advantage"], z["target"] = estimates(z, fault)
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in z.items()}
+    record = z | {"params": params}
+    if fault == "rows by environment":
+        flat = {name: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]) for name, x in z.items()}
+    advantage = flat["advantage"]
+    steps, moments = [], {name: (0 * x, 0 * x) for name, x in params.items()}
+    indices = np.stack([rng.permutation(TIME * ENVS).reshape(MINIBATCHES, -1) for _ in range(EPOCHS)])
+    before = {name: 0 * x for name, x in params.items()}
+    for step, rows in enumerate(indices.reshape(-1, indices.shape[-1])):
+        used, of = advantage[rows], advantage if fault == "standardized over the rollout" else advantage[rows]
+        if fault == "advantages shuffled":
+            used = used[::-1]
+        if fault != "not standardized":
+            eps = 0.1 if fault == "epsilon of the deviation 0.1" else 1e-8
+            used = (used - of.mean()) / (of.std(ddof=0 if fault == "ddof 0" else 1) + eps)
+        numbers, gradient = loss_and_gradient(params, {name: x[rows] for name, x in flat.items()}, used, fault)
+        if fault == "gradients not zeroed":
+            gradient = before = {name: before[name] + g for name, g in gradient.items()}
+        if fault == "moments reset in each epoch" and step % MINIBATCHES == 0:
+            moments = {name: (0 * x, 0 * x) for name, x in params.items()}
+        params, moments = adam(params, gradient, moments, step, fault)
+        steps.append(numbers | {f"gradient/{name}": g for name, g in gradient.items()})
+        steps[-1] |= {f"params_after/{name}": x for name, x in params.items()}
+    record["indices"] = indices
+    return record | {name: np.stack([step[name] for step in steps]) for name in steps[0]}

@@ -1,0 +1,93 @@
+"""`compare_update` against a program of another kind, with one fault at a time, and against the recorded originals."""
+
+import jax
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import testing
+from ppo_parts.testing._choices import evaluated
+from tests.golden import test_libraries
+from tests.golden_traces import load
+
+from . import numpy_ppo
+
+
+def evaluate(params, batch):
+    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+def float32(record):
+    return jax.tree.map(lambda x: np.asarray(x, np.float32 if x.dtype.kind == "f" else x.dtype), record)
+
+
+def first_difference(fault, without=()):
+    record = {name: x for name, x in float32(numpy_ppo.record_update(fault)).items() if name not in without}
+    made = evaluated(numpy_ppo.CHAIN), evaluated(numpy_ppo.OPTIMIZER)
+    return testing.compare_update(record, made[0], evaluate, made[1]).first
+
+
+def test_no_fault_no_difference():
+    assert first_difference(None) is None
+
+
+def test_faults_are_located():
+    expected = {fault: stage for stage, faults in numpy_ppo.FAULTS.items() for fault in faults}
+    found = {fault: first_difference(fault) for fault in expected}
+    assert {fault: first and first.stage for fault, first in found.items()} == expected
+
+
+def test_only_what_is_recorded_is_needed():
+    """Without advantages and parameters after each step, the replay goes on from the steps of its own."""
+    without = ("advantage", "target", "gradient/policy", "gradient/value", "params_after/policy", "params_after/value")
+    assert first_difference(None, without) is None
+    found = first_difference("weight decay", without)
+    assert (found.stage, found.step) == ("loss", 1)
+
+
+EXPLAINED = {
+    "current value at time limits": "a time limit bootstraps from the value of the current state",
+    "standardized over the rollout": "advantages are standardized over the rollout, ddof 1",
+}
+
+
+@pytest.mark.parametrize("fault", EXPLAINED)
+def test_single_change_explains_the_record(fault):
+    record = float32(numpy_ppo.record_update(fault))
+    found = testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER)
+    assert (found.changes, found.left) == ((EXPLAINED[fault],), None)
+    space = {}
+    exec(found.update, space)  # what it prints is a program
+    assert testing.compare_update(record, space["chain"], evaluate, space["optimizer"]).first is None
+
+
+def test_record_that_lacks_something_is_an_error():
+    record = numpy_ppo.record_update()
+    for change, says in (
+        ({"next_value": None, "next_obs": None}, "add 'last_value'"),
+        ({"log_prob": None}, "lacks 'log_prob'"),
+        ({"indices": None}, "add 'indices'"),
+        ({"logprob": record["log_prob"]}, "is it 'log_prob'"),
+        ({"loss": record["loss"][:1]}, "record each quantity once"),
+        ({"value": record["value"][..., None]}, "both must be"),
+    ):
+        broken = {name: x for name, x in {**record, **change}.items() if x is not None}
+        with pytest.raises(ValueError, match=says):
+            testing.compare_update(broken, evaluate=evaluate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["stable_baselines3", "tianshou", "rsl_rl"])
+def test_libraries_are_identified(library):
+    """From the default chain, without the name of the library: what is found computes what the preset computes."""
+    with jax.enable_x64(True):
+        z = load(f"libraries/{library}_default")
+        fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
+        record = {name: z[name] for name in (*fields, "advantage", "target", "indices")}
+        record |= {"loss": z["losses"], "params": test_libraries.split(z["params"][0], z)}
+        record |= {"behavior": test_libraries.split(z["behavior"], z)} if "behavior" in z else {}
+        size = len(record["params"]["value"])
+        record |= {"params_after/policy": z["params"][1:, :-size], "params_after/value": z["params"][1:, -size:]}
+        found = testing.compare_update(record, evaluate=test_libraries.evaluate, rtol=1e-5)
+    assert found.first is not None
+    assert found.left is None
