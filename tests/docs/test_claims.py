@@ -50,6 +50,28 @@ def test_claims_mujoco_returns_are_those_of_the_records():
     assert "rl_games" in page  # whose result on Humanoid is far above ours
 
 
+def test_claims_step_size_on_humanoid():
+    """The same seeds with a rate annealed over 1M and over 3M steps, at the same number of steps."""
+    whole = {(x["task"], x["variant"], x["env_steps"] > 2e6): x["curve"] for x in _tables.whole_runs()}
+    found = {}
+    for (task, variant, long), curve in whole.items():
+        if long:
+            last = whole[task, variant, False][-1]
+            then = min(curve, key=lambda row: abs(row["env_steps"] - last["env_steps"]))
+            largest = tuple(max(row["approx_kl"] for row in x) for x in (whole[task, variant, False], curve))
+            found[task] = last, then, _pages.difference(*(x["last_100_episodes"] for x in (last, then))), largest
+    last, then, change, largest = found.pop("Humanoid-v5")
+    said = [f"{np.mean(x['last_100_episodes']):,.0f} after {x['env_steps']:,} steps" for x in (last, then)]
+    assert all(text in words("docs/results.md") for text in (*said, _pages.signed(change)))
+    assert [round(x, 2) for x in largest] == [0.10, 0.21]
+    assert [round(max(x), 2) for x in zip(*(each[3] for each in found.values()), strict=True)] == [0.04, 0.11]
+    assert all(each[2]["95"][0] < 0 < each[2]["95"][1] for each in found.values())
+    for record in _tables.records("humanoid").values():  # single runs
+        row = [row for row in record["results"]["curve"] if "evaluation" in row][-1]
+        for expected in (f"{row['last_100_episodes']:,.0f} after {row['env_steps']:,}", "seed 9001"):
+            assert expected in words("docs/results.md")
+
+
 def test_claims_effects_of_single_choices_of_mujoco_ppo():
     page = words("docs/libraries.md").replace(",", "")
     found = next(x for x in _tables.comparisons("mujoco", mujoco.VARIANTS) if x.task == "HalfCheetah-v5")
