@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -168,11 +169,11 @@ def _known(words: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def _words_in_file(path: Path) -> list[str]:
-    """Return the options in a YAML or JSON file (which is YAML) as words of a command line."""
+    """Return the options in a YAML or JSON file as words of a command line."""
     yaml = require_package("yaml", "train")
     try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeError) as error:
+        content = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+    except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")

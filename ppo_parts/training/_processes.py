@@ -1,7 +1,6 @@
-"""Several processes that train together: how they connect, how they agree, and what happens if one is lost.
+"""Several processes that train together: they run the same programs in the same order.
 
-All processes run the same programs in the same order. They must agree on everything that depends on one of them, such
-as a signal, a clock or the contents of a file, before the next program is chosen.
+They must agree on all that depends on one of them, such as a signal, a clock or a file, before they choose a program.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def run(
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
-        ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
+        ValueError: it has another configuration. OSError: the folder cannot be written.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
     for name, given, right, what in (
@@ -237,9 +237,9 @@ class Loop:
         if found is None:
             return
         index, report = found
-        self.rows = found_rows = rows[: index + 1]
+        self.rows = sound = rows[: index + 1]
         self.write_rows()
-        self.tell(told, found_rows)
+        self.tell(told, sound)
         last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint yet"
         raise NonFiniteError(
             f"update {rows[index]['update']}{report}. The run ends here; {last}. --on-nonfinite skip skips such "

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from tests.runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps
+from tests.runs import EVALUATED, assert_same_run, checkpoint, go, rows, steps
 
 
 def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
@@ -21,19 +21,6 @@ def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
     assert_same_run(folder, evaluated[0])
     for mine, written in zip(seen, rows(folder), strict=True):
         assert {name: None if np.isnan(x) else x for name, x in mine.items()} == written
-
-
-def test_on_rows_sees_all_rows_before_a_checkpoint(train, tmp_path):
-    """So that whoever logs elsewhere has no gaps after a crash; later rows come a second time."""
-    seen = []
-    log = lambda new: seen.extend(row["update"] for row in new)  # noqa: E731
-    with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(12, crash), on_rows=log)
-    assert steps(tmp_path / "run") == [4, 8]
-    assert seen == list(range(10))
-    seen.clear()
-    go(train, None, "", resume=tmp_path / "run", on_rows=log)
-    assert seen == list(range(8, UPDATES))
 
 
 def test_on_rows_may_stop_the_run_which_is_saved_first(train, whole, tmp_path, capsys):

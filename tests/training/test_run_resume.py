@@ -25,9 +25,7 @@ from tests.runs import (
 )
 
 
-@pytest.mark.parametrize(
-    ("undisturbed", "options", "after"), [("whole", {}, 4), ("whole", {}, 10), ("evaluated", EVALUATED, 10)]
-)
+@pytest.mark.parametrize(("undisturbed", "options", "after"), [("whole", {}, 4), ("evaluated", EVALUATED, 10)])
 def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path, undisturbed, options, after, capsys):
     expected, _ = request.getfixturevalue(undisturbed)
     capsys.readouterr()
