@@ -140,24 +140,6 @@ def test_mirrored_segments_follow_those_of_their_shard():
         applied(part, continuous(), evaluate_gaussian)
 
 
-def test_mirrored_segments_change_nothing_for_a_symmetric_policy():
-    """Its mean is odd, so the copies have the losses and the gradients of the originals."""
-
-    def symmetric(params, batch):
-        return pp.distributions.Normal(batch.obs @ params["policy"], 1.0), None
-
-    odd = pp.symmetry.mirror_segments(observation=lambda obs: -obs, action=lambda action: -action)
-    after = (pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
-    batch = continuous(advantage=rollout(masked=False).reward, shards=2).replace(behavior=None)
-    params = []
-    for chain in (pp.chain(*after), pp.chain(odd, *after)):
-        learner = pp.learner(symmetric, chain, optax.sgd(1.0))
-        state, _ = learner.update(jax.random.key(0), learner.init(make_params()), batch.replace(current=None))
-        params.append(state.params["policy"])
-    assert jnp.any(params[0] != make_params()["policy"])
-    np.testing.assert_allclose(*params, rtol=1e-5, atol=1e-6)
-
-
 def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
     batch = continuous()
     policy = evaluate_gaussian(make_params(), batch)[0]
