@@ -481,17 +481,17 @@ class _Search:
         """Return the fewest changes that remove the difference, or else the ones that reduce it most."""
         start = self.found(update, [])
         single = self.changed(update, update, start)
-        found, fitted = list(single), None
+        found = list(single)
         if all(x.differs for x in found):
-            fitted = self.fitted(update, update)
-            found += [fitted] if fitted else []
-        if fitted and (fitted.differs or len(fitted.says) > 1):
-            found += self.changed(fitted.update, update, fitted)
-        if all(x.differs for x in found):
-            ranked = sorted((x for x in found if x is not fitted and np.isfinite(x.error)), key=lambda x: x.error)
-            for each in list({x.says[0]: x for x in reversed(ranked)}.values())[::-1][: None if self.steps else 5]:
+            fits = self.fitted(update, update)
+            found += fits
+            if fits and all(x.differs or len(x.says) > 1 for x in fits):
+                found += self.changed(fits[0].update, update, fits[0])
+            ranked = sorted((x for x in found if x not in fits and np.isfinite(x.error)), key=lambda x: -x.error)
+            best_of = sorted({x.says[0]: x for x in ranked}.values(), key=lambda x: x.error)
+            for each in best_of[: None if self.steps else 5] if all(x.differs for x in found) else ():
                 again = self.fitted(each.update, update)
-                found += [again._replace(says=[each.says[0], *again.says])] if again else []
+                found += [x._replace(says=[each.says[0], *x.says]) for x in again]
         done = [x for x in found if not x.differs]
         if done:
             return min(done, key=lambda x: (len(x.says), x.error))
@@ -521,14 +521,16 @@ class _Search:
         tried = [self.found(x, [says, *_numbers_said(begin, update)]) for says, x in edits if x not in (None, begin)]
         return [x for x in tried if abs(x.error - start.error) > 1e-6 * start.error]
 
-    def fitted(self, begin: Update, update: Update) -> _Found | None:
-        """Return the update with numbers fitted: without the norm that clips gradients or, if it must be, with it."""
+    def fitted(self, begin: Update, update: Update) -> list[_Found]:
+        """Return the update with numbers fitted: without the norm that clips gradients and, if it must be, with it."""
         names = [x for stage in self.stages for x in NUMBERS.get(stage, ()) if begin.number(*x) is not None]
-        without = [x for x in names if "max" not in x[1]]
-        found = self._fitted(begin, update, without)
-        return self._fitted(begin, update, names) if (found is None or found.differs) and names != without else found
+        found = []
+        for group in dict.fromkeys((tuple(x for x in names if "max" not in x[1]), tuple(names))):
+            if group and all(x.differs for x in found):
+                found += self._fitted(begin, update, group)
+        return found
 
-    def _fitted(self, begin: Update, update: Update, names: list[tuple[str, str]]) -> _Found | None:
+    def _fitted(self, begin: Update, update: Update, names: tuple[tuple[str, str], ...]) -> list[_Found]:
         """Fit numbers by least squares, with the method of Gauss and Newton, and round them to few digits."""
 
         def with_numbers(x: Any) -> Update:
@@ -546,7 +548,7 @@ class _Search:
         low = np.array([1e-3 if "max" in argument else 0.0 for _, argument in names])
         high = np.array([1.0 if argument in ("gamma", "gae_lambda") else np.inf for _, argument in names])
         try:
-            for _ in range(4 if names else 0):
+            for _ in range(4):
                 r, size = residual(x), 1e-3 * np.maximum(x, 0.01)
                 size = np.where(x + size > high, -size, size)
                 slopes = [(residual(x + h * e) - r) / h for h, e in zip(size, np.eye(len(x)), strict=True)]
@@ -556,14 +558,14 @@ class _Search:
                 if np.all(np.abs(x - old) <= 1e-5 * np.abs(x)):
                     break
             best, rounded = np.max(np.abs(residual(x)), initial=0), x
-            for digits in (1, 2, 3, 4, 6) if names else ():
+            for digits in (1, 2, 3, 4, 6):
                 rounded = np.array([float(f"{value:.{digits}g}") for value in x])
                 if np.max(np.abs(residual(rounded))) <= max(1.0, 1.05 * best):
                     break
         except (UserError, ValueError, np.linalg.LinAlgError):
-            return None
+            return []
         made = with_numbers(rounded)
-        return self.found(made, _numbers_said(made, update)) if names else None
+        return [self.found(made, _numbers_said(made, update))]
 
 
 def _numbers_said(after: Update, before: Update) -> list[str]:

@@ -77,7 +77,7 @@ def test_record_that_lacks_something_is_an_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["stable_baselines3", "tianshou", "rsl_rl"])
+@pytest.mark.parametrize("library", ["stable_baselines3", "tianshou", "rsl_rl", "skrl"])
 def test_libraries_are_identified(library):
     """From the default chain, without the name of the library: what is found computes what the preset computes."""
     with jax.enable_x64(True):
