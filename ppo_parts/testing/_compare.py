@@ -524,7 +524,7 @@ class _Search:
     def fitted(self, begin: Update, update: Update) -> list[_Found]:
         """Return the update with numbers fitted: without the norm that clips gradients and, if it must be, with it."""
         names = [x for stage in self.stages for x in NUMBERS.get(stage, ()) if begin.number(*x) is not None]
-        found = []
+        found: list[_Found] = []
         for group in dict.fromkeys((tuple(x for x in names if "max" not in x[1]), tuple(names))):
             if group and all(x.differs for x in found):
                 found += self._fitted(begin, update, group)
