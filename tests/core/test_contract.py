@@ -363,6 +363,19 @@ def test_an_error_inside_entropy_is_not_hidden():
 # --- masked steps ----------------------------------------------------------------------------------------------------
 
 
+def test_a_large_number_in_a_masked_place_has_no_gradient():
+    """With minibatches that keep time, where other numbers in masked places stay; its square is infinite."""
+
+    def to_the_fourth(params, batch):
+        distribution, value = evaluate(params, batch)
+        return distribution, jnp.square(jnp.square(value))  # with the gradient inf * 0
+
+    batch = rollout()
+    huge = batch.replace(obs=jnp.where(batch.mask[..., None] > 0, batch.obs, 1e30))
+    pipeline = pp.chain(GAE, pp.segment_minibatches(1), SURROGATE, VALUE)
+    assert_same(run(pipeline, huge, policy=to_the_fourth), run(pipeline, batch, policy=to_the_fourth))
+
+
 def test_a_policy_may_attend_to_masked_steps():
     def attending(params, batch):
         return evaluate(params, batch.replace(obs=batch.obs + jnp.cumsum(batch.obs, axis=0)))
