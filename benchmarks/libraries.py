@@ -14,7 +14,7 @@ from ppo_parts.recipes import library_ppo
 
 from . import mujoco
 
-VARIANTS = {name: library_ppo.make_train for name in library_ppo.PRESETS if name != "playground"}
+VARIANTS = {name: library_ppo.make_train for name, preset in library_ppo.PRESETS.items() if name == preset.library}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
     python -m ppo_parts.recipes.library_ppo --preset rsl_rl --env-id gym:HalfCheetah-v5
     python -m ppo_parts.recipes.library_ppo --preset playground --env-id playground:CheetahRun
+    python -m ppo_parts.recipes.library_ppo --preset humanoid
 
 A preset has the update of a library, which `ppo_parts.recipes.libraries` composes of parts, with the library's default
 hyperparameters. Rollouts, network and normalization are not the library's: they are the same in all presets, so that
@@ -74,6 +75,12 @@ PRESETS = {
     "rl_games": Config(
         library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4,
         vf_coef=2.0, ent_coef=0.0, max_grad_norm=1.0,
+    ),
+    "humanoid": Config(  # rl_games' update with its settings of Humanoid, but for the smooth clamp
+        library="rl_games", learning_rate=3e-4, target_kl=0.008, adapt_each_epoch=True, num_minibatches=4,
+        update_epochs=5, vf_coef=4.0, ent_coef=0.0, max_grad_norm=1.0, bounds_coef=5e-4, soft_bound=0.0,
+        reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128), shared=True,
+        activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
     ),
     "skrl": Config(
         library="skrl", learning_rate=1e-3, num_minibatches=2, update_epochs=8,

@@ -32,7 +32,7 @@ def test_presets_are_the_defaults_of_the_libraries_and_reach_them(preset, monkey
     for field, name in library_ppo.HYPERPARAMETERS.items():
         if name in taken:
             assert given[name] == getattr(config, field), field
-            assert preset == "playground" or given[name] == taken[name].default, field
+            assert preset != config.library or given[name] == taken[name].default, field
 
 
 @pytest.mark.parametrize("preset", ["rl_games", "skrl", "stable_baselines3", "tianshou"])
@@ -55,10 +55,7 @@ def test_a_run_records_the_rate_that_follows_the_divergence():
 
 def test_rl_games_configuration_of_humanoid():
     """That of rl_games' `configs/mujoco/humanoid_envpool.yaml`, in small: one trunk, and a rate adapted each epoch."""
-    config = tiny(
-        "rl_games", update_epochs=3, target_kl=1e9, adapt_each_epoch=True, vf_coef=4.0, bounds_coef=5e-4,
-        soft_bound=0.0, reward_scale=1e6, normalize_rewards=False, activation="elu", shared=True,
-    )  # fmt: skip
+    config = tiny("humanoid", update_epochs=3, target_kl=1e9, reward_scale=1e6)
     result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
     learner, metrics = result.state.learner, result.metrics
     assert set(learner.params["params"]) == {"Dense_0", "Dense_1", "Dense_2", "log_std"}
