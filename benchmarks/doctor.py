@@ -69,8 +69,6 @@ FAULTS: dict[str, dict[str, float]] = {
     "not_finite": {"nan": 1},
 }
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
-STATIC: dict[str, dict[str, Any]] = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
-"""Faults that change the program."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(
     DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
@@ -229,15 +227,6 @@ def all_faults(
     return {"name": names, **found, **{f"config/{name}": numbers[name] for name in fields}, "config": as_text(base)}
 
 
-def one_fault(name: str, env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
-    """Run a fault that changes the program, with fewer updates."""
-    config = dataclasses.replace(DISCRETE, env_id=env_id, total_timesteps=20_480, **STATIC[name])
-    train = planted(config, NORMAL, envs.make(env_id))
-    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(seeds))
-    found = jax.jit(jax.vmap(lambda key: measure(train, key, config)))(keys)
-    return {"name": [name] * seeds, **found, "config": as_text(config)}
-
-
 def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
     """Run a recurrent policy that ignores `reset`, and one that does not."""
     config = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
@@ -294,8 +283,6 @@ HELD_OUT: Programs = {
     "CartPole-v1 memory": lambda: memory("CartPole-v1", 100, 3),
     "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 100, 12, **PENDULUM),
     "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 100, 12, **PENDULUM),
-    "Acrobot-v1 epochs": lambda: one_fault("epochs_many", "Acrobot-v1", 100, 3),
-    "Acrobot-v1 minibatches": lambda: one_fault("minibatch_small", "Acrobot-v1", 100, 3),
 }
 GIVEN_UP: Programs = {
     "Acrobot-v1 shared": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 2, 16, 40_960, shared=True),
