@@ -143,6 +143,12 @@ def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
         yield "name", f"must name a folder inside directory, got {options.name!r}: give the path before it as directory"
     if options.resume is not None and options.name is not None and options.resume.name != path.name:
         yield "name", f"is for new runs, got {options.name!r}, and resume continues {options.resume} where it is"
+    elsewhere = options.resume is not None and options.directory.resolve() not in options.resume.resolve().parents
+    if elsewhere and options.directory != RunOptions.directory:
+        yield (
+            "directory",
+            f"is for new runs, got {options.directory}, and resume continues {options.resume}: leave it out",
+        )
     if options.distributed and not jax.distributed.is_initialized():
         yield "distributed", "needs jax.distributed.initialize() before anything uses a device: call it first"
     if options.resume is not None and options.init_from is not None:

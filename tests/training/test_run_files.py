@@ -199,6 +199,8 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
         assert not list(tmp_path.iterdir()), message
     with pytest.raises(ValueError, match="run: name is for new runs, got 'b', and resume continues a where it is"):
         run(train, tiny(), RunOptions(resume=Path("a"), name="b"))
+    with pytest.raises(ValueError, match="run: directory is for new runs, got b, and resume continues a/run: leave"):
+        run(train, tiny(), RunOptions(directory=Path("b"), resume=Path("a/run")))
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
