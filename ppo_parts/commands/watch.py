@@ -95,7 +95,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     image = require_package("PIL.Image", "watch")
 
     def resized(frame: np.ndarray) -> Any:
-        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even written
+        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
         picture = image.fromarray(np.ascontiguousarray(frame))
         return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
 
@@ -107,8 +107,9 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         raise UserValueError(f"{path}: there are no frames to write")
     if film:
         with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
-            written = [writer.append_data(np.asarray(picture)) for picture in itertools.chain([first], pictures)]
-        return len(written)
+            for number, picture in enumerate(itertools.chain([first], pictures), 1):
+                writer.append_data(np.asarray(picture))
+        return number
     small = [picture.quantize(64, dither=image.Dither.NONE) for picture in itertools.chain([first], pictures)]
     with replacing(path) as partial:
         small[0].save(partial, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
