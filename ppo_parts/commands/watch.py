@@ -107,8 +107,10 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         raise UserValueError(f"{path}: there are no frames to write")
     if film:
         with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
-            for number, picture in enumerate(itertools.chain([first], pictures), 1):
+            number = 0
+            for picture in itertools.chain([first], pictures):
                 writer.append_data(np.asarray(picture))
+                number += 1
         return number
     small = [picture.quantize(64, dither=image.Dither.NONE) for picture in itertools.chain([first], pictures)]
     with replacing(path) as partial:
