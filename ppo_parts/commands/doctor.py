@@ -61,6 +61,8 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):
         raise RunNotFoundError(f"{path} is not a run: it has no config.json, progress.csv or TensorBoard events")
+    if len(folders := sorted({str(event.parent) for event in events})) > 1:
+        raise UserValueError(f"{path} has {len(folders)} logs, such as that in {folders[0]}: name one of their folders")
     logged: dict[str, list[float]] = {}
     for name, x in _numbers_in(tables[0]) if tables else _events_in(events):
         logged.setdefault(name, []).append(x)

@@ -177,6 +177,9 @@ def _words_in_file(path: Path) -> list[str]:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
+    keys = [key.value for key, _ in yaml.compose(path.read_text()).value]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     words: list[str] = []
     for name, value in content.items():
         flag = str(name).replace("_", "-")

@@ -192,11 +192,15 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "text.csv").write_text("train/approx_kl\nlarge\n")
+    for number in "12":
+        (tmp_path / f"runs/{number}").mkdir(parents=True)
+        (tmp_path / f"runs/{number}/events.out.tfevents.1").touch()
     for name, says in {
         "absent": "is not a run",
         "empty": "is not a run",
         "other.csv": "has none of the metrics",
         "text.csv": "must be a number, got 'large'",
+        "runs": f"has 2 logs, such as that in {tmp_path}/runs/1",
     }.items():
         assert status(tmp_path / name) == 2
         assert says in capsys.readouterr().err

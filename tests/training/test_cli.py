@@ -188,6 +188,7 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         ("preset: contiuous", "--preset must be one of 'discrete', 'continuous', got 'contiuous'"),
         ("- 3", ".*mine.yaml must map names of options to values, got [3]"),
         ("a: [", ".*mine.yaml cannot be read: "),
+        ("num_envs: 8\nnum_envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
         ("clip_coef: -1", "--clip-coef must lie in (0, inf), got -1.0"),
         ("hidden: [8, 0]", "--hidden must be at least 1, got 0"),
     ):
