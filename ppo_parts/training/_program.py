@@ -168,7 +168,7 @@ def _whole(placed: Placement | None, x: Any) -> Any:
 def compiler_options() -> dict[str, Any]:
     """Return the options of `jax.jit` with which runs are compiled.
 
-    On CPUs, the second level of LLVM's optimizations compiles a training run in about two thirds of the time of the
+    On CPUs, the second level of LLVM's optimizations compiles a training run in about three quarters of the time of the
     third, the default, and its programs are equally fast.
     """
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]

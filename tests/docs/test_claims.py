@@ -37,6 +37,10 @@ def test_claims_speed_is_that_of_the_record():
     rows = sorted(results("train", "cpu_one_core"), key=lambda row: row["num_envs"])
     medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "purejaxrl"]
     assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in words("README.md")
+    seconds = {(row["program"], row["num_envs"]): sum(row["compile_seconds"].values()) for row in rows}
+    for rival in ("purejaxrl", "purejaxrl, same options"):
+        ratios = [seconds["cleanrl", number] / seconds[rival, number] for number in (4, 64, 2048)]
+        assert "{:.2f}, {:.2f} and {:.2f} times".format(*ratios) in words("docs/benchmarks.md"), ratios
 
 
 def test_claims_mujoco_returns_are_those_of_the_records():
