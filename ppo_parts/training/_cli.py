@@ -172,13 +172,17 @@ def _words_in_file(path: Path) -> list[str]:
     """Return the options in a YAML or JSON file as words of a command line."""
     yaml = require_package("yaml", "train")
     try:
-        content = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        text = path.read_text()
+        if path.suffix == ".json":
+            content, pairs = json.loads(text), json.loads(text, object_pairs_hook=list)
+        else:
+            content, pairs = yaml.safe_load(text), getattr(yaml.compose(text), "value", None)
     except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    keys = [key.value for key, _ in yaml.compose(path.read_text()).value]
-    if twice := [key for key in keys if keys.count(key) > 1]:
+    names = [getattr(key, "value", key) for key, _ in pairs]  # nodes of YAML, or words
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     words: list[str] = []
     for name, value in content.items():

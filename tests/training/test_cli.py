@@ -178,7 +178,10 @@ def test_config_file_sets_what_flags_do_not(tmp_path):
         assert (config.hidden, config.anneal_lr, config.target_kl, config.learning_rate) == ((4,), True, None, 1e-3)
         assert (options.eval_episodes, options.tensorboard, options.name) == (5, False, "-x")
     path.write_text('{"preset": "continuous", "num_envs": 2, "anneal_lr": false}')
+    tabs = tmp_path / "tabs.json"  # which are not YAML
+    tabs.write_text('{\n\t"preset": "continuous",\n\t"num_envs": 2,\n\t"anneal_lr": false\n}')
     config, *_ = reached("--config", str(path))
+    assert reached("--config", str(tabs))[0] == config
     assert (config.env_id, config.num_envs, config.num_steps, config.anneal_lr) == ("Pendulum-v1", 2, 2048, False)
 
 
@@ -194,6 +197,8 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
     ):
         path.write_text(content)
         refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
+    (tmp_path / "mine.json").write_text('{"num_envs": 8, "num_envs": 16}')
+    refused("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     refused("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option
