@@ -158,7 +158,7 @@ def planted(config: Config, f: Numbers, env: envs.Env, shared: bool = False) -> 
 
     def scaled(batch: pp.Batch) -> pp.Batch:
         x = batch.advantage
-        standardized = (x - jnp.mean(x)) / (jnp.std(x) + 1e-8)
+        standardized = pp.functional.advantage_normalize(x)
         return batch.replace(advantage=f["advantage"] * jnp.where(f["standardize"] > 0, standardized, x))
 
     def certain(batch: pp.Batch) -> pp.Batch:
@@ -356,7 +356,3 @@ def main() -> None:
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
         print(split, {name: x for name, x in results[split].items() if np.ndim(x) == 0 and not isinstance(x, dict)})
     _records.write(options.json, results)
-
-
-if __name__ == "__main__":
-    main()

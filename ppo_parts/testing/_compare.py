@@ -153,8 +153,7 @@ def compare_update(
         return UpdateComparison(_names(found), _first(found), (), _first(found), "")
     update = replay.with_sizes(Update(read_calls(chain), read_calls(optimizer)))
     found = replay.differences(update)
-    explained, changes = _explain(replay, update, _first(found))
-    left = _first(replay.differences(explained)) if changes else _first(found)
+    explained, changes, left = _explain(replay, update, _first(found))
     return UpdateComparison(_names(found), _first(found), changes, left, str(explained))
 
 
@@ -207,7 +206,7 @@ def _read(record: Any) -> dict[str, Any]:
 
 
 class _Made(NamedTuple):
-    """An update that is no text."""
+    """An update that is given as objects, not as text."""
 
     chain: Any
     optimizer: Any
@@ -446,8 +445,10 @@ class _Found(NamedTuple):
     update: Update
 
 
-def _explain(replay: _Replay, update: Update, first: Difference | None) -> tuple[Update, tuple[str, ...]]:
-    """Apply the best changes, stage by stage, until nothing differs or nothing helps."""
+def _explain(
+    replay: _Replay, update: Update, first: Difference | None
+) -> tuple[Update, tuple[str, ...], Difference | None]:
+    """Apply the best changes, stage by stage, until nothing differs or nothing helps; return what still differs."""
     changes: list[str] = []
     while first is not None and first.stage != "policy" and len(changes) < 20:
         best = _Search(replay, first).best(update)
@@ -459,7 +460,7 @@ def _explain(replay: _Replay, update: Update, first: Difference | None) -> tuple
         free = update.swap(update.find("clip_by_global_norm", "clip_each_network"))
         if _first(replay.differences(free)) is None:
             update, changes = free, [*(x for x in changes if "max_" not in x), "the gradient is not clipped"]
-    return update, tuple(changes)
+    return update, tuple(changes), first
 
 
 class _Search:

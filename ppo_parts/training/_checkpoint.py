@@ -71,10 +71,8 @@ class Checkpoints:
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
         self._discard_partial()
         for old in [] if self._keep is None else self.steps()[: -self._keep]:
-            if old != best:
-                partial = (
-                    self.directory / f"{old}{PARTIAL}"
-                )  # renamed first, so that a kill leaves no broken checkpoint
+            if old != best:  # renamed first, so that a kill leaves no broken checkpoint
+                partial = self.directory / f"{old}{PARTIAL}"
                 os.replace(self.directory / str(old), partial)
                 shutil.rmtree(partial)
 

@@ -8,7 +8,7 @@ plants each fault on other tasks and seeds, and measures how often it is found.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ._probe import fields_of
 from ._run import first_nonfinite
 
 FINDINGS = 5  # at most
+Confidence = Literal["certain", "likely", "possible"]
 
 
 class Finding(NamedTuple):
@@ -38,7 +39,7 @@ class Finding(NamedTuple):
     value: float
     normal: tuple[float, float]
     advice: str
-    confidence: Literal["certain", "likely", "possible"]
+    confidence: Confidence
 
 
 class Run:
@@ -148,7 +149,7 @@ class Rule(NamedTuple):
     """
 
     name: str
-    confidence: Literal["certain", "likely", "possible"]
+    confidence: Confidence
     metric: str
     low: float
     high: float
@@ -284,5 +285,5 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
             seen[rule.name] = Finding(rule.name, rule.cause, rule.metric, value, normal, rule.advice, rule.confidence)
     if "not_finite" in seen and (first := first_nonfinite(run.metrics)) is not None:
         seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0]}{first[1]}")
-    levels = ("certain", "likely", "possible")
+    levels = get_args(Confidence)
     return sorted(seen.values(), key=lambda finding: levels.index(finding.confidence))[:FINDINGS]

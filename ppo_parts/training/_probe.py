@@ -16,7 +16,7 @@ from .._core.moments import Moments
 from .._core.policy import evaluate_policy
 from .._core.types import Array, Batch
 from ..envs import is_discrete
-from ..functional import gae
+from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
 ROLLOUTS = 4
@@ -140,7 +140,7 @@ def _jump_at_end(batch: Batch) -> Array:
 
 def _gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
     """Compare the gradients of both losses on the parameters that they share, and count units that none reaches."""
-    scaled = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
+    scaled = advantage_normalize(advantage)
     noise = jax.random.normal(jax.random.key(0), (2, *batch.reward.shape))
 
     def losses(params: Any) -> Array:
