@@ -14,6 +14,7 @@ from . import optim as optim
 from . import regularizers as regularizers
 from . import symmetry as symmetry
 from . import tokens as tokens
+from ._base.hyperparameters import field as field
 from ._core.chain import chain as chain
 from ._core.chain import identity as identity
 from ._core.checks import nonfinite_report as nonfinite_report

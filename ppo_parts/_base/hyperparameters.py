@@ -1,7 +1,8 @@
-"""Numeric hyperparameters: a float, a traced array or a schedule `step -> value`."""
+"""Numeric hyperparameters: a float, a traced array, a schedule `step -> value` or a field of the batch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,8 +17,48 @@ from .doors import check_as
 from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
-Numeric = float | Array | Callable[[Any], Any]
-"""A float, an array (a traced one too, so that sweeps vmap) or a schedule of the learner's update count."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What `field` returns, and the range of the hyperparameter that it stands for."""
+
+    path: str
+    low: float = -np.inf
+    high: float = np.inf
+    open_low: bool = False
+
+    def in_range(self, x: Any) -> Array:
+        """Return the numbers of the field, NaN where they are out of range."""
+        return _nan_outside(x, self.low, self.high, self.open_low)
+
+
+Numeric = float | Array | Callable[[Any], Any] | Field
+"""A float, an array (a traced one too, so that sweeps vmap), a schedule of the learner's update count, or a `field`."""
+
+
+def field(path: str) -> Field:
+    """Let a hyperparameter vary over the batch: a reference to a field of the batch, in the place of a number.
+
+    The arguments `gamma`, `gae_lambda`, `rho_clip`, `c_clip`, `pg_rho_clip`, `pg_lambda`, `clip_eps`, `clip_eps_high`,
+    `dual_clip` and `coef` of the parts that compute one number per element, and the coefficients of
+    `combine_advantages`, may be fields, which the part then requires. The number of an unmasked element that is out of
+    the range of the argument becomes NaN, which the learner counts. Gradients flow to a field of `current`.
+
+    Args:
+        path: a field of `Batch`: "extras.low" has one number per element, "per_segment.weight" one per segment,
+            "shared.scale" one for all, and "current.aux.coef" those that the policy returns.
+
+    Example:
+        An option that lasts k steps discounts what follows it by the power k of the discount:
+
+        >>> import ppo_parts as pp
+        >>> part = pp.gae(gamma=pp.field("extras.discount"), gae_lambda=.95)
+
+    Reference: Sutton, Precup and Singh 1999, Between MDPs and semi-MDPs, section 3, for the example.
+    """
+    check_as("field", "path", path, str)
+    return Field(path)
 
 
 def check_number(
@@ -29,16 +70,21 @@ def check_number(
     *,
     open_low: bool = False,
     schedule: bool = True,
+    field: bool = False,
 ) -> Any:
     """Return `value` after checking that it is, or can become, a number in [low, high].
 
     A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
     constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
     that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
-    `schedule=False` a schedule is an error.
+    `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
     """
     wrong_type = functools.partial(UserTypeError, where=where, argument=name)
     wrong_value = functools.partial(UserValueError, where=where, argument=name)
+    if isinstance(value, Field):
+        if not field:
+            raise wrong_type(f"must be one number for the whole batch, and cannot be the field {value.path!r} of it")
+        return Field(value.path, low, high, open_low)
     if callable(value) and schedule:
         return _schedule(wrong_type, wrong_value, value, low, high, open_low)
     if callable(value):
@@ -49,7 +95,7 @@ def check_number(
     if np.shape(value) != ():
         raise wrong_value(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
-            "function and vmap that; if it varies over the rollout, call functional in your own part"
+            "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)"
         )
     return _nan_outside(value, low, high, open_low) if isinstance(value, jax.core.Tracer) else value
 
@@ -116,8 +162,8 @@ def _next_above(low: float, dtype: Any) -> Any:
 def any_nan(*hyperparameters: Any) -> Array | None:
     """Return whether one of the hyperparameters is NaN because it is out of range; None: that is impossible."""
     arrays = [x for x in hyperparameters if isinstance(x, jax.Array)]  # others were checked when the part was built
-    numbers = [x for x in arrays if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)]
-    return functools.reduce(jnp.logical_or, map(jnp.isnan, numbers)) if numbers else None
+    numbers = [jnp.any(jnp.isnan(x)) for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+    return functools.reduce(jnp.logical_or, numbers) if numbers else None
 
 
 def spread_nan(x: Array, *hyperparameters: Any) -> Array:

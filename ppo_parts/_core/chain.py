@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import any_nan, at
-from .types import Batch, Context, Divider, Params, Part, field_at, kind, with_field_at
+from .._base.hyperparameters import any_nan
+from .types import Batch, Context, Divider, Params, Part, field_at, kind, number_at, with_field_at
 from .wiring import check_batch, check_order, find_sampler, readings
 
 
@@ -140,7 +140,7 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    bad = any_nan(*(at(number, step) for number in part.numbers))
+    bad = any_nan(*(number_at(number, before, step) for number in part.numbers))
     if bad is None:
         return after
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from .._base.doors import check_as, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_takes
+from .._base.hyperparameters import Field, at, check_takes
 from .._base.trees import axis_sharding
-from ..functional._common import ShapeError, check_arrays, check_floating
+from ..functional._common import ShapeError, check_arrays, check_floating, unsqueezed
 
 Array = jax.Array
 Params = Any
@@ -481,6 +481,25 @@ def field_at(batch: Batch, path: str) -> Any:
         if value is None:
             return None
     return value
+
+
+def number_at(number: Any, batch: Batch, step: Any) -> Any:
+    """Return a hyperparameter at learner update `step`; a `field` as an array that broadcasts against `log_prob`."""
+    if not isinstance(number, Field):
+        return at(number, step)
+    x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
+    if number.path.partition(".")[0] in PER_SEGMENT and batch.axes[0] == "time":
+        x = x[None]
+    if x.ndim:
+        x = unsqueezed(x, max(rank, x.ndim))
+        if batch.mask is not None:
+            x = jnp.where(batch.mask.astype(bool), x, 1)  # a masked element has no number
+    return number.in_range(x)
+
+
+def fields_of(numbers: Iterable[Any]) -> tuple[str, ...]:
+    """Return the paths of the hyperparameters that are fields."""
+    return tuple(number.path for number in numbers if isinstance(number, Field))
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:

@@ -15,7 +15,7 @@ from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
 from .._core.policy import follow
 from .._core.shards import known_to_all, map_shards
-from .._core.types import Array, Batch, Context, Part, require, stateless
+from .._core.types import Array, Batch, Context, Part, fields_of, require, stateless
 from ..functional._common import zero_masked
 from ..functional._statistics import one_of, share_explained
 from .common import align_weight, at_step, check_numbers, check_options, moments_of
@@ -56,10 +56,11 @@ def gae(
     def update(batch: Batch, context: Context) -> Batch:
         steps = _latest_steps("gae", batch, skip=mask_mode == "skip")
         options: Any = {"mask_mode": mask_mode, "implementation": implementation}
-        out = functional.gae(**steps, **at_step(numbers, context), **options)
+        out = functional.gae(**steps, **at_step(numbers, batch, context), **options)
         return _write(batch, out.advantage, out.target)
 
-    return stateless(update, name="gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
+    declared: Any = {"requires": fields_of(numbers.values()), "reads": ESTIMATOR_READS, "needs_time": True}
+    return stateless(update, name="gae", provides=("advantage", "target"), **declared)
 
 
 @checked
@@ -98,12 +99,13 @@ def vtrace(
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
 
     def update(batch: Batch, context: Context) -> Batch:
-        steps, now = _latest_steps("vtrace", batch), at_step(numbers, context)
+        steps, now = _latest_steps("vtrace", batch), at_step(numbers, batch, context)
         out = functional.vtrace(_latest_log_ratio(batch), **steps, **now, implementation=implementation)
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
-    return stateless(update, name="vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
+    declared: Any = {"requires": fields_of(numbers.values()), "reads": reads, "needs_time": True}
+    return stateless(update, name="vtrace", provides=("advantage", "target"), **declared)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -137,7 +139,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 f"{where}: {of} leaves one element for each mean, so that the result is always 0: use fewer "
                 "minibatches or other axes, or normalize before the sampler"
             )
-        options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, context)
+        options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, batch, context)
         return batch.replace(advantage=functional.advantage_normalize(batch.advantage, **options))
 
     return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_number
+from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Part, stateless
+from .._core.types import Array, Batch, Context, Part, fields_of, number_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
@@ -34,6 +34,12 @@ RANGES: dict[str, Any] = {
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
 """Hyperparameters that may be None."""
 
+PER_ELEMENT = (
+    "gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "pg_lambda", "clip_eps", "clip_eps_high", "dual_clip",
+    "coef",
+)  # fmt: skip
+"""Hyperparameters that may be a `field`, one number per element."""
+
 LOSS: Any = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
 """What a loss declares."""
 
@@ -44,7 +50,9 @@ POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_pr
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
     return {
-        name: None if value is None and name in OPTIONAL else check_number(where, name, value, **RANGES[name])
+        name: None
+        if value is None and name in OPTIONAL
+        else check_number(where, name, value, **RANGES[name], field=name in PER_ELEMENT)
         for name, value in given.items()
     }
 
@@ -55,9 +63,9 @@ def check_options(where: str, **given: Any) -> None:
         KINDS[name].check(where, name, value)
 
 
-def at_step(numbers: Mapping[str, Any], context: Context) -> dict[str, Any]:
+def at_step(numbers: Mapping[str, Any], batch: Batch, context: Context) -> dict[str, Any]:
     """Return the values of hyperparameters in this update."""
-    return {name: at(value, context.step) for name, value in numbers.items()}
+    return {name: number_at(value, batch, context.step) for name, value in numbers.items()}
 
 
 def is_zero(value: Any) -> bool:
@@ -65,9 +73,17 @@ def is_zero(value: Any) -> bool:
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
-def numeric_part(where: str, update: Callable[..., Batch], numbers: Mapping[str, Any], **declared: Any) -> Part:
+def numeric_part(
+    where: str,
+    update: Callable[..., Batch],
+    numbers: Mapping[str, Any],
+    *,
+    requires: tuple[str, ...] = (),
+    **declared: Any,
+) -> Part:
     """Make a part without state from `update(batch, context)`, its hyperparameters and its declarations."""
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
+    given = tuple(numbers.values())
+    return stateless(update, name=where, numbers=given, requires=(*requires, *fields_of(given)), **declared)
 
 
 def loss_part(
@@ -86,15 +102,16 @@ def loss_part(
     `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
     coefficient. A function that returns `(loss, measured)` has the means of the arrays `measured` as metrics instead.
     """
-    numbers, coef = numbers or {}, check_number(where, "coef", coef, **FROM_0)
+    numbers, weight = numbers or {}, check_numbers(where, coef=coef)
 
     def update(batch: Batch, context: Context) -> Batch:
-        result = loss(batch, context, **at_step(numbers, context))
+        result = loss(batch, context, **at_step(numbers, batch, context))
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
-        batch = batch.add_loss(name, (at(coef, context.step) * value).astype(value.dtype))
+        batch = batch.add_loss(name, (at_step(weight, batch, context)["coef"] * value).astype(value.dtype))
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
+    requires = (*requires, *fields_of(weight.values()))
     return numeric_part(where, update, numbers, requires=requires, reads=(*reads, "mask"), **(LOSS | declared))
 
 

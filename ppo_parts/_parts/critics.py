@@ -122,7 +122,7 @@ def normalize_target(
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
-        share = jnp.asarray(at_step(numbers, context)["rate"], state.mean.dtype)
+        share = jnp.asarray(at_step(numbers, batch, context)["rate"], state.mean.dtype)
         if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         dtype, target = batch.target.dtype, batch.target.astype(state.mean.dtype)

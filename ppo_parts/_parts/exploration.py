@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, check_count
+from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from .common import at_step, check_numbers, loss_part, moments_of
+from .common import IN_0_1, at_step, loss_part, moments_of
 
 Embed = Callable[[Any, Any], Array]
 
@@ -71,7 +71,7 @@ def rnd_reward(
     """
     where = "rnd_reward"
     check_count(where, "num_envs", num_envs)
-    numbers = check_numbers(where, gamma=gamma)
+    numbers = {"gamma": check_number(where, "gamma", gamma, **IN_0_1)}
 
     def first(params: Params, key: Array | None = None) -> RNDState:
         _predictor(where, params, predictor)
@@ -89,7 +89,8 @@ def rnd_reward(
         if error.shape[1:] != (num_envs,):
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
         keep = jnp.ones_like(error, bool) if batch.mask is None else batch.mask.astype(bool)
-        error, discount = jnp.where(keep, error, 0).astype(state.discounted.dtype), at_step(numbers, context)["gamma"]
+        error = jnp.where(keep, error, 0).astype(state.discounted.dtype)
+        discount = at_step(numbers, batch, context)["gamma"]
 
         def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
             error, counts = now

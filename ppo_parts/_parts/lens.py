@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_number
+from .._base.hyperparameters import Numeric, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
-from .._core.types import Array, Batch, Context, Params, Part, field_at, stateless, with_field_at
+from .._core.types import Array, Batch, Context, Params, Part, field_at, fields_of, number_at, stateless, with_field_at
 from .._core.wiring import reads_field
 from ..functional._common import check_same_shape
 from .common import ANY
@@ -214,14 +214,15 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
     coefficients = {
-        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, **ANY)
+        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, **ANY, field=True)
         for path, coefficient in coefficients.items()
     }
 
     def update(batch: Batch, context: Context) -> Batch:
         fields = {path: field_at(batch, path) for path in coefficients}
         check_same_shape("combine_advantages", **fields)
-        first, *rest = (at(c, context.step) * fields[path] for path, c in coefficients.items())
+        first, *rest = (number_at(c, batch, context.step) * fields[path] for path, c in coefficients.items())
         return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype))
 
-    return stateless(update, name="combine_advantages", requires=tuple(coefficients), provides=("advantage",), reads=())
+    requires = (*coefficients, *fields_of(coefficients.values()))
+    return stateless(update, name="combine_advantages", requires=requires, provides=("advantage",), reads=())

@@ -14,7 +14,7 @@ import numpy as np
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count
+from .._base.hyperparameters import Field, Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..functional import masked_mean
 from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_loss
@@ -305,8 +305,8 @@ def check_loss(
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
     if not call:
         return
-    first = {key: at(value, 0) for key, value in hyperparameters.items()}
     probe = np.zeros((1, 1), np.float32)
+    first = {key: probe + 1 if isinstance(x, Field) else at(x, 0) for key, x in hyperparameters.items()}
     try:
         shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
     except (TypeError, ValueError) as error:

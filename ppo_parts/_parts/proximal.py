@@ -59,7 +59,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         return ProximalAverageState(zeros, jnp.zeros(()))
 
     def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
-        weight = (at_step(numbers, context)["decay"] * state.weight + 1).astype(state.weight.dtype)
+        weight = (at_step(numbers, batch, context)["decay"] * state.weight + 1).astype(state.weight.dtype)
         latest = jax.lax.stop_gradient(context.params)
         mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
@@ -109,7 +109,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     numbers = check_numbers("perturbed_mean", scale=scale)
 
     def update(batch: Batch, context: Context) -> Batch:
-        policy, alpha = batch.current.distribution, at_step(numbers, context)["scale"]
+        policy, alpha = batch.current.distribution, at_step(numbers, batch, context)["scale"]
         if not isinstance(policy, Normal):
             kind = type(policy).__name__
             raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
@@ -161,7 +161,7 @@ def importance_correction(
         check_order(where, numbers, "low", "high")
 
     def update(batch: Batch, context: Context) -> Batch:
-        now = at_step(numbers, context)
+        now = at_step(numbers, batch, context)
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
             log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)

@@ -237,7 +237,7 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments and not replacement:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        alpha, beta, eps = at_step(numbers, context).values()
+        alpha, beta, eps = at_step(numbers, batch, context).values()
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
             # At least float32, because bfloat16 has too few digits to draw one of many segments.

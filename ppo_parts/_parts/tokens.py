@@ -42,7 +42,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
     def update(batch: Batch, context: Context) -> Batch:
         logs: Any = {"log_prob": batch.log_prob, "reference_log_prob": None if free else field_at(batch, reference)}
-        now = at_step(numbers, context)
+        now = at_step(numbers, batch, context)
         reward = functional.outcome_reward(field_at(batch, score), **logs, **now, mask=batch.mask)
         return batch.replace(reward=reward)
 
@@ -70,8 +70,8 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     flags = ("terminated", "truncated", "mask")
 
     def update(batch: Batch, context: Context) -> Batch:
-        given = {name: getattr(batch, name) for name in flags}
-        return batch.replace(advantage=functional.reward_to_go(batch.reward, **at_step(numbers, context), **given))
+        given = {name: getattr(batch, name) for name in flags} | at_step(numbers, batch, context)
+        return batch.replace(advantage=functional.reward_to_go(batch.reward, **given))
 
     declared: Any = {"requires": ("reward",), "provides": ("advantage",), "reads": flags}
     return numeric_part("reward_to_go", update, numbers, **declared, **SEQUENCES)
@@ -143,7 +143,7 @@ def group_advantage(
             baseline=base,
             scale=scale,
             ddof=ddof,
-            **at_step(numbers, context),
+            **at_step(numbers, batch, context),
             length=jnp.sum(keep, axis=0, dtype=reward.dtype),
             mask=some,
         )
@@ -183,7 +183,7 @@ def aggregate(
             return batch.replace(losses=dict(batch.losses))
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
-        reduced = per_sequence(tokens, by, mask=batch.mask, **at_step(numbers, context)).astype(tokens.dtype)
+        reduced = per_sequence(tokens, by, mask=batch.mask, **at_step(numbers, batch, context)).astype(tokens.dtype)
         others = {name: x for name, x in batch.losses.items() if name != loss}
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
