@@ -16,6 +16,10 @@ from .types import Batch, Context, Divider, Params, Part, field_at, kind, number
 from .wiring import check_batch, check_order, find_sampler, readings
 
 
+AMEND = 2**29
+"""What `amend` folds into the key of a part, so that it does not draw what `update` has drawn; large, see `part_key`."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Chain(Part):
     """The result of `chain`: a `Part` with the attribute `parts` (nested chains are flattened)."""
@@ -156,12 +160,21 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
     return after
 
 
-def amend(parts: Sequence[Part], params: Params, old_state: tuple[Any, ...], new_state: tuple[Any, ...]) -> Params:
-    """Return the parameters after each part has amended them."""
-    for part, old, new in zip(parts, old_state, new_state, strict=True):
+def amend(
+    parts: Sequence[Part],
+    params: Params,
+    opt_state: Any,
+    old_state: tuple[Any, ...],
+    new_state: tuple[Any, ...],
+    context: Context,
+) -> tuple[Params, Any]:
+    """Return the parameters and the state of the optimizer after each part has amended them."""
+    for index, (part, old, new) in enumerate(zip(parts, old_state, new_state, strict=True)):
         if part.amend is not None:
-            params = part.amend(params, old, new)
-    return params
+            key = jax.random.fold_in(part_key(context.key, index), AMEND)
+            own = context.replace(key=key, params=params)
+            params, opt_state = part.amend(params, opt_state, old, new, own)
+    return params, opt_state
 
 
 def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:

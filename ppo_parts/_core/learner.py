@@ -87,10 +87,11 @@ def learner(
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
         optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives
-            those of the extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and
-            `metrics` (those of the minibatch, by name) that it takes, so that a learning rate can adapt to a divergence
-            or a loss. Transformations that evaluate the loss themselves (line searches, lbfgs, sophia) or keep
-            parameters of their own type (lookahead) raise an error.
+            those of the extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss),
+            `metrics` (those of the minibatch, by name) and `grad` that it takes, so that a learning rate can adapt to
+            a divergence or a loss; and functions that evaluate the minibatch at other parameters, `value_fn(params)`
+            (also as `obj_fn`) and `grad_fn(params)`, for line searches, lbfgs, sophia and sam. `optax.lookahead`, whose
+            parameters have a type of their own, raises an error.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
 

@@ -133,9 +133,10 @@ class PhaseLoop:
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
-        (loss, (said, after, current)), gradient = self._differentiate(minibatch, state, context.replace(key=loss_key))
+        context = context.replace(key=loss_key)
+        (loss, (said, after, current)), gradient = self._differentiate(minibatch, state, context)
         gradient = spec.masked(gradient, state.params)
-        new, applied = self._step(state, after, gradient, loss, said.metrics)
+        new, applied = self._step(minibatch, state, context, after, gradient, value=loss, metrics=said.metrics)
         if said.stop is not None:
             spec.check_stop()
             keep = ~said.stop.discard
@@ -150,20 +151,34 @@ class PhaseLoop:
         return new, join_metrics(refreshed, split_metrics(said)[0], *measured)
 
     def _step(
-        self, state: PhaseState, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
+        self,
+        minibatch: Batch,
+        state: PhaseState,
+        context: Context,
+        after: tuple[Any, ...],
+        gradient: Params,
+        **measured: Any,
     ) -> tuple[PhaseState, Array]:
         """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
         spec, params = self.spec, state.params
-        updates, opt_state = spec.optimizer.update(
-            gradient, state.opt_state, spec.trained(params), step=self.context.step, value=loss, metrics=metrics
-        )
+
+        # optax's line searches pass all other extra arguments to `value_fn`, and refuse those that it does not name.
+        def value_fn(trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0) -> Array:
+            return self._loss(trained, minibatch, state, context, context.evaluate)[0]
+
+        def grad_fn(trained: Params, *_: Any) -> Params:
+            return spec.masked(jax.grad(value_fn)(trained), params)
+
+        elsewhere = {"grad": gradient, "value_fn": value_fn, "obj_fn": value_fn, "grad_fn": grad_fn}
+        given = {"step": context.step, **measured, **elsewhere}
+        updates, opt_state = spec.optimizer.update(gradient, state.opt_state, spec.trained(params), **given)
         updates = spec.masked(updates, params)  # because weight decay also changes parameters without a gradient
         params = spec.merged(params, optax.apply_updates(spec.trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             applied = ~skipped(opt_state)
             after = select(applied, after, state.after)
-        params = amend(spec.after, params, state.after, after)
+        params, opt_state = amend(spec.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
 
     def _differentiate(self, minibatch: Batch, state: PhaseState, context: Context) -> tuple[Any, Params]:

@@ -225,8 +225,8 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(
                 f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
-                f"{type(error).__name__}: {error}. An optimizer that evaluates the loss itself (a line search, lbfgs, "
-                "sophia) or keeps parameters of its own type (lookahead) needs a loop of your own"
+                f"{type(error).__name__}: {error}. An optimizer that needs other arguments, or keeps parameters of its "
+                "own type (optax.lookahead), needs a loop of your own"
             ) from error
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)

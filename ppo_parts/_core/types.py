@@ -348,8 +348,9 @@ class Part:
         place: the side of the sampler on which it may be placed; "first": before the sampler, as the first part of its
             own chain.
         needs_time: True if it works along the time axis.
-        amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
-            the optimizer has stepped: for exact PopArt, projections or resets.
+        amend: `amend(params, opt_state, old_state, new_state, context) -> (params, opt_state)`, called outside the
+            gradient after the part has run and the optimizer has stepped: for exact PopArt, projections, or resets of
+            units with their moments. The state of the optimizer is that of the phase; None in a part before `phases`.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
@@ -373,7 +374,7 @@ class Part:
     reads: tuple[str, ...] | None = None
     place: Place = "anywhere"
     needs_time: bool = False
-    amend: Callable[[Params, PartState, PartState], Params] | None = None
+    amend: Callable[[Params, Any, PartState, PartState, Context], tuple[Params, Any]] | None = None
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
     numbers: tuple[Any, ...] = ()
     policy_loss: bool | None = None
@@ -383,7 +384,8 @@ class Part:
         check_takes(self.name, "init", self.init, ("params", "key"))
         check_takes(self.name, "update", self.update, ("batch", "state", "context"))
         if self.amend is not None:
-            check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
+            arguments = ("params", "opt_state", "old_state", "new_state", "context")
+            check_takes(self.name, "amend", self.amend, arguments)
         if self.finish is not None:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
         for argument, hint in DECLARED.items():

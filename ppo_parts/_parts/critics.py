@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, check_number
+from .._base.hyperparameters import Numeric, check_number, check_takes
 from .._core.types import Array, Batch, Context, Params, Part, field_at
 from .common import POSITIVE, at_step, check_numbers, loss_part, moments_of
 from .losses import check_loss
@@ -115,6 +115,7 @@ def normalize_target(
     Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.
     """
     where = "normalize_target"
+    check_takes(where, "write", write, ("params", "old", "new"))
     numbers = check_numbers(where, rate=rate)
     min_scale = check_number(where, "min_scale", min_scale, **POSITIVE, schedule=False)
 
@@ -133,5 +134,8 @@ def normalize_target(
         batch = batch.add_extras(target_normalized=((target - state.mean) / state.scale).astype(dtype))
         return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
 
+    def amend(params: Params, opt_state: Any, old: Any, new: Any, context: Context) -> tuple[Params, Any]:
+        return write(params, old, new), opt_state
+
     declared: Any = {"requires": ("target",), "provides": ("extras.target_normalized",), "reads": ("mask",)}
-    return Part(init, update, where, place="before_sampler", amend=write, **declared)
+    return Part(init, update, where, place="before_sampler", amend=amend, **declared)

@@ -179,7 +179,8 @@ def state_is_stable(subject: Subject) -> str | None:
             seen = with_current(batch, context.params, context.evaluate)
             results["finish"] = state, jax.eval_shape(part.finish, seen, state, context)
         if part.amend is not None:
-            results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
+            given = context.params, (), state, state, context
+            results["amend"] = context.params, jax.eval_shape(part.amend, *given)[0]
         for function, (before, after) in results.items():
             if describe(before) != describe(after):
                 what = "the parameters" if function == "amend" else "its state"

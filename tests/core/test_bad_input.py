@@ -176,10 +176,7 @@ ALONE = {  # samplers after which each advantage is standardized by itself
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
 }
 OPTIMIZERS = {
-    "lbfgs": optax.lbfgs(),
-    "a line search": optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(5)),
-    "sophia": optax.contrib.sophia(1e-3),
-    "lookahead": optax.lookahead(optax.sgd(0.1), 5, 0.5),
+    "optax.lookahead": optax.lookahead(optax.sgd(0.1), 5, 0.5),
 }
 ARRAYS = {  # an argument that must have the shape of the others, `[5]`
     "gae ... value": lambda x: f.gae(FIVE, x, FIVE, FIVE, **ESTIMATE),
@@ -520,6 +517,10 @@ TYPE_ERRORS = {
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
+    "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'": lambda: (
+        pp.kl_penalty(coef=pp.field("extras.w"))
+    ),
+    "field: path must be a string, got 0.9": lambda: pp.field(0.9),
     **of_numbers(NOT_NUMBERS),
     **{
         f"gae: gamma must be a number, but its schedule is {wrong!r} at step 0": functools.partial(
@@ -528,7 +529,7 @@ TYPE_ERRORS = {
         for wrong in (None, "0.9")
     },
     **{
-        f"learner: the optimizer's update(gradient, state, params, step=, value=, metrics=) raised ... {says} ... "
+        f"learner: the optimizer's update(gradient, state, params, step=, ... raised ... {says} ... "
         "loop of your own": uses(optimizer)
         for says, optimizer in OPTIMIZERS.items()
     },

@@ -145,6 +145,55 @@ def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_s
     assert metrics["minibatches"] == 4
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters(masked):
+    """SAM steps along the gradient at the worst point nearby; a line search shortens a step that is far too long."""
+    batch, params, contrib = rollout(masked=masked), make_params(), optax.contrib
+    batch = batch.replace(target=jnp.ones((TIME, SEGMENTS)))
+    pipeline = pp.chain(pp.full_batch(), VALUE)
+
+    def loss(params):
+        return pp.functional.masked_mean(0.5 * (batch.obs @ params["value"] - 1) ** 2, batch.mask)
+
+    sam = contrib.sam(optax.sgd(0.1), optax.chain(contrib.normalize(), optax.sgd(0.5)), opaque_mode=True)
+    gradient = jax.grad(loss)(params)
+    worst = jax.tree.map(lambda x, g: x + 0.5 * g / optax.tree.norm(gradient), params, gradient)
+    expected = jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(loss)(worst))
+    assert_close(run(pipeline, batch, optimizer=sam)[0].params, expected)
+    search = optax.chain(optax.sgd(1e3), optax.scale_by_backtracking_linesearch(50))
+    for optimizer in (search, optax.lbfgs(), contrib.sophia(1e-2)):
+        assert loss(run(pipeline, batch, optimizer=optimizer)[0].params) < loss(params)
+
+
+def test_a_hyperparameter_may_be_a_field():
+    """Fields with equal numbers do what the number does; others, what functional does with the array."""
+    data = {"gamma": 0.9, "clip": 0.2, "weight": 2.0}
+    batch = rollout().add_extras(**{name: jnp.full((TIME, SEGMENTS), x) for name, x in data.items()})
+    batch = batch.replace(per_segment={"coef": jnp.full(SEGMENTS, 0.5)}, shared={"bonus": jnp.float32(0.1)})
+    masked = batch.mask == 0
+    batch = batch.add_extras(clip=jnp.where(masked, -1, batch.extras["clip"]))  # no number of a masked step counts
+
+    def update(gamma, clip, weight, coef, bonus, batch=batch):
+        head = pp.gae(gamma=gamma, gae_lambda=0.8), pp.combine_advantages({"advantage": weight})
+        losses = pp.clipped_surrogate(clip_eps=clip), pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
+        return run(pp.chain(*head, pp.segment_minibatches(2), *losses), batch)
+
+    fields = [pp.field(f"extras.{name}") for name in data] + [pp.field("per_segment.coef"), pp.field("shared.bonus")]
+    assert_same(update(*fields), update(0.9, 0.2, 2.0, 0.5, 0.1))
+    outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
+    assert update(*fields, batch=outside)[1]["nonfinite/loss/policy"] == 2
+
+    gamma = jax.random.uniform(KEY, (TIME, SEGMENTS))
+    part = pp.gae(gamma=pp.field("extras.gamma"), gae_lambda=0.8)
+    assert part.requires == ("extras.gamma",)
+    found, _ = part.update(batch.add_extras(gamma=gamma), pp.EmptyState(), pp.Context(key=KEY))
+    steps = {
+        name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated", "mask")
+    }
+    kept = jnp.where(masked, 1, gamma)
+    assert_close(found.advantage, pp.functional.gae(**steps, gamma=kept, gae_lambda=0.8).advantage)
+
+
 def test_an_update_is_differentiable():
     batch = rollout()
 
@@ -196,8 +245,8 @@ def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
 def test_parts_amend_finish_and_draw_with_keys_of_their_own():
     """Parts on both sides of the sampler; those after it run once for each of three minibatches."""
 
-    def halve(params, old, new):
-        return {**params, "value": params["value"] * 0.5 ** (new[0] - old[0])}
+    def halve(params, opt_state, old, new, context):
+        return {**params, "value": params["value"] * 0.5 ** (new[0] - old[0])}, opt_state
 
     def finish(batch, state, context):
         assert batch.log_prob.shape == (TIME, SEGMENTS)
@@ -226,7 +275,10 @@ def test_parts_amend_finish_and_draw_with_keys_of_their_own():
 
 
 def test_a_minibatch_that_is_discarded_is_not_amended():
-    amending = part(name="amending", amend=lambda params, old, new: jax.tree.map(jnp.zeros_like, params))
+    def reset(params, *rest):
+        return jax.tree.map(jnp.zeros_like, (params, rest[0]))
+
+    amending = part(name="amending", amend=reset)
     state, _ = run(pp.chain(GAE, pp.full_batch(3), SURROGATE, amending, pp.kl_early_stop(0.0)))
     assert_same(state.params, make_params())
 
@@ -546,8 +598,9 @@ def test_a_chain_in_a_lens_amends_and_finishes_and_draws_keys_of_its_own():
             seen.append(context.key)
             return batch, state + 1
 
-        def amend(params, old, new):
-            return jax.tree.map(lambda x: x + new, params)
+        def amend(params, opt_state, old, new, context):
+            seen.append(context.key)
+            return jax.tree.map(lambda x: x + new, params), opt_state
 
         return pp.Part(init, update, name, amend=amend, finish=lambda batch, state, context: state + 10)
 
@@ -557,8 +610,8 @@ def test_a_chain_in_a_lens_amends_and_finishes_and_draws_keys_of_its_own():
     states = whole.init(params, jax.random.key(0))
     context = pp.Context(key=jax.random.key(1), step=jnp.zeros((), int), params=params, evaluate=None)
     _, after = whole.update(batch, states, context)
-    assert len(seen) == len({str(jax.random.key_data(key)) for key in seen}) == 8
-    assert float(whole.amend(params, states, after)["w"]) == 4
+    assert float(whole.amend(params, (), states, after, context)[0]["w"]) == 4
+    assert len(seen) == len({str(jax.random.key_data(key)) for key in seen}) == 12
     assert jax.tree.leaves(whole.finish(batch, after, context)) == [11, 11, 11, 11]
 
 

@@ -706,9 +706,11 @@ def test_a_stop_in_one_phase_leaves_the_other_alone(two_phases):
 def test_phases_run_in_order_and_share_what_stands_before_them():
     look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
     epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
-    growing = dataclasses.replace(
-        growing_reward(), amend=lambda params, old, new: {**params, "other": {"x": params["other"]["x"] + new - old}}
-    )
+
+    def count(params, opt_state, old, new, context):
+        return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
+
+    growing = dataclasses.replace(growing_reward(), amend=count)
     state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing, GAE)
     np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
     # the shared parts ran once for the actor, and once more before each of the critic's two epochs
