@@ -15,9 +15,8 @@ from .._base.hyperparameters import any_nan
 from .types import Batch, Context, Divider, Params, Part, field_at, kind, number_at, with_field_at
 from .wiring import check_batch, check_order, find_sampler, readings
 
-
 AMEND = 2**29
-"""What `amend` folds into the key of a part, so that it does not draw what `update` has drawn; large, see `part_key`."""
+"""A number that is folded into the key of a part for its `amend`; it is large for the reason given in `part_key`."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

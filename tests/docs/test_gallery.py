@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.optimize
 
 import ppo_parts as pp
 from tests import reference
@@ -219,6 +220,29 @@ def test_ppo_ewma_equals_a_loop_by_hand():
     state, metrics = train(given(card("losses", "PPO-EWMA").pipeline), params, batches, categorical)
     assert_equal(state.params, expected)
     assert abs(float(metrics[1]["off_policy_weight"]) - 1) > 1e-3
+
+
+def test_trgppo_equals_a_loop_by_hand():
+    params = linear_params()
+    batch = double(masked=False, behavior=params)
+
+    def excess(x, p):
+        return p * np.log(1 / x) + (1 - p) * np.log((1 - p) / (1 - p * x)) - 0.03
+
+    roots = [
+        [scipy.optimize.brentq(excess, *ends(p), args=(p,), xtol=1e-14) for p in np.exp(np.ravel(batch.log_prob))]
+        for ends in (lambda p: (1e-12, 1), lambda p: (1, 1 / p - 1e-12))
+    ]
+    low, high = np.maximum(1 - np.array(roots[0]), 0.2), np.maximum(np.array(roots[1]) - 1, 0.2)
+    assert min(np.ptp(low), np.ptp(high)) > 0.05
+
+    def loss(params, d):
+        surrogate = functools.partial(clipped, low=d["low"], high=d["high"])
+        return mean(ppo(*linear(params, d["obs"]), d, surrogate=surrogate), d["mask"])
+
+    expected = descend(loss, params, cut(estimated(batch, low=low, high=high)))
+    state, _ = train(given(card("losses", "A clip for each element").trgppo), params, [batch], categorical)
+    assert_equal(state.params, expected)
 
 
 # --- regularizers.md --------------------------------------------------------------------------------------------------
