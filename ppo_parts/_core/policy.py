@@ -32,12 +32,17 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     return Output(*result)
 
 
-def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:
-    """Evaluate one step of a policy for observations `[N, ...]`; a recurrent policy receives a time axis of size 1."""
+def apply_policy(
+    policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None, keys: Any = None
+) -> Output:
+    """Evaluate one step of a policy for observations `[N, ...]`; a recurrent policy receives a time axis of size 1.
+
+    `keys` are those of `policy_keys`.
+    """
     if carry is None:
-        return evaluate_policy(policy, params, Batch(obs=obs, axes=("segment",)))
-    batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
-    output = evaluate_policy(policy, params, batch)
+        return evaluate_policy(policy, params, Batch(obs=obs, extras=keys or {}, axes=("segment",)))
+    obs, keys = jax.tree.map(lambda x: x[None], (obs, keys or {}))
+    output = evaluate_policy(policy, params, Batch(obs=obs, carry=carry, reset=reset[None], extras=keys))
     if output.carry is None:
         raise UserTypeError(
             "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
@@ -53,6 +58,22 @@ def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, 
 
     value, aux = jax.tree.map(first, (output.value, output.aux))
     return Output(jax.tree.map(first_of_leaf, output.distribution), value, output.carry, aux)
+
+
+def policy_keys(policy: Evaluate, key: Array, number: int) -> dict[str, Array]:
+    """Return the entries of `extras` that a policy which draws is given for N observations, none for another policy.
+
+    `key` is the one that the actions are sampled with.
+    """
+    draws = isinstance(policy, Policy) and policy.draws
+    return {"policy_key": jax.random.split(jax.random.fold_in(key, 2**31), number)} if draws else {}
+
+
+def carry_after(policy: Evaluate, output: Output, action: Any) -> Any:
+    """Return what a policy remembers after a step in which it took this action."""
+    if not isinstance(policy, Policy) or policy.after_action is None:
+        return output.carry
+    return policy.after_action(output.carry, action, output)
 
 
 def initial_carry_of(policy: Any) -> Any:

@@ -55,11 +55,25 @@ class Policy:
         evaluate: `evaluate(params, batch) -> Output`, or `(distribution, value[, carry])`.
         initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`, of which only
             structure, shapes and dtypes matter, because every episode begins with `reset` = 1; None: no memory.
+        after_action: recurrent policies: `after_action(carry, action, output) -> carry`, what the policy remembers
+            after a step, if that depends on the action that was sampled: an option that continues, for example. In an
+            update, `evaluate` does the same with `batch.action`.
+        draws: whether `evaluate` draws random numbers, for dropout or noisy layers. The batch then has a key for each
+            step, `extras["policy_key"]`, which the rollout records, so that an update draws the same numbers as when
+            the action was taken. With `rollout(noise_steps=)`, steps of an environment share keys.
     """
 
     init: Callable[[Array], Params]
     evaluate: Evaluate
     initial_carry: Callable[[int], Any] | None = None
+    after_action: Callable[[Any, Any, Output], Any] | None = None
+    draws: bool = False
+
+    def __post_init__(self) -> None:
+        if self.after_action is not None:
+            check_takes("Policy", "after_action", self.after_action, ("carry", "action", "output"))
+            if self.initial_carry is None:
+                raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
 
     def __call__(self, params: Params, batch: Batch) -> Any:
         """`evaluate(params, batch)`."""

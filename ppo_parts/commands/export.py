@@ -21,7 +21,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.policy import apply_policy, initial_carry_of
+from .._core.policy import apply_policy, carry_after, initial_carry_of
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import load_run, report, run_parser, state_of_seed
@@ -54,6 +54,8 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
+    if getattr(policy, "draws", False):
+        raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
     initial_carry = initial_carry_of(policy)
     carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
     leaves, structure = jax.tree.flatten(carry)
@@ -74,12 +76,13 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
         action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
+        memory = carry_after(policy, output, action)
         if env.act is not None:
             action = env.act(action)
         outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))
         parameters = ("logits", "loc", "scale", "alpha", "beta")
         outputs |= {name: getattr(base, name) for name in parameters if hasattr(base, name)}
-        return outputs | dict(_numbered("next_carry", jax.tree.leaves(output.carry)))
+        return outputs | dict(_numbered("next_carry", jax.tree.leaves(memory)))
 
     return act, rows
 

@@ -18,7 +18,7 @@ import numpy as np
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.policy import apply_policy, initial_carry_of
+from .._core.policy import apply_policy, carry_after, initial_carry_of, policy_keys
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
@@ -51,7 +51,7 @@ def frames_of(
         raise UserValueError(
             "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
         )
-    initial_carry = initial_carry_of(train.policy)
+    policy, initial_carry = train.policy, initial_carry_of(train.policy)
 
     @jax.jit
     def reset(key: jax.Array) -> Any:
@@ -60,9 +60,10 @@ def frames_of(
     @jax.jit
     def play(key: jax.Array, env_state: Any, obs: Any, memory: Any, begins: jax.Array) -> Any:
         action_key, env_key = jax.random.split(key)
-        distribution, _, memory, _ = apply_policy(train.policy, state.learner.params, obs, memory, begins)
-        action = distribution.mode() if mode else distribution.sample(seed=action_key)
-        return *env.step(env_key, env_state, action), memory
+        own = policy_keys(policy, action_key, 1)
+        output = apply_policy(policy, state.learner.params, obs, memory, begins, own)
+        action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
+        return *env.step(env_key, env_state, action), carry_after(policy, output, action)
 
     agents = () if env.num_agents is None else (env.num_agents,)
     for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from .._core.policy import apply_policy, initial_carry_of
+from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Box, Discrete, Env, Observation, check_known
 from ._episodes import Step, auto_reset
 
@@ -107,7 +107,7 @@ def frozen_opponent(policy: Any, params: Any) -> Opponent:
         raise UserValueError("frozen_opponent: a policy with memory needs its state; give one without memory")
 
     def act(key: Array, obs: Observation) -> Array:
-        distribution = apply_policy(policy, params, jax.tree.map(lambda x: x[None], obs)).distribution
-        return distribution.sample(seed=key)[0]
+        one, own = jax.tree.map(lambda x: x[None], obs), policy_keys(policy, key, 1)
+        return apply_policy(policy, params, one, keys=own).distribution.sample(seed=key)[0]
 
     return act

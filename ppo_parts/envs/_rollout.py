@@ -19,7 +19,7 @@ from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
 from .._core.moments import Moments, divided_moments, merged_moments
-from .._core.policy import apply_policy, check_value, evaluate_policy, initial_carry_of
+from .._core.policy import apply_policy, carry_after, check_value, evaluate_policy, initial_carry_of, policy_keys
 from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import check_distribution
@@ -133,7 +133,8 @@ def rollout(
     check_count("rollout", "num_steps", num_steps)
     check_count("rollout", "noise_steps", noise_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
-    taken = {"value": "batch.value"} | {f"next_{name}": f"the next value of {name!r}" for name in record}
+    taken = {"value": "batch.value", "policy_key": "the keys of a policy that draws"}
+    taken |= {f"next_{name}": f"the next value of {name!r}" for name in record}
     for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
         if isinstance(names, str):
             raise UserTypeError(f"rollout: {argument} must be a tuple, got {names!r}: write {argument}=({names!r},)")
@@ -204,15 +205,16 @@ class _Collector:
         return found | {name: output.aux[name] for name in self.record}
 
     @functools.cached_property
-    def estimates_after(self) -> Callable[[Params, tuple[Any, Any]], dict[str, Array]]:
-        """Compute the estimates of observations `(obs, carry)`: called in three places, traced once."""
+    def estimates_after(self) -> Callable[[Params, tuple[Any, Any, Any]], dict[str, Array]]:
+        """Compute the estimates of observations `(obs, carry, keys)`: called in three places, traced once."""
 
-        def estimates(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
-            return self.estimates(apply_policy(self.policy, params, *seen, jnp.zeros(self.each, bool)))
+        def estimates(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
+            obs, carry, keys = seen
+            return self.estimates(apply_policy(self.policy, params, obs, carry, jnp.zeros(self.each, bool), keys))
 
         return jax.jit(estimates)
 
-    def no_estimates(self, params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
+    def no_estimates(self, params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
         shapes = jax.eval_shape(self.estimates_after, params, seen)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -221,7 +223,8 @@ class _Collector:
 
         With several shards, return the final observations themselves: testing whether there is one needs all devices.
         """
-        output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
+        own = policy_keys(self.policy, keys[0], self.each[0])
+        output = apply_policy(self.policy, params, state.obs, state.carry, state.reset, own)
         action, log_prob = _sampled(output.distribution, keys[0])
         check_action(output.distribution, action, self.env.action_space, self.each)
         env_state, out = self.env.step(keys[1], state.env_state, action)
@@ -230,7 +233,8 @@ class _Collector:
         check_entries("keep_info", self.keep_info, "the environment's info", out.info, remedy)
         if self.keep_distribution:
             check_is_tree(output.distribution)
-        final: Any = (out.final_obs, output.carry)
+        carry = carry_after(self.policy, output, action)
+        final: Any = (out.final_obs, carry, own)
         if self.shards == 1:
             final = cond_any(out.truncated, self.estimates_after, self.no_estimates, params, final)
         recorded = Batch(
@@ -244,13 +248,13 @@ class _Collector:
             reset=state.reset,
             next_obs=out.final_obs if self.keep_next_obs else ABSENT,
             behavior=output.distribution if self.keep_distribution else ABSENT,
-            extras={name: out.info[name] for name in self.keep_info},
+            extras={name: out.info[name] for name in self.keep_info} | own,
         )
         recurrent, (ended, _) = state.carry is not None, out.episode_ends()
         episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
         begins = jnp.broadcast_to(unsqueezed(ended, len(self.each)), self.each) if recurrent else None
         found = self.estimates(output) if recurrent or self.value_each_step or self.record else None
-        state = RolloutState(env_state, out.obs, output.carry, begins)
+        state = RolloutState(env_state, out.obs, carry, begins)
         return without_weak_types(state), (recorded, found, final, episodes)
 
     def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
@@ -274,7 +278,8 @@ class _Collector:
             state = state._replace(env_state=merged_moments(state.env_state))
             after = functools.partial(self.estimates_after, params)
             final = evaluate_steps(after, batch.truncated, final, self.shards)
-        last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
+        own = {"policy_key": batch.extras["policy_key"][-1]} if "policy_key" in batch.extras else {}
+        last = self.estimates_after(params, (state.obs, state.carry, own)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))

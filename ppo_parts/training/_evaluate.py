@@ -10,7 +10,7 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.hyperparameters import check_count, check_takes
-from .._core.policy import apply_policy, initial_carry_of
+from .._core.policy import apply_policy, carry_after, initial_carry_of, policy_keys
 from .._core.types import Array, Evaluate, Params
 from ..envs._env import check_env
 from ..functional._arguments import check_key
@@ -79,9 +79,9 @@ def evaluate_episodes(
     def play(key: Array, env_state: Any, obs: Any, memory: Any, steps: Array) -> Any:
         action_key, env_key = jax.random.split(key)
         begins = jnp.broadcast_to(steps == 0, each)  # as a rollout begins; only first episodes count here
-        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, begins)
-        action = distribution.mode() if mode else distribution.sample(seed=action_key)
-        return *env.step(env_key, env_state, action), memory
+        output = apply_policy(policy, params, obs, memory, begins, policy_keys(policy, action_key, episodes))
+        action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
+        return *env.step(env_key, env_state, action), carry_after(policy, output, action)
 
     def step(carry: Any) -> Any:
         key, env_state, obs, memory, results, steps = carry

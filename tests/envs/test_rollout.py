@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs
+from ppo_parts import envs, training
 from ppo_parts.envs._rollout import episode_metrics
 from tests.common import Categorical
 
@@ -357,6 +357,46 @@ def test_a_recurrent_policy_is_reset_with_its_episodes():
         np.testing.assert_array_equal(batch.next_value, batch.obs[..., 0] + 2)
         again = counting(1.0, batch)
         np.testing.assert_array_equal(again[1], batch.value)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update(shards):
+    """Its logits depend on numbers that it draws, and on its last action in the episode; so do its values."""
+
+    def evaluate(params, batch):
+        previous = batch.carry[None]
+        if batch.action is not None:
+            previous = jnp.concatenate([previous, batch.action[:-1]])
+        previous = jnp.where(batch.reset, 0, previous)
+        noise = jax.vmap(jax.vmap(jax.random.normal))(batch.extras["policy_key"])
+        value = params * (previous + noise)
+        return Categorical(jnp.stack([value, -value], -1)), value, previous[-1]
+
+    def after_action(carry, action, output):
+        assert output.value.shape == carry.shape
+        return action.astype(carry.dtype)
+
+    policy = pp.Policy(lambda key: 1.0, evaluate, jnp.zeros, after_action, draws=True)
+    rollout = pp.rollout(clock(5), policy, num_envs=4, num_steps=7, shards=shards)
+    state, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
+    distribution, value, _ = evaluate(1.0, batch)
+    np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-6)
+    np.testing.assert_allclose(batch.value, value, rtol=1e-6)
+    np.testing.assert_array_equal(state.carry, batch.action[-1])
+    drawn = jax.random.key_data(batch.extras["policy_key"])
+    assert len(np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0)) == 28
+    # the value that followed a truncation, after step 4, is that of the same memory
+    noise = jax.vmap(jax.random.normal)(batch.extras["policy_key"][4])
+    np.testing.assert_allclose(batch.next_value[4], batch.action[4] + noise, rtol=1e-6)
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.9), pp.segment_minibatches(1), pp.clipped_surrogate(clip_eps=0.2)
+    )
+    learner = pp.learner(policy, pp.chain(pipeline, pp.policy_diagnostics()), optax.sgd(0.1))
+    _, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(1.0), batch)
+    assert (metrics["ratio_min"], metrics["ratio_max"]) == (1, 1)
+    played = training.evaluate_episodes(clock(5), policy, 1.0, jax.random.key(0), 3)
+    np.testing.assert_array_equal(played.episode_length, 5)
 
 
 @pytest.mark.parametrize("loose", ["reset", "step"])
