@@ -24,6 +24,7 @@ from ._messages import RunExistsError as RunExistsError
 from ._messages import RunFolderError as RunFolderError
 from ._messages import RunNotFoundError as RunNotFoundError
 from ._options import RunOptions as RunOptions
+from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun

@@ -191,7 +191,7 @@ SEED_AXIS = {"state": 0, "keys": 0, "episodes": 0, "metrics": 1, "number": None}
 class Placement(NamedTuple):
     """How the arrays of a run are divided over the devices of a mesh.
 
-    One seed: its environments are divided, and each device has the learner. XLA makes one program that runs on all
+    One seed: see `Train.sharding`. XLA makes one program that runs on all
     devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
     """
 
@@ -234,9 +234,7 @@ def placement(train: Train, options: RunOptions) -> Placement | None:
         )
     mesh = Mesh(np.array(devices[:number]), (AXIS,))
     if options.num_seeds == 1:
-        whole, shapes = NamedSharding(mesh, PartitionSpec()), train.state_shapes()
-        shardings = jax.tree.map(lambda _: whole, shapes)._replace(rollout=train.rollout.sharding(mesh))
-        return Placement(mesh, shardings, over_seeds=False)
+        return Placement(mesh, train.sharding(mesh), over_seeds=False)
     if options.num_seeds % number:
         raise _cannot_place(
             f"must divide the {options.num_seeds} seeds, got {number}: each device trains as many seeds as the others"

@@ -36,6 +36,7 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     if not columns:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
+    returns, episodes = (x.reshape(len(x), -1) if x.ndim > 2 else x for x in (returns, episodes))  # seeds, then members
     last = last_episodes_return(returns.T, np.nan_to_num(episodes).T)
     result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))}
     if lost:
@@ -119,16 +120,16 @@ def plot_curve(
         returns: `[updates]` or `[updates, seeds]`; NaN where no episode ended.
         title: title of the picture.
         window: number of updates to average over.
-        evaluation: like `returns`, NaN for updates without an evaluation; the mean over the seeds is drawn.
+        evaluation: `[updates]` or `[updates, seeds]`, NaN for updates without one; the mean over the seeds is drawn.
     """
     path, window = Path(path), check_count("plot_curve", "window", window)
     env_steps, returns = _numbers("env_steps", env_steps), _numbers("returns", returns)
     evaluation = None if evaluation is None else _numbers("evaluation", evaluation)
     shapes = [list(x.shape) for x in (env_steps, returns, returns if evaluation is None else evaluation)]
-    if returns.ndim not in (1, 2) or shapes[0] != shapes[1][:1] or shapes[1] != shapes[2]:
+    if any(not 1 <= len(shape) <= 2 or shape[:1] != shapes[0] for shape in shapes):
         raise ShapeError(
-            "plot_curve: env_steps must have shape [updates], and returns and evaluation both [updates] or both "
-            f"[updates, seeds], got {', '.join(map(str, shapes))}"
+            "plot_curve: env_steps must have shape [updates], and returns and evaluation [updates] or [updates, "
+            f"seeds], got {', '.join(map(str, shapes))}"
         )
     smooth = _held(smoothed(returns, window))
     with drawing(path, f"episode return (running mean of {window})", title) as axes:
@@ -139,7 +140,7 @@ def plot_curve(
         else:
             at = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
             center, low, high = iqm_interval(smooth[at])
-            seeds = f"interquartile mean of {returns.shape[1]} seeds, 95 % interval"
+            seeds = f"interquartile mean of {returns.shape[1]} runs, 95 % interval"
             axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
             axes.fill_between(env_steps[at], low, high, color="C0", alpha=0.3, linewidth=0)
             axes.plot(env_steps[at], center, color="C0", label=seeds)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._base.cpu import sequential_vmap_on_cpu
 from .._base.doors import checked
@@ -94,6 +95,11 @@ class Train:
         if num_seeds == 1:
             return self.shapes[0]
         return jax.eval_shape(lambda: jax.vmap(self.init)(seed_keys(0, num_seeds)))
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> TrainState:
+        """Divide the environments of one seed over the devices of a mesh; each device has the learner."""
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda _: whole, self.state_shapes())._replace(rollout=self.rollout.sharding(mesh))
 
     @functools.cached_property
     def compiled_init(self) -> Callable[[Array], TrainState]:

@@ -1,0 +1,227 @@
+"""Population-based training: members train with hyperparameters of their own, and the worst copy the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._base.doors import check_as
+from .._base.errors import UserValueError
+from .._base.hyperparameters import check_count, check_number
+from .._core.metrics import Metrics, join_metrics
+from .._core.types import Array
+from ._config import Range, check_config
+from ._evaluate import EpisodeResults
+from ._messages import did_you_mean
+from ._train import Collected, Train, TrainState
+
+
+class PopulationState(NamedTuple):
+    """The whole state of a population; arrays have shape `[members, ...]`, except for the key.
+
+    `total` and `number` are the sum and the number of the values of the metric since the last selection, and `score` is
+    their mean at the last selection, NaN if there was no value yet.
+    """
+
+    key: Array
+    members: TrainState
+    hyperparameters: dict[str, Array]
+    total: Array
+    number: Array
+    score: Array
+
+    @property
+    def scores(self) -> Array:
+        """The mean of the metric since the last selection, or else at it, `[members]`; -inf if there was no value."""
+        scores = jnp.where(self.number > 0, self.total / jnp.maximum(self.number, 1), self.score)
+        return jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+
+    @property
+    def best(self) -> tuple[TrainState, dict[str, Array]]:
+        """The state and the hyperparameters of the member with the highest score."""
+        return jax.tree.map(lambda x: x[jnp.argmax(self.scores)], (self.members, self.hyperparameters))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Population(Train):
+    """A run of `members` runs: the state is a `PopulationState`, and metrics have shape `[updates, members]`.
+
+    See `population`. `env`, `policy`, `rollout`, `learner` and `schedules` are those of a single run with the
+    configuration's own hyperparameters.
+    """
+
+    member: Callable[..., Train]  # the run with these hyperparameters
+    ranges: Mapping[str, Range]
+    members: int
+    every: int
+    fraction: float
+    factors: tuple[float, float]
+    resample: float
+    metric: str
+
+    def init(self, key: Array) -> PopulationState:  # type: ignore[override]
+        """Draw the hyperparameters of all members, and initialize each with a key of its own."""
+        key, drawn, keys = jax.random.split(key, 3)
+        hyperparameters = self.sample(drawn)
+        init = jax.vmap(lambda given, key: self.member(**given).init(key))
+        members = init(hyperparameters, jax.random.split(keys, self.members))
+        none = jnp.zeros(self.members)
+        return PopulationState(key, members, hyperparameters, none, none, jnp.full(self.members, jnp.nan))
+
+    def continued(self, state: Any) -> Any:
+        """Return the state from which a restored run continues."""
+        return state._replace(members=jax.vmap(super().continued)(state.members))
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> Any:
+        """Divide the members over the devices of a mesh."""
+        if self.members % mesh.size:
+            raise UserValueError(
+                f"must be a multiple of the {mesh.size} devices", where="population", argument="members"
+            )
+
+        def of_leaf(x: Any) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*mesh.axis_names) if x.shape else PartitionSpec())
+
+        return jax.tree.map(of_leaf, self.state_shapes())
+
+    def collect(self, state: Any) -> Collected:
+        """Run a rollout of each member."""
+        return jax.vmap(lambda given, state: self.member(**given).collect(state))(state.hyperparameters, state.members)
+
+    def learn(self, state: Any, collected: Collected) -> tuple[Any, Metrics]:
+        """Run an update of each member, and a selection after every `every` of them, except at the end of the run."""
+        learn = jax.vmap(lambda given, *member: self.member(**given).learn(*member))
+        members, metrics = learn(state.hyperparameters, state.members, collected)
+        value = metrics[self.metric]
+        known = jnp.isfinite(value)
+        total, number = state.total + jnp.where(known, value, 0), state.number + known
+        record = {f"population/{name}": x for name, x in state.hyperparameters.items()}
+        state = state._replace(members=members, total=total, number=number)
+        done = members.learner.step[0]
+        due = (done % self.every == 0) & (done < self.num_updates)
+        state, parent = jax.lax.cond(due, self.select, lambda state: (state, jnp.arange(self.members)), state)
+        record["population/parent"] = parent.astype(jnp.float32)
+        return state, jax.vmap(join_metrics)(metrics, jax.vmap(Metrics.of)(record))
+
+    def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
+        """Let the worst copy the best and explore; return also whom each member continues, `[members]`."""
+        key, among, drawn, scaled, chance = jax.random.split(state.key, 5)
+        few, order, own = round(self.fraction * self.members), jnp.argsort(state.scores), jnp.arange(self.members)
+        parent = own.at[order[:few]].set(jax.random.choice(among, order[-few:], (few,)))
+        members, old, score = jax.tree.map(lambda x: x[parent], (state.members, state.hyperparameters, state.scores))
+        members = members._replace(key=state.members.key)  # so that a member and its copy act differently
+        new, hyperparameters, shape = self.sample(drawn), {}, (len(self.ranges), self.members)
+        factors = jax.random.choice(scaled, jnp.array(self.factors), shape)
+        again = jax.random.bernoulli(chance, self.resample, shape)
+        for i, (name, limits) in enumerate(self.ranges.items()):
+            explored = jnp.where(again[i], new[name], jnp.clip(old[name] * factors[i], limits.low, limits.high))
+            hyperparameters[name] = jnp.where(parent == own, old[name], explored)
+        none = jnp.zeros(self.members)
+        return PopulationState(key, members, hyperparameters, none, none, score), parent
+
+    def sample(self, key: Array) -> dict[str, Array]:
+        """Draw hyperparameters, `[members]` each: log-uniformly, or uniformly in a range that contains 0."""
+        drawn, uniform = {}, jax.random.uniform(key, (len(self.ranges), self.members))
+        for (name, x), u in zip(self.ranges.items(), uniform, strict=True):
+            at = x.low * (x.high / x.low) ** u if x.low > 0 else x.low + (x.high - x.low) * u
+            drawn[name] = jnp.clip(at, x.low, x.high)  # in spite of rounding
+        return drawn
+
+    def evaluate_policy(self, key: Array, state: Any, episodes: int, *, mode: bool = False) -> EpisodeResults:
+        """Play whole episodes with the policy of the member with the highest score."""
+        return super().evaluate_policy(key, state.best[0], episodes, mode=mode)
+
+
+def population(
+    make_train: Callable[..., Train],
+    ranges: Mapping[str, Range],
+    *,
+    members: int = 16,
+    every: int = 10,
+    fraction: float = 0.2,
+    factors: tuple[float, float] = (0.8, 1.2),
+    resample: float = 0.25,
+    metric: str = "episode_return",
+) -> Callable[..., Population]:
+    """Transform a recipe's `make_train` so that its runs are populations that search their own hyperparameters.
+
+    Each member draws its hyperparameters and its key, and all train in one program. After every `every` updates, the
+    worst `fraction` of the members exploit and explore: each copies the state (parameters, optimizer, environments with
+    their running statistics) and the hyperparameters of a random one of the best `fraction`; then each hyperparameter
+    is drawn again with probability `resample`, or else multiplied by one of the `factors`. With `every` of at least
+    `num_updates`, this is a random search.
+
+    The result runs wherever another `make_train` does: as a function of a key, in `training.run` and `training.main`
+    with checkpoints, on several devices, and with several seeds, each a population. `total_timesteps` are those of each
+    member, and `env_steps` counts all. Metrics have shape `[updates, members]`, among them "population/NAME", the
+    hyperparameters of the update, and "population/parent", the member whose state each member continues after it.
+    Evaluations play the member with the highest score.
+
+    Args:
+        make_train: `make_train(config, ...) -> Train`.
+        ranges: the hyperparameters to search: float fields of the configuration, and their `training.between(low,
+            high)`. The first values are log-uniform, or uniform if `low` is not positive.
+        members: number of runs.
+        every: updates between selections.
+        fraction: part of the members that is replaced, in (0, 0.5]; it must be at least one member.
+        factors: those of which one multiplies a hyperparameter; the product is clipped to the range.
+        resample: probability with which a hyperparameter is drawn again instead.
+        metric: the metric to maximize. A member's score is its mean over the updates since the last selection in which
+            it is finite.
+
+    Returns:
+        `make_train(config, ...) -> Train`; `state.best` is the `TrainState` and the hyperparameters of the member
+        with the highest score.
+
+    Example:
+        >>> from ppo_parts import training
+        >>> from ppo_parts.recipes import cleanrl_ppo
+        >>> ranges = {"learning_rate": training.between(1e-5, 1e-2), "ent_coef": training.between(0, 0.05)}
+        >>> make_train = training.population(cleanrl_ppo.make_train, ranges, members=8)
+        >>> train = make_train(cleanrl_ppo.Config(hidden=(8,)))  # then jax.jit(train)(jax.random.key(0))
+        >>> train.shapes[1]["population/learning_rate"].shape
+        (8,)
+
+    Reference:
+        Jaderberg et al. 2017, "Population Based Training of Neural Networks", arXiv:1711.09846, with truncation
+        selection and these factors as in its section 4.1.
+    """
+    for name, count, low in (("members", members, 2), ("every", every, 1)):
+        check_count("population", name, count, low)
+    check_number("population", "fraction", fraction, 0, 0.5, open_low=True, schedule=False)
+    check_number("population", "resample", resample, 0, 1, schedule=False)
+    if round(fraction * members) < 1:
+        says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
+        raise UserValueError(says, where="population", argument="fraction")
+    check_as("population", "ranges", ranges, Mapping)
+    for name, limits in ranges.items():
+        check_as("population", f"ranges[{name!r}]", limits, Range)
+
+    @functools.wraps(make_train)
+    def make_population(config: Any, *args: Any, **named: Any) -> Population:
+        for name, limits in ranges.items():
+            if not isinstance(getattr(config, name, None), float):
+                says = f"must be fields of the configuration that hold floats, got {name!r}"
+                raise UserValueError(says, where="population", argument="ranges")
+            for end in (limits.low, limits.high):  # members are traced, and what is traced is not checked
+                check_config(dataclasses.replace(config, **{name: float(end)}), where="population")
+
+        def member(**hyperparameters: Any) -> Train:
+            return make_train(dataclasses.replace(config, **hyperparameters), *args, **named)
+
+        one = member()
+        if metric not in one.shapes[1]:
+            says = f"must be a metric of the run, got {metric!r}{did_you_mean(metric, one.shapes[1])}"
+            raise UserValueError(says, where="population", argument="metric")
+        fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+        fields |= {"steps_per_update": members * one.steps_per_update, "member": member, "ranges": ranges}
+        fields |= {"members": members, "every": every, "fraction": fraction, "factors": factors, "resample": resample}
+        return Population(**fields, metric=metric)
+
+    return make_population

@@ -1,0 +1,111 @@
+"""`training.population`: members with hyperparameters of their own, whom selections replace."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo
+from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
+
+RANGES = {"learning_rate": training.between(1e-4, 1e-1), "ent_coef": training.between(0, 0.1)}
+MEMBERS, EVERY = 10, 4
+
+
+@pytest.fixture(scope="module")
+def population():
+    return training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY, resample=0.5)(tiny())
+
+
+@pytest.fixture(scope="module")
+def first(population):
+    """The state of a run before its first update."""
+    return population.compiled_init(jax.random.key(1))
+
+
+def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
+    """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
+    options = {"eval_every": 6, "eval_episodes": 2}
+    whole, result = go(population, tmp_path, "whole", **options)
+    with pytest.raises(Crash):
+        go(population, tmp_path, "killed", compile=acting(6, crash), **options)
+    killed, _ = go(population, None, None, resume=tmp_path / "killed", **options)
+    assert_same_run(killed, whole)
+    assert result["evaluation"]["episodes"] == 2
+    found = training.load(whole, training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY))
+    best = int(np.argmax(found.state.scores))
+    for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
+        np.testing.assert_array_equal(raw(x)[best], raw(of_best))
+
+    recorded = {name: np.array([row[f"population/{name}"] for row in rows(whole)]) for name in (*RANGES, "parent")}
+    parents = recorded.pop("parent").astype(int)
+    selections = [3, 7]  # none at the end, because nothing would follow it
+    assert [i for i, parent in enumerate(parents) if (parent != np.arange(MEMBERS)).any()] == selections
+    returns = np.array([row["episode_return"] for row in rows(whole)[:EVERY]], float)
+    worst = np.argsort(np.nan_to_num(np.nanmean(returns, axis=0), nan=-np.inf), kind="stable")[:2]
+    assert set(np.flatnonzero(parents[selections[0]] != np.arange(MEMBERS))) == set(worst)
+    for name, x in recorded.items():
+        assert len(np.unique(x[0])) == MEMBERS, name
+        for i in range(len(x) - 1):
+            stayed = parents[i] == np.arange(MEMBERS)
+            assert stayed.sum() == (MEMBERS - 2 if i in selections else MEMBERS)
+            np.testing.assert_array_equal(x[i + 1][stayed], x[i][stayed])
+
+    state, given = jax.tree.map(lambda x: x[2], (first.members, first.hyperparameters))
+    alone = cleanrl_ppo.make_train(dataclasses.replace(tiny(), **{name: float(x) for name, x in given.items()}))
+    for row in rows(whole)[:EVERY]:
+        state, metrics = alone.compiled_step(state)
+        np.testing.assert_allclose(metrics["loss"], row["loss"][2], rtol=1e-4)
+
+
+def test_a_selection_copies_the_best_and_explores(population, first):
+    """The two worst of ten continue the two best, with other hyperparameters inside their ranges and other keys."""
+    scores = jnp.array([5.0, 3.0, jnp.nan, 8.0, 2.0, 9.0, 4.0, 6.0, 1.0, 7.0])  # no episode of member 2 has ended
+    before = first._replace(total=scores, number=jnp.where(jnp.isnan(scores), 0.0, 1.0))
+    steps, drawn = {name: set() for name in RANGES}, {name: [] for name in RANGES}
+    select = jax.jit(population.select)
+    for seed in range(40):
+        after, parents = select(before._replace(key=jax.random.key(seed)))
+        replaced = [int(i) for i in np.flatnonzero(parents != np.arange(10))]
+        assert replaced == [2, 8]
+        assert {int(parents[i]) for i in replaced} <= {3, 5}
+        np.testing.assert_array_equal(raw(after.members.key), raw(before.members.key))
+        np.testing.assert_array_equal(after.number, np.zeros(10))
+        copied = before._replace(members=jax.tree.map(lambda x: x[parents], before.members))  # noqa: B023
+        learners = zip(*(jax.tree.leaves(x.members.learner) for x in (after, copied)), strict=True)
+        assert all(np.array_equal(x, expected) for x, expected in learners)
+        assert after.score[2] == scores[parents[2]]
+        for name, limits in RANGES.items():
+            new, old = (np.asarray(x.hyperparameters[name]) for x in (after, before))
+            kept = np.setdiff1d(np.arange(10), replaced)
+            np.testing.assert_array_equal(new[kept], old[kept])
+            assert all(x in limits for x in new.tolist())
+            for i in replaced:
+                ratio = round(float(new[i] / old[parents[i]]), 4)
+                steps[name].add(ratio) if ratio in (0.8, 1.2) else drawn[name].append(new[i])
+    for name, limits in RANGES.items():
+        assert steps[name] == {0.8, 1.2}
+        assert 20 < len(drawn[name]) < 60  # half of 80
+        middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
+        assert 0.25 < np.mean(np.array(drawn[name]) < middle) < 0.75
+
+
+def test_what_cannot_be_searched_is_refused():
+    def of(ranges, config=None, **options):
+        return training.population(cleanrl_ppo.make_train, ranges, **options)(config or tiny())
+
+    rate = {"learning_rate": RANGES["learning_rate"]}
+    for make, message in (
+        (lambda: of({"lerning_rate": training.between(0, 1)}), "floats, got 'lerning_rate'"),
+        (lambda: of({"num_steps": training.between(1, 2)}), r"floats, got 'num_steps'"),
+        (lambda: of({"gamma": training.between(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
+        (lambda: of({"gamma": training.at_least(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
+        (lambda: of(rate, members=4, fraction=0.1), "fraction must be at least one of the 4 members, got 0.1"),
+        (lambda: of(rate, fraction=0.6), r"fraction must lie in \(0, 0.5\], got 0.6"),
+        (lambda: of(rate, metric="episode_returns"), "got 'episode_returns'.* did you mean 'episode_return'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
