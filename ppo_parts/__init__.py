@@ -33,11 +33,9 @@ from ._core.sampling import sampler as sampler
 from ._core.types import Batch as Batch
 from ._core.types import Context as Context
 from ._core.types import Current as Current
-from ._core.types import EmptyState as EmptyState
 from ._core.types import Output as Output
 from ._core.types import Part as Part
 from ._core.types import Policy as Policy
-from ._core.types import Stop as Stop
 from ._core.types import stateless as stateless
 from ._parts.advantage import advantage_normalize as advantage_normalize
 from ._parts.advantage import advantage_weight as advantage_weight

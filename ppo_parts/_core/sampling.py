@@ -17,7 +17,7 @@ from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
 from .shards import join_shards, joined, map_shards, split
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, field_axes, no_state
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, no_state
 
 Axis = Literal["step", "segment", "window"]
 Refresh = Literal["rollout", "epoch", "every_epoch", "minibatch"]
@@ -220,7 +220,7 @@ def sampler_of_shards(
     check_count(name, "num_minibatches", num_minibatches)
     check_count(name, "num_epochs", num_epochs)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         # A sampler that runs as a plain part draws the first minibatch of the first epoch.
         return on_automatic_mesh(first, batch.log_prob)(batch, context), state
 

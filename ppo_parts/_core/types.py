@@ -90,11 +90,7 @@ class Current(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A request from early-stop parts to the learner: two traced booleans; `Batch.add_stop` writes it.
-
-    discard: do not apply this minibatch, and skip the rest of this phase in this update.
-    after: apply this minibatch, and skip the rest of this phase in this update.
-    """
+    """A request from early-stop parts to the learner: the two traced booleans of `Batch.add_stop`."""
 
     discard: Array
     after: Array
@@ -140,7 +136,7 @@ class Batch:
         per_segment: named data of each segment, for your own parts: leaves `[N, ...]`; `[M, ...]` after a segment
             sampler. A step sampler gives each step the entry of its segment.
         shared: any other data for your own parts: any pytree, never sampled.
-        stop: the request of early-stop parts (`Stop`); None: no request.
+        stop: the request of early-stop parts, which `add_stop` writes; None: no request.
         axes: names of the leading axes, ("time", "segment") or ("step",).
         shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
             separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
@@ -265,7 +261,12 @@ class Batch:
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 
     def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
-        """Return a copy with a request to stop this phase, combined with earlier requests; see `Stop`."""
+        """Return a copy with a request to skip the rest of this phase in this update, combined with earlier requests.
+
+        Args:
+            discard: also do not apply this minibatch.
+            after: apply this minibatch.
+        """
         for name, value in {"discard": discard, "after": after}.items():
             if jnp.shape(value) != ():
                 raise ShapeError(
@@ -327,10 +328,6 @@ PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis,
 def field_axes(batch: Batch) -> dict[str, int]:
     """Return for each field the axis of segments, or of steps if there is no time axis."""
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
-
-
-class EmptyState(NamedTuple):
-    """State of a part that has none."""
 
 
 Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
@@ -427,9 +424,9 @@ class Divider(Part):
     phases: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
-def no_state(params: Params, key: Array | None = None) -> EmptyState:
+def no_state(params: Params, key: Array | None = None) -> PartState:
     """The `init` of a part without state."""
-    return EmptyState()
+    return ()
 
 
 @checked
@@ -463,7 +460,7 @@ def stateless(
     called = name or str(getattr(f, "__name__", "stateless"))
     takes_context = _takes_context(f)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         result = f(batch, context) if takes_context else f(batch)
         if not isinstance(result, Batch):
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")

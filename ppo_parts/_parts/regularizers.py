@@ -12,7 +12,7 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, EmptyState, Params, Part
+from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import unsqueezed
 from .common import LOSS, POSITIVE, at_step, check_numbers, loss_part
@@ -94,8 +94,8 @@ def kl_penalty(
         signed = log_ratio if forward else -log_ratio
         return functional.approx_kl(signed, estimator=cast(KLEstimator, estimator), mask=batch.mask)
 
-    def init(params: Params, key: Array | None = None) -> EmptyState | KLPenaltyState:
-        return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else EmptyState()
+    def init(params: Params, key: Array | None = None) -> tuple[()] | KLPenaltyState:
+        return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else ()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)

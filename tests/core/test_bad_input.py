@@ -61,9 +61,7 @@ def own_sampler(axis, draw, name="mine", num_minibatches=2):
     return pp.sampler(name, plan, lambda item, batch, context: draw(item), num_minibatches=num_minibatches, axis=axis)
 
 
-UNDECLARED_STOP = pp.stateless(
-    lambda batch: batch.replace(stop=pp.Stop(batch.reward[0, 0] > 0, False)), name="undeclared"
-)
+UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
 WHOLE_LOSS = pp.stateless(lambda b: b.add_loss("whole", jnp.sum(b.value), per="batch"), provides=("losses",))
 
 

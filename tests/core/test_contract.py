@@ -111,7 +111,7 @@ def test_a_function_of_batch_and_context_is_a_part():
         (lambda batch, context: batch.replace(reward=batch.reward * context.step), 3),
         (lambda batch, by=2.0: batch.replace(reward=batch.reward * by), 2),
     ):
-        assert_same(pp.stateless(function).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * factor)
+        assert_same(pp.stateless(function).update(batch, (), context)[0].reward, batch.reward * factor)
 
 
 # --- the optimizer hears the parts -----------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_hyperparameter_may_be_a_field():
     gamma = jax.random.uniform(KEY, (TIME, SEGMENTS))
     part = pp.gae(gamma=pp.field("extras.gamma"), gae_lambda=0.8)
     assert part.requires == ("extras.gamma",)
-    found, _ = part.update(batch.add_extras(gamma=gamma), pp.EmptyState(), pp.Context(key=KEY))
+    found, _ = part.update(batch.add_extras(gamma=gamma), (), pp.Context(key=KEY))
     steps = {
         name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated", "mask")
     }
@@ -374,7 +374,7 @@ def test_losses_of_segments_are_weighted(masked):
 
 def stopping(discard, **declared):
     def update(batch, state, context):
-        return batch.replace(stop=pp.Stop(jnp.asarray(discard), jnp.asarray(False))), state
+        return batch.replace(stop=None).add_stop(discard=discard), state
 
     return part(update, "undeclared", **declared)
 
@@ -467,7 +467,7 @@ def test_within_runs_a_part_on_other_fields():
     chain = pp.chain(GAE, lens, pp.combine_advantages({"advantage": 1.0, "extras.advantage": 0.5}))
     out, _ = chain.update(batch, chain.init(None), CONTEXT)
     swapped = batch.replace(reward=other.reward, **values)
-    first, second = (GAE.update(b, pp.EmptyState(), CONTEXT)[0] for b in (batch, swapped))
+    first, second = (GAE.update(b, (), CONTEXT)[0] for b in (batch, swapped))
     np.testing.assert_allclose(out.advantage, first.advantage + 0.5 * second.advantage, rtol=1e-5)
     np.testing.assert_allclose(out.target, first.target)
     np.testing.assert_allclose(out.metrics["second/explained_variance"], second.metrics["explained_variance"])
@@ -497,11 +497,11 @@ def test_within_clips_the_value_of_a_critic_around_its_own():
 
 def test_within_writes_where_its_path_leads():
     batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
-    expected = GAE.update(batch, pp.EmptyState(), CONTEXT)[0].advantage
+    expected = GAE.update(batch, (), CONTEXT)[0].advantage
     lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")
-    out, _ = lens.update(batch, pp.EmptyState(), CONTEXT)
+    out, _ = lens.update(batch, (), CONTEXT)
     assert_same(out.extras["second"], {"reward": batch.extras["second"]["reward"], "advantage": expected})
-    double = pp.combine_advantages({"extras.second.advantage": 2.0}).update(out, pp.EmptyState(), CONTEXT)
+    double = pp.combine_advantages({"extras.second.advantage": 2.0}).update(out, (), CONTEXT)
     np.testing.assert_allclose(double[0].advantage, 2 * expected, rtol=1e-6)
 
 

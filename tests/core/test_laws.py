@@ -76,7 +76,7 @@ def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
 # --- parts of one's own ----------------------------------------------------------------------------------------------
 
 
-def part(update=lambda batch, state, context: (batch, state), init=lambda params, key: pp.EmptyState(), **declared):
+def part(update=lambda batch, state, context: (batch, state), init=lambda params, key: (), **declared):
     return pp.Part(init, update, "faulty", **declared)
 
 

@@ -375,7 +375,7 @@ def test_carries_and_extras_go_with_their_segment():
         per_segment={"segment": jnp.arange(SEGMENTS)},
         shared={"table": jnp.arange(7)},
     )
-    out, _ = pp.segment_minibatches(2).update(batch, pp.EmptyState(), CONTEXT)
+    out, _ = pp.segment_minibatches(2).update(batch, (), CONTEXT)
     columns = np.asarray(out.extras["segment"])[0]
     np.testing.assert_array_equal(out.carry["memory"], np.broadcast_to(columns[:, None], (2, 3)))
     np.testing.assert_array_equal(out.reset[0], columns)
