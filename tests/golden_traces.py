@@ -45,12 +45,6 @@ def sub(z: Arrays, prefix: str) -> Arrays:
     return {name.removeprefix(prefix): x for name, x in z.items() if name.startswith(prefix)}
 
 
-def padded(x: np.ndarray, *sizes: int) -> jax.Array:
-    """With zeros after the entries of the first axes, so that cases of all sizes share one compilation."""
-    room = [(0, size - n) for size, n in zip(sizes, x.shape, strict=False)]
-    return jnp.asarray(np.pad(x, room + [(0, 0)] * (x.ndim - len(room))))
-
-
 class Tape(NamedTuple):
     """A growing record as a state, which keeps its shape: `count` rows are written."""
 

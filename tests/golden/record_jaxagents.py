@@ -1,4 +1,4 @@
-"""Record jaxagents' IPPO: one update by its own `train()`, and its advantages and losses alone on random arrays.
+"""Record jaxagents' IPPO: one update by its own `train()`.
 
 Run it with Python 3.13, which its annotations need, and with the versions of its lock file, which replace those that
 the package asks for:
@@ -44,7 +44,6 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {  # settings, and the epoch afte
     "cont_trunc": ({"max_episode_steps": 5}, 0),
     "disc_nostop": ({"discrete": 1, "vf_coeff": 1.0, "actor_grad_clip": 0.2, "critic_grad_clip": 10.0}, 0),
 }
-HYPER = ((0.99, 0.95), (0.9, 0.95), (1.0, 1.0), (0.97, 0.0))
 
 
 class Noise(Environment):
@@ -232,64 +231,5 @@ def magnifies_rounding(arrays: recorder.Arrays) -> bool:
     return arrays["actor_loss_input/advantage"].std(axis=1).min() < 1e-3 or min(first) < 2e-4
 
 
-def units(out: Path, seed: int) -> None:
-    """Functions alone."""
-    rng, key = np.random.default_rng(seed), jax.random.PRNGKey(seed)
-    arrays: recorder.Arrays = {}
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
-    def keep(prefix: str, **parts: Any) -> None:
-        arrays.update(recorder.under(prefix, parts))
-
-    def agent(**changes: Any) -> Agent:
-        return Agent({**DEFAULTS, **changes})
-
-    given = {name: draw(5, 2) for name in ("carry_in", "reward", "value", "next_value")}
-    given |= {"terminated": np.arange(5)[:, None] == 1}
-    given |= {name: np.full((5, 1), x, np.float32) for name, x in (("gamma", 0.97), ("gae_lambda", 0.95))}
-    names = ("reward", "value", "next_value", "terminated", "gamma", "gae_lambda")
-    carry, *fields = (jnp.asarray(given[name]) for name in ("carry_in", *names))
-    keep("step", **given, out=agent()._trajectory_advantages(carry, tuple(fields))[1])
-    arrays["adv/sizes"] = np.array([(2, 3), (5, 7), (3, 16), (8, 64)], np.int32)
-    for i, (rows, steps) in enumerate(arrays["adv/sizes"]):
-        for j, (gamma, gae_lambda) in enumerate(HYPER):
-            traj = {name: draw(rows, steps, 2) for name in ("reward", "value", "next_value")}
-            traj["terminated"] = rng.random((rows, steps)) < 0.15
-            rollout = Transition(**dict.fromkeys(("obs", "action", "log_prob", "next_obs")), **traj)
-            advantage = agent(batch_size=int(rows))._advantages(jax.tree.map(jnp.asarray, rollout), gamma, gae_lambda)
-            keep(f"adv/{i}_{j}", **traj, advantage=advantage, gamma=gamma, gae_lambda=gae_lambda)
-    shapes, coefficients = ((4, 6), (3, 5), (6, 9)), ((0.2, 0.01), (0.1, 0.0), (0.3, 0.05))
-    for i, (discrete, k) in enumerate(itertools.product((0, 1), range(3))):
-        eps_clip, ent_coeff = coefficients[k]
-        config = {"eps_clip": eps_clip, "ent_coeff": ent_coeff, "vf_coeff": (0.5, 1.0, 1.0, 2.0, 1.0, 1.0)[i]}
-        one, settings, shape = agent(discrete=discrete), {**DEFAULTS, **config}, (*shapes[k], 2)
-        hyper, keys = hyperparameters(settings), jax.random.split(jax.random.fold_in(key, i), 3)
-        actor = one._create_training(keys[0], one.config.actor_network, hyper.actor_optimizer_params)
-        critic = one._create_training(keys[1], one.config.critic_network, hyper.critic_optimizer_params)
-        obs, advantage, targets = draw(*shapes[k], OBS), 2 * draw(*shape), draw(*shape)
-        acting = jax.vmap(jax.vmap(lambda key, obs, a=one, t=actor: a._sample_actions(key, t, obs)))
-        action = acting(jax.random.split(keys[2], shapes[k]), jnp.asarray(obs))
-        new = jax.vmap(jax.vmap(lambda obs, act, a=one, t=actor: a._log_prob(t, t.params, obs, act)))(obs, action)
-        old = np.asarray(new) + 0.3 * draw(*shape)
-        inputs = (actor, obs, action, old, advantage, hyper)
-        loss, kl = one._actor_loss(*inputs)
-        actor_grads, _ = jax.grad(one._actor_loss, has_aux=True, allow_int=True)(*inputs)
-        critic_grads = jax.grad(one._critic_loss, allow_int=True)(critic, obs, targets, hyper)
-        fields = {"obs": obs, "action": action, "log_prob_new": new, "log_prob_old": old, "advantage": advantage}
-        keep(f"loss/{i}", **fields, targets=targets, actor_loss=loss, kl=kl)
-        keep(f"loss/{i}", critic_loss=one._critic_loss(critic, obs, targets, hyper))
-        keep(f"loss/{i}/actor_params", **flat(actor.params))
-        keep(f"loss/{i}/critic_params", **flat(critic.params))
-        keep(f"loss/{i}/actor_grads", **flat(actor_grads.params))
-        keep(f"loss/{i}/critic_grads", **flat(critic_grads.params))
-        config |= {"log_std": LOG_STD, "discrete": float(discrete)}
-        keep(f"loss/{i}/cfg", **config)
-    for rows in (2, 3, 4, 5, 8, 16, 32, 128):
-        arrays[f"perm/{rows}"] = agent(batch_size=rows, minibatch_size=1).order()
-    save(out, "units", arrays, {})
-
-
 if __name__ == "__main__":
-    recorder.record({"updates": updates, "units": units}, "jaxdem_jaxagents")
+    recorder.record({"updates": updates}, "jaxdem_jaxagents")

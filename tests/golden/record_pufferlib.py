@@ -1,4 +1,4 @@
-"""Record PufferLib 3.0: one `evaluate` and one `train` of `PuffeRL`, and its advantage kernel alone.
+"""Record PufferLib 3.0: one `evaluate` and one `train` of `PuffeRL`.
 
 Run it where PufferLib is installed: `pip install pufferlib==3.0.0 && python tests/golden/record_pufferlib.py --seed 0`.
 Its setup downloads raylib and compiles a CUDA extension; without these, build the C++ kernel of its source archive.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import configparser
 import functools
-import itertools
 import types
 from importlib.metadata import version
 from pathlib import Path
@@ -161,50 +160,10 @@ def run(case: str, out: Path, seed: int) -> None:
     sizes |= {"total_minibatches": trainer.total_minibatches, "minibatch_segments": trainer.minibatch_segments}
     folder = Path(pufferlib.__file__).parent
     meta = {"file_sha256": {name: recorder.digest(folder / name) for name in FILES}, "config": trainer.config}
-    save(out, case, seed, arrays, meta | {"total_epochs": trainer.total_epochs, **sizes})
-
-
-def save(out: Path, case: str, seed: int, arrays: recorder.Arrays, meta: dict[str, Any]) -> None:
+    meta |= {"total_epochs": trainer.total_epochs, **sizes, "versions": recorder.versions("torch", "numpy")}
     meta |= {"peer": "PufferLib", "version": version("pufferlib"), "case": f"puffer_{case}", "seed": seed}
-    recorder.write(out / f"puffer_{case}.npz", meta | {"versions": recorder.versions("torch", "numpy")}, **arrays)
-
-
-def kernel(out: Path, seed: int) -> None:
-    """The kernel alone, on random inputs and on impulses: row k has its impulse in column k."""
-    rng, arrays = np.random.default_rng(seed), {}
-    cases: dict[str, tuple[dict[str, np.ndarray], tuple[float, ...]]] = {}
-
-    def draw(rows: int, steps: int, **given: Any) -> recorder.Arrays:
-        values, rewards, ratio = rng.normal(size=(3, rows, steps)) * np.array([2, 0.7, 0.5])[:, None, None]
-        ends = (rng.random((rows, steps)) < 0.15).astype(float)
-        return {"values": values, "rewards": rewards, "terminals": ends, "ratio": np.exp(ratio)} | given
-
-    shapes = [((3, 5), (0.99, 0.95), clips) for clips in itertools.product((0.5, 1.0, 2.0), repeat=2)]
-    for shape, other in (((16, 8), (0.5, 2.0)), ((4, 64), (2.0, 0.5)), ((2, 128), (2.0, 2.0))):
-        shapes += [(shape, (0.995, 0.9), clips) for clips in ((1.0, 1.0), other)]
-    shapes.append(((1, 2), (0.995, 0.9), (1.0, 1.0)))
-    for (rows, steps), hyper, (rho, c) in shapes:
-        cases[f"r{rows}x{steps}_rho{rho}_c{c}"] = (draw(rows, steps), (*hyper, rho, c, 0.0))
-    plain, half = (0.99, 0.95, 1.0, 1.0), (0.5, 0.5, 1.0, 1.0, 0.0)
-    cases["ratio1_is_gae"] = (draw(4, 16, ratio=np.ones((4, 16))), (*plain, 0.0))
-    cases["horizon1_fill7"], cases["lastcol_fill7"] = ((draw(3, t), (*plain, 7.0)) for t in (1, 4))
-    cases["frac_terminal"] = (
-        draw(2, 6, terminals=rng.random((2, 6)), ratio=np.ones((2, 6))),
-        (0.9, 0.8, 1.0, 1.0, 0.0),
-    )
-    one, none, impulse = np.ones((5, 5)), np.zeros((5, 5)), np.eye(5)
-    still = {"values": none, "rewards": none, "terminals": none, "ratio": one}
-    cases["impulse_reward"] = (still | {"rewards": impulse}, half)
-    cases["impulse_value"] = (still | {"values": impulse}, half)
-    cases["impulse_terminal"] = (still | {"rewards": one, "values": one, "terminals": impulse}, half)
-    cases["impulse_ratio"] = (still | {"rewards": one, "ratio": 1 + 3 * impulse}, (0.5, 0.5, 2.0, 1.0, 0.0))
-    for case, (given, (*hyper, fill)) in cases.items():
-        inputs = {name: torch.tensor(x, dtype=torch.float32) for name, x in given.items()}
-        advantages = torch.full_like(inputs["values"], fill)
-        written = pufferl.compute_puff_advantage(*inputs.values(), advantages, *hyper)
-        arrays |= recorder.under(case, inputs | {"advantages": written, "hyper": [*hyper, fill]})
-    save(out, "kernel", seed, arrays | {"cases": np.array(list(cases))}, {})
+    recorder.write(out / f"puffer_{case}.npz", meta, **arrays)
 
 
 if __name__ == "__main__":
-    recorder.record({case: functools.partial(run, case) for case in CASES} | {"kernel": kernel}, "cleanrl_pufferlib")
+    recorder.record({case: functools.partial(run, case) for case in CASES}, "cleanrl_pufferlib")

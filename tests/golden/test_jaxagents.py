@@ -40,7 +40,6 @@ from tests.golden_traces import (
     Steps,
     load,
     norms,
-    padded,
     record,
     record_steps,
     replay,
@@ -50,8 +49,6 @@ from tests.golden_traces import (
 )
 
 CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_trunc", "disc_nostop")
-UNITS = load("jaxdem_jaxagents/ippo_units")
-UNIT_LOSSES = sorted({name.split("/")[1] for name in UNITS if name.startswith("loss/")})
 GAE = jax.jit(F.gae)
 
 
@@ -238,53 +235,3 @@ def test_the_truncated_case_has_truncations_that_matter():
     args = (batch.reward, batch.value, batch.next_value, batch.terminated)
     with_it = GAE(*args, truncated, **hyper).advantage
     assert np.max(np.abs(with_it - GAE(*args, **hyper).advantage)) > 0.1
-
-
-def test_gae_reproduces_advantages():
-    check = Comparison()
-    for prefix in sorted(
-        {name.rpartition("/")[0] for name in UNITS if name.startswith("adv/") and name.count("/") == 2}
-    ):
-        z = sub(UNITS, f"{prefix}/")
-        fields = [time_major(z[name]) for name in ("reward", "value", "next_value")]
-        ours = GAE(*fields, per_agent(z["terminated"]), gamma=float(z["gamma"]), gae_lambda=float(z["gae_lambda"]))
-        check.close(prefix, ours.advantage.swapaxes(0, 1), z["advantage"], atol=2e-6)
-    check.finish()
-
-
-@cache
-def unit_learner(discrete: bool) -> Any:
-    """A learner that changes nothing and writes down losses and gradients of both phases on one minibatch."""
-
-    def make_learner(config: Any, shape: jax.Array) -> pp.Learner:
-        log_prob = record(1, lambda batch: {"log_prob": batch.current.log_prob}, log_prob=shape.shape)
-        actor = pp.chain(actor_chain(config, pp.full_batch(), 0.0), log_prob)
-        pipeline = pp.phases(actor=actor, critic=critic_chain(config, pp.full_batch()))
-        optimizers = dict.fromkeys(("actor", "critic"), record_steps(1))
-        return pp.learner(partial(evaluate, discrete=discrete), pipeline, optimizers)
-
-    return make_learner
-
-
-@pytest.mark.parametrize("unit", UNIT_LOSSES)
-def test_losses_and_gradients_reproduce_the_unit_cases(unit):
-    """Ratios far from 1. The minibatches are padded to one size behind a mask, which every part has to honor."""
-    z, check = sub(UNITS, f"loss/{unit}/"), Comparison()
-    fields = {"obs": "obs", "action": "action", "log_prob": "log_prob_old"}
-    fields |= {"advantage": "advantage", "target": "targets"}
-    given = {ours: padded(z[theirs].swapaxes(0, 1), 9, 6) for ours, theirs in fields.items()}
-    mask = padded(np.ones_like(z["advantage"]).swapaxes(0, 1), 9, 6)
-    params = {name: sub(z, f"{name}_params/") for name in ("actor", "critic")}
-    updates = [((traced(z), mask), pp.Batch(**given, mask=mask))]
-    ((state, metrics),) = replay(unit_learner(bool(z["cfg/discrete"])), params, updates)
-    trajectories, time = z["advantage"].shape[:2]
-    (log_prob,) = tapes(state.pipeline)
-    log_prob = log_prob["log_prob"][0, :time, :trajectories].swapaxes(0, 1)
-    check.close("log_prob", log_prob, z["log_prob_new"], atol=1e-6)
-    check.close("actor loss", metrics["actor/loss"], z["actor_loss"], atol=1e-6)
-    check.close("kl", metrics["actor/early_stop_kl"], z["kl"], z["advantage"].size * EPS * np.max(-z["log_prob_old"]))
-    check.close("critic loss", metrics["critic/loss"], z["critic_loss"])
-    for phase, tape in state.opt_state.items():
-        gradient = {name: x[0] for name, x in tape.rows.grad.items()}
-        check.close_tensors(f"{phase} grad", gradient, sub(z, f"{phase}_grads/"))
-    check.finish()

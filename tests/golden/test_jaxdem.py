@@ -10,14 +10,9 @@ Deviations, stated in the tests by name:
 
 * `peer_sum`: the peer's priorities do not sum to 1, as it divides by sum(w) + eps, not by sum(w + eps). This changes
   its importance weights by peer_sum^-beta.
-* `own_last_value`: without a value after the last step the peer bootstraps there from the last step's own value.
-
-Written here, because it is not a part of ours: the entropy in a box (a squashed Gaussian, by quadrature). The shaping
-of rewards is `functional.reverse_recurrence`.
 """
 
-from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import distrax
 import jax
@@ -33,7 +28,6 @@ from tests.golden_traces import (
     Params,
     Steps,
     load,
-    padded,
     record,
     record_steps,
     replay,
@@ -55,43 +49,15 @@ SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
 ELEMENTS = ("aux/ratio", "returns", "advantage_norm_weighted", "aux/value", "entropy_per_state")  # of each step of it
-ROOM = (9, 7)  # of the largest minibatch alone
 VTRACE = jax.jit(pp.functional.vtrace)
 
 
-def recording(name: str) -> Arrays:
-    return load(f"jaxdem_jaxagents/jaxdem_head_{name}")
-
-
-def units(name: str) -> list[Arrays]:
-    """Calls of one function of the peer."""
-    z = recording(name)
-    return [sub(z, f"{i}/") for i in range(int(z["n"]))]
-
-
-def numbers(z: Arrays) -> dict[str, float]:
-    """The settings of a case."""
-    return {name: float(x) for name, x in sub(z, "cfg/").items() if x.ndim == 0}
-
-
-def peer_vtrace(
-    config: dict[str, float], reward: Any, value: Any, ratio: Any, done: Any, last_value: Any = None
-) -> Any:
-    """Our V-trace on the peer's arrays."""
-    own_last_value = value[-1] if last_value is None else last_value
-    next_value = pp.functional.next_values(jnp.asarray(value), jnp.asarray(own_last_value))
-    return VTRACE(jnp.log(ratio), reward, value, next_value, done, **config)
-
-
-def test_functions_reproduce_advantages():
-    check = Comparison()
-    for z in units("advantages"):
-        config = numbers(z)
-        last_value = z["last_value"] if config.pop("has_last_value") else None
-        ours = peer_vtrace(config, z["reward"], z["value"], z["ratio"], z["done"], last_value)
-        check.close_tensor("advantage", ours.error, z["advantage"])
-        check.close_tensor("returns", ours.target, z["returns"])
-    check.finish()
+def settings(z: Arrays) -> dict[str, float]:
+    """The settings of a case, by our names."""
+    config = {name: float(x) for name, x in sub(z, "cfg/").items() if x.ndim == 0}
+    for prefix in ("ppo_", "advantage_"):
+        config |= {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
+    return config | {"gae_lambda": config["lambda"]}
 
 
 @jax.jit
@@ -117,57 +83,7 @@ def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> fl
     return float(pp.linear_schedule(start, start + anneal * (1 - start), int(num_epochs))(int(epoch)))
 
 
-def test_priorities_and_weights_reproduce_the_peer():
-    check = Comparison()
-    for z in units("priority"):
-        config, weights = numbers(z), z["seg_w"].reshape(-1)
-        beta = annealed(config["beta0"], config["anneal"], config["num_epochs"], config["epoch"])
-        check.close("beta", beta, z["beta_t"])
-        compare_priorities(check, z["advantage"], z["idx"], config["alpha"], beta, z["prio_probs"], weights)
-        normalized = pp.functional.advantage_normalize(jnp.asarray(z["advantage"][:, z["idx"]]), ddof=0)
-        check.close_tensor("normalized", normalized * weights[None], z["advantage_norm_weighted"])
-    check.finish()
-
-
-def test_reverse_recurrence_reproduces_the_shaping_of_rewards():
-    recorded, check = recording("priority"), Comparison()
-    for i in range(sum(name.startswith("drip") and name.endswith("out") for name in recorded)):
-        z = sub(recorded, f"drip{i}/")
-        ours = pp.functional.reverse_recurrence(z["reward"], jnp.asarray(numbers(z)["decay"] * (1 - z["done"])))
-        check.close_tensor(f"shaped reward {i}", ours, z["out"])
-    check.finish()
-
-
-class Box(NamedTuple):
-    """center + half * tanh(x / width) of a Gaussian x, independent dimensions."""
-
-    mean: jax.Array
-    std: jax.Array
-    center: jax.Array
-    half: jax.Array
-    width: float
-    eps: float
-
-    def _log_slope(self, x: jax.Array, half: jax.Array) -> jax.Array:
-        z = x / self.width
-        return jnp.log(half / self.width) + 2 * (jnp.log(2.0) - z - jax.nn.softplus(-2 * z))
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        inside = jnp.clip((action - self.center) / self.half, -1 + self.eps, 1 - self.eps)
-        x = self.width * jnp.arctanh(inside)
-        base = distrax.MultivariateNormalDiag(self.mean, self.std).log_prob(x)
-        return base - jnp.sum(self._log_slope(x, self.half), axis=-1)
-
-    def entropy(self) -> jax.Array:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(16)
-        nodes, weights = (jnp.asarray(x, jnp.float32) for x in (nodes, weights / np.sqrt(2 * np.pi)))
-        around = nodes[:, None, None, None]
-        slope = self._log_slope(self.mean[None] + self.std[None] * around, self.half[None])
-        base = distrax.MultivariateNormalDiag(self.mean, self.std).entropy()
-        return base + jnp.einsum("k,k...a->...", weights, slope)
-
-
-def evaluate(params: Params, batch: pp.Batch, box: Any = None) -> tuple[Any, jax.Array]:
+def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     """A shared layer, two heads and a deviation that does not depend on the state."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -176,11 +92,7 @@ def evaluate(params: Params, batch: pp.Batch, box: Any = None) -> tuple[Any, jax
     hidden = jax.nn.gelu(layer("network/layers/0", batch.obs), approximate=True)
     mean = layer("actor_mu", hidden)
     std = jnp.broadcast_to(jnp.exp(params["_log_std"])[None], mean.shape)
-    value = layer("critic", hidden)[..., 0]
-    if box is None:
-        return distrax.MultivariateNormalDiag(mean, std), value
-    center, half = (jnp.broadcast_to(box[f"box_{name}"], mean.shape) for name in ("center", "half"))
-    return Box(mean, std, center, half, box["box_width"], box["box_eps"]), value
+    return distrax.MultivariateNormalDiag(mean, std), layer("critic", hidden)[..., 0]
 
 
 def losses(config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
@@ -237,34 +149,6 @@ def compare_minibatches(check: Comparison, rows: Steps, elements: Arrays, z: Arr
     check.close_tensors("grad", rows.grad, sub(z, "grads/"))
 
 
-@cache
-def unit_learner(boxed: bool) -> Any:
-    """A learner that changes nothing and writes everything down about one minibatch."""
-
-    def make_learner(config: Any) -> pp.Learner:
-        policy = partial(evaluate, box=config) if boxed else evaluate
-        return pp.learner(policy, pp.chain(pp.full_batch(), losses(config, 1, ROOM)), record_steps(1, SCALARS))
-
-    return make_learner
-
-
-def test_losses_and_gradients_reproduce_the_unit_cases():
-    """The minibatches are padded to one size behind a mask, which every part has to honor."""
-    fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value"}
-    fields |= {"advantage": "advantage", "target": "returns"}
-    check = Comparison()
-    for z in units("loss"):
-        time, segments = z["old_value"].shape
-        mask = padded(np.ones((time, segments)), *ROOM)
-        batch = pp.Batch(**{ours: padded(z[theirs], *ROOM) for ours, theirs in fields.items()}, mask=mask)
-        config = {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items()}
-        ((state, _),) = replay(unit_learner(bool(z["cfg/box"])), sub(z, "params/"), [((config,), batch)])
-        elements = {name: x[:, :time, :segments] for name, x in tapes(state.pipeline)[-1].items()}
-        rows = steps(state.opt_state, state.params)
-        compare_minibatches(check, rows, elements, {name: x[None] for name, x in z.items()})
-    check.finish()
-
-
 def rollout(z: Arrays) -> pp.Batch:
     """The rollout of an epoch."""
     fields = sub(z, "td_end/") | sub(z, "init/")
@@ -291,11 +175,8 @@ def peer_optimizer(config: dict[str, float]) -> optax.GradientTransformation:
 
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_jaxdem(case):
-    z, check = recording(f"epoch_{case}"), Comparison()
-    config = numbers(z)
-    config |= {name.removeprefix("ppo_"): x for name, x in config.items() if name.startswith("ppo_")}
-    config |= {name.removeprefix("advantage_"): x for name, x in config.items() if name.startswith("advantage_")}
-    config["gae_lambda"] = config["lambda"]
+    z, check = load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}"), Comparison()
+    config = settings(z)
     optimizer = peer_optimizer(config)
     shape = z["epoch0/mb/td/value"].shape[1], int(config["num_segments"])
 
@@ -349,8 +230,9 @@ def compare_refresh(
             check.close_tensors("next", {name: buffers[name][k + 1][:, indices] for name in names}, recomputed)
     # The last refresh has nothing after it.
     new = {name: minibatch[f"aux/{name}"][-1] for name in ("value", "ratio")}
-    last = z["recompute/reward"][-1], *new.values(), z["recompute/done"][-1], z["init/last_value"][indices]
-    again = peer_vtrace(vtrace_config(config), *last)
+    next_value = pp.functional.next_values(jnp.asarray(new["value"]), jnp.asarray(z["init/last_value"][indices]))
+    given = z["recompute/reward"][-1], new["value"], next_value, z["recompute/done"][-1]
+    again = VTRACE(jnp.log(new["ratio"]), *given, **vtrace_config(config))
     check.close_tensors("last", {**new, "advantage": again.error, "returns": again.target}, recomputed)
     for name, x in new.items():
         buffer = buffers[name][-1].copy()
