@@ -1,5 +1,6 @@
 """What holds for every test: nothing broadcasts silently, our own code warns about nothing, compiling is quick."""
 
+import gc
 import os
 
 import jax
@@ -29,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # the folder of the user stays as it is
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+def pytest_collection_finish() -> None:
+    """Tracing makes many objects and little garbage: look for it less often, and not among what was imported."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -145,11 +145,11 @@ def test_a_large_masked_observation_has_no_gradient():
 def test_narrow_logits_draw_rare_actions(dtype):
     """Random numbers of their own dtype would have ties, and no tail."""
     policy = distributions.Categorical(jnp.zeros(1000, dtype))
-    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(20_000,))
-    assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.01
+    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(4_000,))
+    assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.02
     rare = distributions.MultiCategorical([jnp.log(jnp.array([0.9, 0.099, 0.001])).astype(dtype)])
-    drawn = rare.sample(seed=jax.random.key(1), sample_shape=(200_000,))
-    assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0003
+    drawn = rare.sample(seed=jax.random.key(1), sample_shape=(30_000,))
+    assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0007
 
 
 def test_narrow_actions_are_one_option():

@@ -1,5 +1,6 @@
 """The table of rlax in docs/coming-from.md: rlax's functions, vmapped over trajectories, and ours are equal."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -153,13 +154,11 @@ EQUIVALENCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EQUIVALENCES)
-def test_value_and_gradient(name):
-    theirs, ours, wrt = EQUIVALENCES[name]
+def test_values_and_gradients():
     given = sampled()
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(T, N)), jnp.float32)
 
-    def evaluate(function):
+    def evaluate(function, wrt):
         def weighted(x):
             results = function(given | {wrt: x})
             return sum(jnp.sum(leaf * weights) for leaf in jax.tree.leaves(results)), results
@@ -167,54 +166,43 @@ def test_value_and_gradient(name):
         (_, results), slope = jax.value_and_grad(weighted, has_aux=True)(given[wrt])
         return results, slope
 
-    for x, y in zip(*(jax.tree.leaves(jax.jit(evaluate, static_argnums=0)(g)) for g in (ours, theirs)), strict=True):
-        assert np.shape(x) == np.shape(y)
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    @jax.jit
+    def all_of_them():
+        return {name: [evaluate(x, wrt) for x in pair] for name, (*pair, wrt) in EQUIVALENCES.items()}
+
+    for name, (theirs, ours) in all_of_them().items():
+        for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert np.shape(x) == np.shape(y), name
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-PER_STEP = np.random.default_rng(2).random((T, N)).astype(np.float32)
+def test_policy_advantage_of_vtrace_with_every_option():
+    """With a lambda for each step, and gradients."""
+    given, gae_lambda = sampled(), np.random.default_rng(2).random((T, N)).astype(np.float32)
 
-
-@pytest.mark.parametrize("gae_lambda", [1.0, PER_STEP], ids=["one", "per step"])
-def test_policy_advantage_of_vtrace_with_every_option(gae_lambda):
-    given = sampled()
-
-    def ours(value, rho_clip, pg_rho_clip):
-        x = given | {"value": value, "next_value": f.next_values(value, given["last"])}
+    def ours(x, rho_clip, pg_rho_clip):
         out = vtrace(x, gae_lambda, rho_clip=rho_clip, pg_rho_clip=pg_rho_clip, stop_gradient=False)
         return out.error, out.policy_advantage
 
-    def theirs(value, rho_clip, pg_rho_clip):
-        x = given | {"value": value, "next_value": f.next_values(value, given["last"])}
+    def theirs(x, rho_clip, pg_rho_clip):
         names = {"clip_rho_threshold": rho_clip, "clip_pg_rho_threshold": pg_rho_clip, "stop_target_gradients": False}
         return their_vtrace(x, gae_lambda, **names)[:2]
 
+    @jax.jit
+    def value_and_pull(rho_clip, pg_rho_clip):
+        def of_value(function, value):
+            x = given | {"value": value, "next_value": f.next_values(value, given["last"])}
+            return function(x, rho_clip, pg_rho_clip)
+
+        found = [jax.vjp(functools.partial(of_value, function), given["value"]) for function in (ours, theirs)]
+        return [(*value, *pull(tuple(weights))) for value, pull in found]
+
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(2, T, N)), jnp.float32)
     for clips in ((1.0, 1.0), (0.8, 1.5), (1.5, 0.8)):
-        results = []
-        for function in (ours, theirs):
-            value, pull = jax.vjp(lambda v, function=function, clips=clips: function(v, *clips), given["value"])
-            results.append((*value, *pull(tuple(weights))))
-        for x, y in zip(*results, strict=True):
+        for x, y in zip(*value_and_pull(*clips), strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=3e-6)
 
 
 def test_the_page_lists_what_is_tested():
     rows = re.findall(r"^\| `(\w+)`", PAGE.read_text().partition("\n## rlax\n")[2].partition("\n## ")[0], re.MULTILINE)
     assert sorted(rows) == sorted(EQUIVALENCES)
-
-
-def test_a_truncation_does_not_leak_where_rlax_does():
-    # Two trajectories of two steps, V = 1 and V = 100, no reward, gamma 1, on-policy: there is nothing to learn.
-    value = jnp.array([1.0, 1.0, 100.0, 100.0])
-    truncated, zeros = jnp.array([0.0, 1.0, 0.0, 1.0]), jnp.zeros(4)
-    for out in (
-        f.vtrace(zeros, zeros, value, value, zeros, truncated, gamma=1.0),
-        f.gae(zeros, value, value, zeros, truncated, gamma=1.0, gae_lambda=1.0),
-    ):
-        for name, x in out._asdict().items():
-            np.testing.assert_array_equal(x, value if name == "target" else zeros)
-    trace = 1 - truncated  # rlax has no other word for a truncation than lambda = 0
-    theirs = rlax.vtrace_td_error_and_advantage(value, value, zeros, jnp.ones(4), jnp.ones(4), lambda_=trace)
-    np.testing.assert_array_equal(theirs.errors, zeros)
-    assert theirs.pg_advantage[1] == 99

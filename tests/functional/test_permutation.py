@@ -105,7 +105,7 @@ def test_all_orders_of_few_elements_are_equally_likely(size, count):
     assert abs(chi_square(counts, count / math.factorial(size))) < 4
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 127, 128, 129, 131, 1000, 4097, 65_537, 70_000])
+@pytest.mark.parametrize("size", [1, 5, 127, 128, 131, 4097, 70_000])
 def test_a_permutation_has_every_integer_once(size):
     order = f.permutation(jax.random.key(0), size)
     assert order.dtype == jnp.int32

@@ -25,12 +25,9 @@ HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma":
 FLOATS = ("log_ratio", "reward", "value", "next_value")
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    """What a fixture patches is no part of the key of the functions' own jit."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
+# What is patched is no part of the key of jit's caches. The precision of products is one, and there are none here: no
+# other test has these, so that none is given a program that was traced while something was patched, or the reverse.
+PATCHED = {"emulated": "tensorfloat32", "pretended": "bfloat16"}
 
 
 @pytest.fixture
@@ -38,12 +35,16 @@ def emulated(monkeypatch):
     """As if there were a GPU, for whoever asks for the kernel by name."""
     monkeypatch.setattr(_recurrence, "has_device", lambda platform: platform == "cuda")
     monkeypatch.setattr(_kernel, "backwards", functools.partial(_kernel.backwards, interpret=True))
+    with jax.default_matmul_precision(PATCHED["emulated"]):
+        yield
 
 
 @pytest.fixture
 def pretended(monkeypatch):
     """As if there were a GPU; the kernel is the real one and can be lowered, not run."""
     monkeypatch.setattr(_recurrence, "has_device", lambda platform: platform == "cuda")
+    with jax.default_matmul_precision(PATCHED["pretended"]):
+        yield
 
 
 def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
