@@ -15,13 +15,13 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import require_package
-from ppo_parts.bridges import tunix
+from ppo_parts.bridges import optuna, tunix
 from ppo_parts.commands import export
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
 OPTIONAL = {"brax", "chex", "craftax", "distrax", "flax", "gymnax", "gymnasium", "jaxmarl", "jumanji", "matplotlib"}
-OPTIONAL |= {"mujoco_playground", "orbax", "pgx", "tensorboardX", "tqdm", "tunix", "tyro", "xminigrid"}
+OPTIONAL |= {"mujoco_playground", "optuna", "orbax", "pgx", "tensorboardX", "tqdm", "tunix", "tyro", "xminigrid"}
 
 
 def python(source: str, folder: Path, *, without: str = "") -> str:
@@ -56,7 +56,7 @@ def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari watch"
-    assert set(project["optional-dependencies"]) == {*extras.split(), "export", "track", "tunix", "docs"}
+    assert set(project["optional-dependencies"]) == {*extras.split(), "export", "track", "tunix", "optuna", "docs"}
 
 
 def test_the_citation_names_the_version():
@@ -70,6 +70,7 @@ def test_the_citation_names_the_version():
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
+        ("optuna", "optuna", lambda folder: optuna.objective(None, None, {})),
         ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
         ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
     ],

@@ -18,6 +18,7 @@ import jax
 from .._base.doors import check_as
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
+from ..bridges import optuna
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
@@ -81,6 +82,11 @@ def main(
         devices = devices_of(options)
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
+        if given.sweep is not None:
+            folder = options.directory / (options.name or given.sweep.stem)
+            found = optuna.sweep(make_train, config, _content(given.sweep), folder, options.num_seeds)
+            logger.info(f"{folder}: {found}")
+            return found
         train = make_train(config).of_recipe(recipe)
         chosen = known.preset or known.resume or known.init_from
         fitting = given.preset if chosen else fitting_preset(presets, config.env_id, train.env)
@@ -105,6 +111,11 @@ class Arguments:
     preset: Annotated[str, "complete configuration, which the other options modify"]
     config: Annotated[
         Path | None, "YAML or JSON file with values of these options by name; those on the command line override them"
+    ] = None
+    sweep: Annotated[
+        Path | None,
+        "YAML or JSON file of hyperparameters to search with Optuna: low and high, and perhaps log, or choices, of "
+        "each, and trials, their number; the folder of --name keeps the study",
     ] = None
     trust: Annotated[
         bool, "with --resume or --init-from: import the module of an environment that the run's config.json names"
@@ -168,8 +179,8 @@ def _known(words: Sequence[str], prog: str) -> argparse.Namespace:
     return first.parse_known_args(words)[0]
 
 
-def _words_in_file(path: Path) -> list[str]:
-    """Return the options in a YAML or JSON file as words of a command line."""
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a YAML or JSON file says by name."""
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
@@ -184,8 +195,13 @@ def _words_in_file(path: Path) -> list[str]:
     names = [getattr(key, "value", key) for key, _ in pairs]  # nodes of YAML, or words
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
+    return content
+
+
+def _words_in_file(path: Path) -> list[str]:
+    """Return the options in a YAML or JSON file as words of a command line."""
     words: list[str] = []
-    for name, value in content.items():
+    for name, value in _content(path).items():
         flag = str(name).replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")

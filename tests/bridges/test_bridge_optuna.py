@@ -1,0 +1,113 @@
+"""`bridges.optuna`: studies over a recipe, with the real package."""
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optuna
+import pytest
+
+from ppo_parts import training
+from ppo_parts.bridges.optuna import objective, sweep
+from ppo_parts.recipes import cleanrl_ppo
+from tests.runs import arguments, tiny
+
+SEARCH = {"learning_rate": {"low": "1e-4", "high": 1, "log": True}, "num_steps": {"low": 2, "high": 3}}
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    seed: int = 5
+    learning_rate: float = 0.1
+    num_steps: int = 2
+    anneal: bool = False
+
+
+class Fake(NamedTuple):
+    """Its metric is `rate * num_steps * (updates so far) + seed`, with an episode in every second update."""
+
+    config: Config
+    num_updates: int = 40
+
+    def init(self, key):
+        return jnp.zeros(()), jax.random.key_data(key)[-1].astype(jnp.float32)
+
+    def step(self, state):
+        done, seed = state[0] + 1, state[1]
+        value = self.config.learning_rate * self.config.num_steps * done + seed
+        return (done, seed), {"episode_return": jnp.where(done % 2 == 0, value, jnp.nan), "won": jnp.nan * value}
+
+
+def make_train(config):
+    if not isinstance(config.learning_rate, jax.core.Tracer):
+        training.check_config(config)
+        assert config.learning_rate < 2, "the learning rate is out of range"
+    made.append(config)
+    return Fake(config)
+
+
+made: list[Config] = []
+
+
+def test_a_trial_is_a_run_with_its_hyperparameters():
+    """Two seeds, and reports on the way; all rates share the programs of a number of steps."""
+    made.clear()
+    run = objective(make_train, Config(), SEARCH, num_seeds=2)
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
+    study.optimize(run, 20)
+    traced = [config for config in made if isinstance(config.learning_rate, jax.core.Tracer)]
+    assert len(traced) == 4  # init and updates, for 2 and for 3 steps
+    for trial in study.trials:
+        slope = trial.params["learning_rate"] * trial.params["num_steps"]
+        reports = [slope * (4 * piece + 3) + 5.5 for piece in range(10)]  # updates 2 and 4 of each piece
+        assert list(trial.intermediate_values.values()) == pytest.approx(reports, rel=1e-5)
+        assert trial.value == pytest.approx(reports[-1], rel=1e-5)
+    assert {trial.params["num_steps"] for trial in study.trials} == {2, 3}
+
+
+def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
+    pruner = optuna.pruners.ThresholdPruner(upper=20.0)
+    study = optuna.create_study(pruner=pruner)
+    study.enqueue_trial({"learning_rate": 1.0, "num_steps": 2})
+    study.optimize(objective(make_train, Config(), SEARCH), 1)
+    (trial,) = study.trials
+    assert trial.state == optuna.trial.TrialState.PRUNED
+    assert list(trial.intermediate_values) == [0, 1, 2]  # 11, 19 and 27
+    study.optimize(objective(make_train, Config(), SEARCH, metric="won"), 1)
+    assert study.trials[-1].state == optuna.trial.TrialState.FAIL
+
+
+def test_several_workers_share_a_study(tmp_path):
+    given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
+    with ThreadPoolExecutor(2) as workers:
+        list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
+    result = sweep(make_train, Config(), {**given, "trials": 15}, tmp_path / "study")
+    assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth
+    assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
+    assert (tmp_path / "study/importance.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
+    file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
+    file.write_text("trials: 2\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    main = [cleanrl_ppo.make_train, cleanrl_ppo.PRESETS]
+    result = training.main(*main, [*arguments(tiny(60)), *here, "--sweep", str(file)])
+    assert result["complete"] == 2
+
+    def begin(train, config, options):
+        assert config.learning_rate == result["best"]["learning_rate"]
+        return {}
+
+    training.main(*main, ["--config", str(tmp_path / "sweep/best.yaml")], run=begin)
+    for text, message in (
+        ("learning_rate: {low: -1, high: 1}", "--learning-rate must lie in .* got -1.0"),
+        ("lerning_rate: {low: 1, high: 2}", "lerning_rate must be a field with low and high"),
+        ("hidden: {low: 1, high: 2}", "--hidden must be a field with low and high.* or with choices, got"),
+        ("trials: 0", "trials must be at least 1, got 0"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit, match=message):
+            training.main(*main, [*here, "--sweep", str(file)])
