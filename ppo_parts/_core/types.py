@@ -501,7 +501,7 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     if not isinstance(number, Field):
         return at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
-    if number.path.partition(".")[0] in PER_SEGMENT and batch.axes[0] == "time":
+    if number.path.partition(".")[0] in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
     if x.ndim:
         x = unsqueezed(x, max(rank, x.ndim))

@@ -183,6 +183,12 @@ def test_a_hyperparameter_may_be_a_field():
     outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
     assert update(*fields, batch=outside)[1]["nonfinite/loss/policy"] == 2
 
+    drawn = pp.chain(GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5))
+    by_field = pp.chain(drawn, pp.combine_advantages({"advantage": pp.field("weight")}), SURROGATE)
+    assert_close(
+        run(by_field, batch)[0].params, run(pp.chain(drawn, pp.advantage_weight(), SURROGATE), batch)[0].params
+    )
+
     gamma = jax.random.uniform(KEY, (TIME, SEGMENTS))
     part = pp.gae(gamma=pp.field("extras.gamma"), gae_lambda=0.8)
     assert part.requires == ("extras.gamma",)
