@@ -272,6 +272,33 @@ def test_drac_equals_a_loop_by_hand():
 # --- updates.md -------------------------------------------------------------------------------------------------------
 
 
+def test_redo_equals_a_step_by_hand():
+    """Every unit is dormant, so that all parameters and moments are reset before a step of Adam, its second."""
+    module, batch = card("updates", "Dormant units"), double(masked=False)
+    params = normal({"hidden": (OBS, 5), "policy": (5, ACTIONS), "value": (5,)}, 0)
+    whole, part = MINIBATCHES.reshape(1, -1), module.redo(share=1e9, every=2)
+    pipeline = pp.chain(*(part if each.name == "redo" else each for each in module.plastic.parts))
+
+    def updated(rate):
+        learner = pp.learner(module.tanh_policy, given(pipeline, indices=whole), optax.adam(rate))
+        first, _ = jax.jit(learner.update)(KEY, learner.init(params), batch)
+        return first, jax.jit(learner.update)(KEY, first, batch)[0]
+
+    (kept, reset), (first, second) = updated(0.0), updated(0.1)
+    assert_equal(kept.params, params)  # not due
+    assert float(jnp.min(jnp.abs(reset.params["hidden"] - params["hidden"]))) > 0
+    assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(x == 0)), {**reset.params, "hidden": jnp.zeros(1)}))
+    assert float(jnp.min(jnp.abs(first.opt_state[0].mu["hidden"]))) > 0
+
+    def loss(params, d):
+        hidden = jnp.tanh(d["obs"] @ params["hidden"])
+        return mean(ppo(hidden @ params["policy"], hidden @ params["value"], d, entropy=0), d["mask"])
+
+    gradient = jax.grad(loss)(reset.params, estimated(batch))
+    moved = jax.tree.map(lambda g: 0.1 * (0.1 * g / 0.19) / (jnp.sqrt(0.001 * g**2 / 0.001999) + 1e-8), gradient)
+    assert_equal(second.params, jax.tree.map(jnp.subtract, reset.params, moved))
+
+
 @pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
 def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = linear_params()
