@@ -40,24 +40,22 @@ TASKS = {
 def measure(task: str, seeds: range) -> dict[str, Any]:
     """Both arms, all seeds of an arm in one program."""
     config, arms, began = TASKS[task], {}, time.perf_counter()
+    make_train = training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, fraction=FRACTION)
+    population = make_train(config)
+
+    def run(every: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        train = dataclasses.replace(population, every=every)  # traced, so that both arms are the same program
+        state, metrics = train(key)
+        played = train.evaluate_policy(evaluation_key(key), state, EPISODES).episode_return
+        return jnp.mean(played), jnp.sum(metrics["population/parent"] != jnp.arange(MEMBERS)), state.best[1]
+
+    program = jax.jit(jax.vmap(run, (None, 0)))
     for arm, every in {"population": config.num_updates // SELECTIONS, "random search": config.num_updates}.items():
-        train = training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=every, fraction=FRACTION)(
-            config
-        )
-
-        @jax.jit
-        @jax.vmap
-        def run(key: jax.Array, train: training.Train = train) -> tuple[jax.Array, ...]:
-            state, metrics = train(key)
-            played = train.evaluate_policy(evaluation_key(key), state, EPISODES).episode_return
-            copied = metrics["population/parent"] != jnp.arange(MEMBERS)
-            return jnp.mean(played), jnp.sum(copied), state.best[1]
-
-        returns, copies, best = jax.tree.map(np.asarray, run(keys_of(seeds)))
+        returns, copies, best = jax.tree.map(np.asarray, program(every, keys_of(seeds)))
         arms[arm] = training.summary(returns) | {"copies": copies, "best": best}
         print(f"{task:9} {arm:14} {interval(arms[arm], 1)}", flush=True)
     change = difference(*(arm["per_seed"] for arm in arms.values()))
-    steps = train.num_updates * train.steps_per_update
+    steps = population.num_updates * population.steps_per_update
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
     found |= {"members": MEMBERS, "fraction": FRACTION, "selections": SELECTIONS, "seeds": list(seeds)}
     return found | {"env_steps": steps, "arms": arms, "difference": change, "seconds": time.perf_counter() - began}

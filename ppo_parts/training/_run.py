@@ -40,8 +40,8 @@ def run(
 
     The folder contains `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png`
     and `result.json`. A run that was interrupted continues from its last checkpoint with `resume`; on a CPU
-    its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
-    second one ends it at once. SIGUSR1 saves and continues.
+    its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run
+    and end it; a second one ends it at once. SIGUSR1 saves and continues.
 
     Messages about the run go to the logger `ppo_parts.training`, for example "compiled in 4.0 s" at the level INFO.
 

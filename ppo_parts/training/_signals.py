@@ -13,7 +13,7 @@ from typing import Any
 from ._messages import logger
 from ._processes import agree
 
-STOP = ("SIGINT", "SIGTERM", "SIGHUP")
+STOP = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")  # the last is submitit's
 REASONS = (*STOP, "StopRun")
 SAVE = "SIGUSR1"
 TOGETHER = 0.2
@@ -21,7 +21,7 @@ TOGETHER = 0.2
 
 
 class Interrupt:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into a request to save.
+    """Turns the first signal of `STOP` into a request to save and stop, and SIGUSR1 into a request to save.
 
     A second signal to stop ends the process without saving. Python runs signal handlers between two steps of the main
     thread, so a signal waits for the end of a device call.

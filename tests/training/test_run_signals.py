@@ -62,6 +62,13 @@ def test_signal_again_ends_the_process(monkeypatch):
     assert interrupt.asked == "SIGINT"
 
 
+@pytest.mark.parametrize("name", _signals.STOP)
+def test_signals_that_stop(name):
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.Signals[name])
+    assert interrupt.asked == name
+
+
 def test_signal_that_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt() as interrupt:
