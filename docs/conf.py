@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import re
 import typing
 from pathlib import Path
@@ -66,7 +67,7 @@ NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # 
 
 project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the authors of ppo_parts, Apache-2.0"
 version = release = ppo_parts.__version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_nb"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/results/README.md"]
 exclude_patterns = ["docs/_*", "docs/img"]
@@ -80,6 +81,10 @@ toc_object_entries = False
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 6  # GitHub's
+nb_execution_mode, nb_execution_timeout, nb_execution_raise_on_error = "force", 300, True  # of the notebooks in docs
+nb_merge_streams = True
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for programs that run once, compiling takes longer than running
+os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")  # one style for the figures of notebooks
 
 autosummary_context = {"public": {f"ppo_parts.{module}": public(module) for module in MODULES}}
 autodoc_typehints = "none"
