@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import ppo_parts
-from docs._ext import explorer
+from docs._ext import explorer, thumbnails
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ppo_parts"
@@ -128,11 +128,27 @@ def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
     docname = app.env.docname
     if docname in NOT_SEARCHED:
         app.env.metadata[docname]["nosearch"] = "true"
+    add_thumbnails(docname, doctree)
     for literal in [*doctree.findall(nodes.literal)] if app.env.doc2path(docname).suffix == ".md" else []:
         target = LINKS.get(re.sub(r"^(pp|ppo_parts)\.|\(.*", "", literal.astext()))
         if target and not isinstance(literal.parent, nodes.reference | nodes.title | addnodes.pending_xref):
             options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": docname, "refexplicit": True}
             literal.replace_self(addnodes.pending_xref("", literal.deepcopy(), **options))
+
+
+def add_thumbnails(docname: str, doctree: nodes.document) -> None:
+    """Put the drawings of records behind the names of variants: in the first cells of tables, and below headings."""
+    for section in doctree.findall(nodes.section):
+        title = section[0].astext()
+        named = thumbnails.DRAWN.get(docname, {})
+        if docname == "docs/papers":
+            named = thumbnails.of_papers().get(title.partition(",")[0], {})
+        if title in named:
+            section.insert(1, nodes.raw("", named[title](), format="html"))
+        for table in [node for node in section.children if isinstance(node, nodes.table)]:
+            for row in table.findall(nodes.row):
+                if (name := row[0].astext()) in named:
+                    row[0] += nodes.raw("", named[name](), format="html")
 
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
@@ -182,7 +198,7 @@ def mathml(display: bool) -> Any:
 
 def page_context(app: Sphinx, pagename: str, template: str, context: Any, doctree: Any) -> None:
     """Add the script of the site to the pages that have something for it."""
-    if pagename in ("docs/explorer", "docs/by-hand"):
+    if pagename in ("docs/explorer", "docs/by-hand", "docs/gallery/README", "docs/papers", "docs/tokens"):
         app.add_js_file("site.js", loading_method="defer")
     if pagename == "docs/explorer":
         table = json.dumps(explorer.table(formula)).replace("</", r"<\/")

@@ -376,10 +376,28 @@ function startGae(root) {
   startFigure(root, "TD errors and advantages of eight steps", 220, controls, draw);
 }
 
+// --- the gallery -----------------------------------------------------------------------------------------------------
+
+/** A box that hides the rows of the page's tables in which not all of its words occur, and sections without rows. */
+function startFilter(root) {
+  const sections = [...document.querySelectorAll("article section section")].filter((each) => each.querySelector("tbody"));
+  const rows = sections.flatMap((each) => [...each.querySelectorAll("tbody tr")]);
+  const status = element("output");
+  const show = () => {
+    const sought = input.value.toLowerCase().split(/\s+/);
+    for (const row of rows) row.hidden = !sought.every((word) => row.textContent.toLowerCase().includes(word));
+    for (const each of sections) each.hidden = !each.querySelector("tbody tr:not([hidden])");
+    status.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+  };
+  const input = element("input", { type: "search", placeholder: "critic, ratio, 2024, ...", oninput: show });
+  root.replaceChildren(element("label", {}, "Show rows with", input, status));
+  show();
+}
+
 if (typeof document === "undefined") {
   module.exports = { chainError, learnerError, missingFields, pythonText, placeFor, clippedSurrogate, gae, sequence };
 } else {
-  const starts = { explorer: (root) => startExplorer(root, explorerTable), clip: startClip, gae: startGae };
+  const starts = { explorer: (root) => startExplorer(root, explorerTable), clip: startClip, gae: startGae, filter: startFilter };
   for (const [id, start] of Object.entries(starts)) {
     const root = document.getElementById(`interactive-${id}`);
     if (root) start(root);

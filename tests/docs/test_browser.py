@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 import ppo_parts as pp
+from docs._ext.thumbnails import DRAWN
 from tests.docs.browser import Browser
 from tests.docs.test_docs import ROOT
 
@@ -18,7 +19,7 @@ QUESTIONS = {  # and the page that answers it
     "time limit truncation": "docs/rollouts",
     "recurrent policy": "docs/environments",
     "export to ONNX": "docs/deploy",
-    "GRPO": "docs/tokens",
+    "GRPO": "docs/grpo",
     "train on several devices": "docs/devices",
     "gymnasium environment": "docs/environments",
     "migrate from CleanRL": "docs/coming-from",
@@ -121,6 +122,16 @@ def test_the_figures_follow_their_sliders(browser):
     browser.evaluate("document.querySelector(\"[aria-label='advantage A']\").focus()")
     browser.press("Home", 36)
     assert browser.evaluate(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
+    assert list(complaints(browser)) == []
+
+
+def test_the_gallery_shows_the_rows_that_are_sought(browser):
+    browser.open(address("docs/gallery/README"))
+    assert browser.evaluate("document.querySelectorAll('svg.thumbnail').length") == len(DRAWN["docs/gallery/README"])
+    browser.evaluate("document.querySelector('#interactive-filter input').focus()")
+    browser.send("Input.insertText", text="gaussian critic_loss")
+    rows = "[...document.querySelectorAll('tbody tr')].filter((row) => row.checkVisibility())"
+    assert browser.evaluate(f"{rows}.map((row) => row.cells[0].innerText)") == ["HL-Gauss"]
     assert list(complaints(browser)) == []
 
 

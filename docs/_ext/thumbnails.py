@@ -1,0 +1,176 @@
+"""Thumbnails of the gallery: what the records of the benchmarks have of each variant, in the colors of the page."""
+
+from __future__ import annotations
+
+import functools
+import html
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import _tables
+from benchmarks._figures import band
+
+WIDTH, HEIGHT, MARGIN = 120, 44, 3
+TASKS = {"Acrobot-v1": "Acrobot-v1_1", "CartPole-v1": "CartPole-v1_1"}
+records = functools.cache(_tables.records)
+
+
+def paper(arm: str, task: str = "CartPole-v1") -> str:
+    """Draw the return after training of each seed of a paper's chain, above that of each seed of the plain chain."""
+    arms = records("papers")[TASKS[task]]["results"]["arms"]
+    return strip(task, *(arms[name]["evaluation_return"]["per_seed"] for name in (arm, "plain")))
+
+
+def choice(variant: str) -> str:
+    """Draw the evaluations of a choice of a library on HalfCheetah, with those of the chain that makes none dashed."""
+    found = [
+        records("differences")[f"HalfCheetah-v5_300000_{name}_1"]["results"]["curve"] for name in (variant, "none")
+    ]
+    return curve("HalfCheetah-v5", "return", *(np.array([row["evaluation"] for row in rows]) for rows in found))
+
+
+def learned(name: str, *without: str) -> str:
+    """Draw the learning curve of a record, perhaps with that of a run without the variant dashed."""
+    found = [records("learning")[each]["results"] for each in (name, *without)]
+    curves = (np.array(result["curve"]["mean_return_per_seed"], float).T for result in found)
+    return curve(found[0]["config"]["env_id"], "return", *curves)
+
+
+def tokens(name: str, *without: str) -> str:
+    """Draw the score of answers of a chain for tokens, perhaps with that of another dashed."""
+    found = [next(iter(records("tokens")[each]["results"].values())) for each in (name, *without)]
+    curves = (np.array(result["every_tenth_score"]).T for result in found)
+    return curve("sorting digits", "score", *curves, named="GRPO")
+
+
+def kuhn() -> str:
+    """Draw the exploitability of both arms of Kuhn poker: the mirror step, and dashed the clip."""
+    arms = records("kuhn")["kuhn"]["results"]["arms"]
+    curves = (np.array([row["exploitability"] for row in arm["curve"]]) for arm in arms)
+    return curve("Kuhn poker", "exploitability", *curves, named="the clip")
+
+
+GSDE = "gsde_mountain_car_continuous"
+DRAWN: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/gallery/README": {
+        "PPO": functools.partial(learned, "cartpole"),
+        "annealed clip": functools.partial(paper, "farsang_2021"),
+        "dual clip": functools.partial(paper, "ye_2020"),
+        "SPO": functools.partial(paper, "xie_2024"),
+        "DPO (discovered)": functools.partial(paper, "lu_2022"),
+        "rollback (PPO-RB)": functools.partial(paper, "wang_2019"),
+        "soft clip (P3O)": functools.partial(paper, "chen_2022"),
+        "MDPO, on-policy": functools.partial(paper, "tomar_2020"),
+        "KL penalty": functools.partial(paper, "heess_2017"),
+        "entropy bonus": functools.partial(choice, "entropy_0.01"),
+        "adaptive entropy bonus": functools.partial(paper, "haarnoja_2018", "Acrobot-v1"),
+        "PPO-EWMA": functools.partial(paper, "hilton_2021"),
+        "two lambdas": functools.partial(paper, "yuan_2025", "Acrobot-v1"),
+        "normalization": functools.partial(choice, "rollout_normalize"),
+        "refreshed advantages": functools.partial(choice, "refresh_epoch"),
+        "priorities": functools.partial(paper, "schaul_2016", "Acrobot-v1"),
+        "KL early stop": functools.partial(choice, "early_stop"),
+        "ESPO": functools.partial(paper, "sun_2022"),
+        "squared error": functools.partial(choice, "value_unclipped"),
+        "Huber": functools.partial(paper, "huber_1964", "Acrobot-v1"),
+        "value normalization": functools.partial(choice, "value_normalize"),
+        "RND": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False"),
+        "gSDE": functools.partial(learned, GSDE, f"{GSDE}_noise_steps_None"),
+        "bounds loss": functools.partial(choice, "bounds_loss"),
+        "IPPO and MAPPO": functools.partial(learned, "ippo_spread"),
+        "a clip for each network": functools.partial(choice, "separate_norms"),
+        "a rate that follows the divergence": functools.partial(choice, "adaptive_rate"),
+        "Adam with equal decays": functools.partial(paper, "dohare_2023", "Acrobot-v1"),
+    },
+    "docs/tokens": {
+        "CISPO": functools.partial(tokens, "cispo", "grpo"),
+        "SAPO": functools.partial(tokens, "sapo", "grpo"),
+        "GSPO": functools.partial(tokens, "gspo", "grpo"),
+        "GMPO": functools.partial(tokens, "gmpo", "grpo"),
+        "GRPO": functools.partial(tokens, "grpo"),
+        "Dr.GRPO": functools.partial(tokens, "drgrpo", "grpo"),
+        "RLOO": functools.partial(tokens, "rloo", "grpo"),
+        "REINFORCE++": functools.partial(tokens, "reinforce", "grpo"),
+    },
+    "docs/gallery/losses": {
+        "Adaptive KL penalty": functools.partial(paper, "heess_2017"),
+        "PPO-EWMA": functools.partial(paper, "hilton_2021"),
+    },
+    "docs/gallery/values": {"Decoupled lambdas": functools.partial(paper, "yuan_2025", "Acrobot-v1")},
+    "docs/gallery/updates": {
+        "KL-adaptive learning rate": functools.partial(choice, "adaptive_rate"),
+        "Gradient norms": functools.partial(choice, "separate_norms"),
+        "Your own early stop": functools.partial(paper, "sun_2022"),
+    },
+    "docs/gallery/imitation": {
+        "Random network distillation": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False")
+    },
+    "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
+    "docs/gallery/self_play": {"Poker": kuhn},
+}
+"""For each page, the first cells of rows and the headings of cards of which there are records."""
+
+
+def of_papers() -> dict[str, dict[str, Callable[[], str]]]:
+    """Return the thumbnails of docs/papers.md: for each heading, the first cells of its table."""
+    from benchmarks.paper_index import papers
+
+    index = papers()
+    return {
+        task: {
+            index[arm].reference.partition(",")[0]: functools.partial(paper, arm, task)
+            for arm in records("papers")[name]["results"]["arms"]
+            if arm != "plain"
+        }
+        for task, name in TASKS.items()
+    }
+
+
+def drawn(label: str, *shapes: str) -> str:
+    """Return a drawing that says in words what it shows."""
+    return (
+        f'<svg class="thumbnail" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-label="{html.escape(label)}">'
+        f"<title>{html.escape(label)}</title>{''.join(shapes)}</svg>"
+    )
+
+
+def scale(values: Any, size: float) -> Callable[[Any], Any]:
+    """Return the map of the range of the values onto a side of the drawing, without its margins."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    return lambda x: np.round(MARGIN + (np.asarray(x) - low) / (high - low or 1) * (size - 2 * MARGIN), 1)
+
+
+def strip(task: str, mine: list[float], plain: list[float]) -> str:
+    """Draw a row of dots for each chain, with its mean and the 95 % interval of the mean, from left (low) to right."""
+    x = scale([*mine, *plain], WIDTH)
+    shapes = []
+    for values, middle, name in ((mine, HEIGHT / 4, "mine"), (plain, 3 * HEIGHT / 4, "other")):
+        (low,), (high,) = band(np.array([values]))
+        shapes.append(f'<path class="{name}" d="M{x(low)} {middle}H{x(high)}M{x(np.mean(values))} {middle - 7}v14"/>')
+        shapes += [f'<circle class="{name}" cx="{x(value)}" cy="{middle}" r="2"/>' for value in values]
+    means = f"mean {np.mean(mine):.1f}; below it plain PPO, mean {np.mean(plain):.1f}"
+    return drawn(f"{task}, return after training of {len(mine)} seeds: {means}", *shapes)
+
+
+def curve(task: str, what: str, mine: Any, other: Any = None, named: str = "without it") -> str:
+    """Draw the mean over seeds of `[points, seeds]` with its 95 % interval, and perhaps another mean, dashed."""
+    both = [each for each in (mine, other) if each is not None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # before the first episode ends, there is nothing to draw
+        means, (low, high) = [np.nanmean(each, axis=1) for each in both], band(mine)
+    upward = scale(np.concatenate([low, high, *means]), HEIGHT)
+
+    def points(values: Any) -> list[str]:
+        kept = np.unique(np.linspace(0, len(values) - 1, min(40, len(values))).round().astype(int))
+        x = scale([0, len(values) - 1], WIDTH)(kept)
+        return [f"{a},{b}" for a, b in zip(x, HEIGHT - upward(values[kept]), strict=True) if not np.isnan(b)]
+
+    outline = " ".join([*points(high), *points(low)[::-1]])
+    shapes = [f'<polygon points="{outline}"/>']
+    for name, mean in zip(("mine", "other"), means, strict=False):
+        shapes.append(f'<polyline class="{name}" points="{" ".join(points(mean))}"/>')
+    last = f"; dashed, {named}, ".join(f"{mean[-1]:.4g}" for mean in means)
+    return drawn(f"{task}, {what} while training, mean of {mine.shape[1]} seeds, at the end {last}", *shapes)

@@ -1,0 +1,33 @@
+"""The thumbnails of the gallery have a place on its pages, and show what the records have."""
+
+import re
+
+import pytest
+
+from docs._ext import thumbnails
+from tests.docs.test_docs import ROOT
+
+
+def places(text):
+    """The headings of a page, and the first cells of its tables, without links."""
+    found = re.findall(r"^(?:## |\| )(.*?)(?: \|.*)?$", text, re.MULTILINE)
+    return {re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", each) for each in found}
+
+
+@pytest.mark.parametrize("page", thumbnails.DRAWN)
+def test_each_has_a_place(page):
+    assert set(thumbnails.DRAWN[page]) <= places((ROOT / f"{page}.md").read_text())
+
+
+def test_those_of_papers_have_a_place():
+    sections = re.split(r"^## ", (ROOT / "docs/papers.md").read_text(), flags=re.MULTILINE)
+    found = {section.partition(",")[0]: places(section) for section in sections}
+    assert [name for task, names in thumbnails.of_papers().items() for name in set(names) - found[task]] == []
+
+
+def test_dots_are_seeds():
+    drawn = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])
+    assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
+        ("mine", "31.5"), ("mine", "88.5"), ("other", "3.0"), ("other", "117.0"),
+    ]  # fmt: skip
+    assert "mean 2.0; below it plain PPO, mean 2.0" in drawn
