@@ -96,31 +96,32 @@ def same(actual, expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
 
 
-def check_functional(columns, ways):
-    """`columns` for all devices."""
+def check_functional(columns, ways, kinds):
+    """`columns` for all devices; in these ways in `shard_map`, and on meshes of these kinds."""
     given, columnwise = data(columns), P(None, "d")
     expected = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(given)
-    mesh = mesh_of_all("Auto")
     for way in ways:
-        both = shard_map(
-            lambda given, way=way: (estimates(given, 0.9, way), losses(given)), mesh, (columnwise,), columnwise
-        )
-        same(jax.jit(both)(given), expected)
-
-    def without_gradient(given):  # JAX sums over the devices the gradient of what they share
-        return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
-
-    own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
-    of_shared = shard_map(lambda own, all: without_gradient(all | {"reward": own}), mesh, (columnwise, P()), columnwise)
-    tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
-    same(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled))
-
-    for kind in ("Auto", "Explicit"):
+        both = lambda given, way=way: (estimates(given, 0.9, way), losses(given))  # noqa: E731
+        same(jax.jit(shard_map(both, mesh_of_all("Auto"), (columnwise,), columnwise))(given), expected)
+    for kind in kinds:
         sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
         placed = jax.device_put(given, sharding)
         result = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(placed)
         same(result, expected)
         assert result[0]["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
+
+
+def check_what_devices_share(columns):
+    given, columnwise = data(columns), P(None, "d")
+
+    def without_gradient(given):  # JAX sums over the devices the gradient of what they share
+        return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
+
+    own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
+    merged = lambda own, all: without_gradient(all | {"reward": own})  # noqa: E731
+    of_shared = shard_map(merged, mesh_of_all("Auto"), (columnwise, P()), columnwise)
+    tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
+    same(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled))
 
 
 def check_one_gamma_for_each_device(columns):
@@ -190,8 +191,9 @@ def check_kernel():
 def check_all():
     """In one process, as starting it takes longer than most of the checks."""
     assert jax.device_count() == DEVICES
-    check_functional(8, ("auto", "associative"))
-    check_functional(512, ("auto",))  # wide rows take another way through the scan
+    check_functional(8, ("auto", "associative"), ("Auto", "Explicit"))
+    check_functional(512, (), ("Auto",))  # wide rows take another way through the scan
+    check_what_devices_share(8)
     check_one_gamma_for_each_device(8)
     check_learner()
     if _recurrence.unsupported(jnp.ones(1)) is None:

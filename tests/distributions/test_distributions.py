@@ -55,36 +55,34 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @jax.jit
 def told(policy, other, action, key):
     """What every method says, compiled once."""
-    drawn = {shape: policy.sample_and_log_prob(seed=key, sample_shape=shape) for shape in ((), (4, 5))}
-    samples = {shape: policy.sample(seed=key, sample_shape=shape) for shape in drawn}
-    log_probs = {shape: policy.log_prob(sample) for shape, sample in samples.items()}
+    drawn = policy.sample_and_log_prob(seed=key, sample_shape=(4, 5))
+    sample = policy.sample(seed=key, sample_shape=(4, 5))
     numbers = {"log_prob": policy.log_prob(action), "kl_divergence": policy.kl_divergence(other)}
     if not isinstance(policy, TanhNormal):
         numbers["entropy"] = policy.entropy()
-    return drawn, samples, log_probs, policy.mode(), numbers
+    return drawn, (sample, policy.log_prob(sample)), policy.mode(), numbers
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_distributions_keep_dtype_and_shape(kind, dtype):
-    policy, other = made(kind, dtype=dtype), made(kind, 1, dtype)
-    action = made(kind).mode()
-    drawn, samples, log_probs, mode, numbers = told(policy, other, action, KEY)
+def test_distributions_keep_dtype_and_shape(kind):
+    """Numbers of bfloat16 are computed in float32, from the same parameters, and rounded once."""
+    narrow, action = (made(kind, dtype=jnp.bfloat16), made(kind, 1, jnp.bfloat16)), made(kind).mode()
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
     event = () if kind == "Categorical" else (2,)
-    for shape, (sample, log_prob) in drawn.items():
-        assert sample.shape == (*shape, BATCH, *event)
-        assert sample.dtype == mode.dtype == (jnp.int32 if "Categorical" in kind else dtype)
-        assert log_prob.shape == (*shape, BATCH)
-        assert np.isfinite(log_prob).all()
-        np.testing.assert_array_equal(sample, samples[shape])
-        np.testing.assert_array_equal(log_prob, log_probs[shape])
-    assert mode.shape == (BATCH, *event)
-    # Numbers are computed in float32, from the same parameters, and rounded once.
-    exact = jax.tree.map(lambda x: x.astype(jnp.float32), (policy, other))
-    for name, expected in told(*exact, action, KEY)[-1].items():
-        assert numbers[name].shape == (BATCH,)
-        assert numbers[name].dtype == dtype
-        np.testing.assert_allclose(numbers[name].astype(jnp.float32), expected, rtol=2**-8, err_msg=name)
+    found = {}
+    for dtype, policies in ((jnp.bfloat16, narrow), (jnp.float32, exact)):
+        drawn, apart, mode, found[dtype] = told(*policies, action, KEY)
+        for sample, log_prob in (drawn, apart):
+            assert sample.shape == (4, 5, BATCH, *event)
+            assert sample.dtype == mode.dtype == (jnp.int32 if "Categorical" in kind else dtype)
+            assert log_prob.shape == (4, 5, BATCH)
+            assert np.isfinite(log_prob).all()
+        jax.tree.map(np.testing.assert_array_equal, drawn, apart)
+        assert mode.shape == (BATCH, *event)
+        assert {(x.shape, x.dtype) for x in found[dtype].values()} == {((BATCH,), jnp.dtype(dtype))}
+    for name, expected in found[jnp.float32].items():
+        rounded = found[jnp.bfloat16][name].astype(jnp.float32)
+        np.testing.assert_allclose(rounded, expected, rtol=2**-8, err_msg=name)
 
 
 def test_logits_of_bfloat16_are_normalized_in_float32_and_rounded_once():
@@ -124,8 +122,13 @@ def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
 @every_kind
 def test_kl_divergence_is_the_mean_log_ratio_of_samples(kind):
     first, second = made(kind), made(kind, 1)
-    action, ours = first.sample_and_log_prob(seed=KEY, sample_shape=(100_000,))
-    ratio = np.asarray(ours - second.log_prob(action), np.float64)
+
+    @jax.jit
+    def log_ratios(first, second):
+        action, log_prob = first.sample_and_log_prob(seed=KEY, sample_shape=(20_000,))
+        return log_prob - second.log_prob(action)
+
+    ratio = np.asarray(log_ratios(first, second), np.float64)
     error = ratio.std(axis=0) / np.sqrt(len(ratio))
     divergence = np.asarray(first.kl_divergence(second))
     assert np.all(np.abs(divergence - ratio.mean(axis=0)) < 5 * error + 1e-5)
@@ -160,12 +163,14 @@ def test_gradients_at_extreme_parameters_are_finite(kind):
     make, params = EXTREME[kind]
 
     @jax.jit
-    def measured(params):
+    @functools.partial(jax.jacrev, has_aux=True)
+    def derivatives(params):
         policy, here = make(*params), make(*jax.lax.stop_gradient(params))
         numbers = [policy.log_prob(policy.sample(seed=KEY)), policy.kl_divergence(here), here.kl_divergence(policy)]
-        return jnp.stack(numbers if "Tanh" in kind else [*numbers, policy.entropy()])
+        numbers = jnp.stack(numbers if "Tanh" in kind else [*numbers, policy.entropy()])
+        return numbers, numbers
 
-    for found in (measured(params), *jax.tree.leaves(jax.jacrev(measured)(params))):
+    for found in jax.tree.leaves(derivatives(params)):
         assert np.isfinite(found).all()
 
 
@@ -485,10 +490,10 @@ def test_samples_of_beta_have_reparameterized_gradients():
     @jax.jit
     @functools.partial(jax.grad, argnums=(0, 1))
     def gradients(alpha, beta):
-        return Beta(alpha, beta).sample(seed=KEY, sample_shape=(50_000,)).mean(0).sum()
+        return Beta(alpha, beta).sample(seed=KEY, sample_shape=(20_000,)).mean(0).sum()
 
     found = gradients(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
-    np.testing.assert_allclose(found, np.array([2 * b, -2 * a]) / (a + b) ** 2, rtol=0.03)
+    np.testing.assert_allclose(found, np.array([2 * b, -2 * a]) / (a + b) ** 2, rtol=0.05)
 
 
 def test_beta_is_finite_at_the_edges_with_its_gradients():

@@ -15,8 +15,8 @@ def test_gsde_keeps_a_noise_matrix_for_some_steps():
     policy = networks.actor_critic(env, (16, 8), log_std=-1.0, gsde=True)
     settings = {"num_envs": 5, "num_steps": num_steps, "keep_distribution": True}
     rollouts = [pp.rollout(env, policy, **settings, noise_steps=n) for n in (held, 1)]
-    params, key = policy.init(jax.random.key(0)), jax.random.key(2)
-    first = rollouts[0].init(jax.random.key(1))
+    params, key = jax.jit(policy.init)(jax.random.key(0)), jax.random.key(2)
+    first = jax.jit(rollouts[0].init)(jax.random.key(1))
     (_, batch, _), (_, white, _) = (jax.jit(each.collect)(key, params, first) for each in rollouts)
 
     # The same matrix theta explains the noise of every step in which it was held, and of no other step.
@@ -56,7 +56,7 @@ def test_gsde_is_that_of_stable_baselines3(squash, monkeypatch):
 def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():
     env = envs.make("Pendulum-v1")
     policy = networks.actor_critic(env, (4,), log_std=-1.0, squash=True, gsde=True)
-    params, batch = policy.init(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 3)))
+    params, batch = jax.jit(policy.init)(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 3)))
     distribution = policy(params, batch).distribution
     assert isinstance(distribution, pp.distributions.StateDependentTanhNormal)
     u = distribution.base.sample(seed=jax.random.key(1))
@@ -64,7 +64,7 @@ def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():
     scale = np.sqrt(np.square(np.asarray(distribution.base.features) * np.exp(-1)).sum(axis=-1) + 1e-6)
     np.testing.assert_allclose(distribution.base.scale[:, 0], scale, rtol=1e-5)
     assert params["params"]["log_std"].shape == (4, 1)
-    slope = jax.grad(lambda p: jnp.sum(policy(p, batch).distribution.base.entropy()))(params)["params"]
+    slope = jax.jit(jax.grad(lambda p: jnp.sum(policy(p, batch).distribution.base.entropy())))(params)["params"]
     assert np.all(np.asarray(slope["log_std"]) > 0)
     assert all(not np.any(leaf) for name, layer in slope.items() if name != "log_std" for leaf in layer.values())
 

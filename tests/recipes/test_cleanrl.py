@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import re
-import signal
-import unittest.mock
 
 import gymnax
 import jax
@@ -178,19 +175,6 @@ def test_a_mistake_ends_with_one_sentence_and_leaves_nothing(tmp_path, argv, mes
     with pytest.raises(SystemExit, match=message):
         main(*arguments(tiny()), "--directory", str(tmp_path), *argv)
     assert not list(tmp_path.iterdir())
-
-
-def test_how_a_run_ends_is_how_the_command_ends():
-    for name in ("SIGINT", "SIGTERM"):
-        with pytest.raises(SystemExit) as ended:
-            main(run=lambda *_, name=name: {"interrupted_by": name})
-        assert ended.value.code == 128 + signal.Signals[name]
-    assert main(run=lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}  # it stopped itself
-    full = OSError(28, "No space left on device", "x")
-    for error, code in ((KeyboardInterrupt(), "130"), (full, "error: .*No space left on device")):
-        with pytest.raises(SystemExit) as ended:
-            main(run=unittest.mock.Mock(side_effect=error))
-        assert re.match(code, str(ended.value.code))
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ import pickle
 import re
 import runpy
 import shlex
+import signal
 import sys
+import unittest.mock
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal, get_type_hints
@@ -242,6 +244,22 @@ def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():
     for other in (ValueError, TypeError, FloatingPointError, KeyError):  # which keep their traceback
         with pytest.raises(other), training.exit_on_user_error():
             raise other("a")
+
+
+def test_how_a_run_ends_is_how_the_command_ends():
+    def main(run):
+        return training.main(make_train, cleanrl_ppo.PRESETS, [], run=run)
+
+    for name in ("SIGINT", "SIGTERM"):
+        with pytest.raises(SystemExit) as ended:
+            main(lambda *_, name=name: {"interrupted_by": name})
+        assert ended.value.code == 128 + signal.Signals[name]
+    assert main(lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}  # it stopped itself
+    full = OSError(28, "No space left on device", "x")
+    for error, code in ((KeyboardInterrupt(), "130"), (full, "error: .*No space left on device")):
+        with pytest.raises(SystemExit) as ended:
+            main(unittest.mock.Mock(side_effect=error))
+        assert re.match(code, str(ended.value.code))
 
 
 def test_recipes_are_listed_with_their_presets(monkeypatch, capsys):
