@@ -53,7 +53,7 @@ def test_actor_critic_takes_any_leading_axes_and_flattens_what_is_seen(leading):
 @pytest.mark.parametrize(("squash", "kind"), [(False, pp.distributions.Normal), (True, pp.distributions.TanhNormal)])
 def test_actor_critic_of_continuous_actions_starts_with_a_standard_deviation_of_one(squash, kind):
     policy = networks.actor_critic(env(BOX), (8,), squash=squash)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     assert params["params"]["log_std"].tolist() == [0, 0]
     distribution, value, *_ = policy(params, pp.Batch(obs=jnp.ones((4, 5))))
     assert type(distribution) is kind
@@ -80,7 +80,7 @@ def test_the_critic_sees_what_the_policy_does_not():
     game = asymmetric()
     envs.check(game)
     policy = networks.actor_critic(game, hidden=(8,))
-    params, (_, obs) = policy.init(jax.random.key(0)), game.reset(jax.random.key(1), 4)
+    params, (_, obs) = jax.jit(policy.init)(jax.random.key(0)), game.reset(jax.random.key(1), 4)
 
     def seen_by(name, output):
         def of(x):
@@ -107,14 +107,15 @@ def test_the_critic_sees_what_the_policy_does_not():
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     assert_orthogonal(params["params"]["Dense_2"]["kernel"], 1.0)  # the value's head
     assert_orthogonal(params["params"]["Dense_3"]["kernel"], 0.01)
     obs, reset = jax.random.normal(jax.random.key(1), (6, 2, 5)), jnp.zeros((6, 2), bool).at[3, 0].set(True)
     carry = policy.initial_carry(2)
     assert {leaf.shape for leaf in jax.tree.leaves(carry)} == {(2, 4)}
-    whole = policy(params, pp.Batch(obs=obs, carry=carry, reset=reset))
-    later = policy(params, pp.Batch(obs=obs[3:], carry=carry, reset=reset[3:]))
+    evaluate = jax.jit(policy.evaluate)
+    whole = evaluate(params, pp.Batch(obs=obs, carry=carry, reset=reset))
+    later = evaluate(params, pp.Batch(obs=obs[3:], carry=carry, reset=reset[3:]))
     np.testing.assert_allclose(whole.value[3:, 0], later.value[:, 0], atol=1e-6)
     assert np.abs(whole.value[3:, 1] - later.value[:, 1]).max() > 1e-4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], atol=1e-6), whole.carry, later.carry)
@@ -122,12 +123,13 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
 
 def test_the_parallel_scan_of_a_min_gru_is_one_step_after_another():
     policy = networks.actor_critic(env(DISCRETE), (4,), shared=True, memory="mingru")
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     obs, reset = jax.random.normal(jax.random.key(1), (7, 2, 5)), jnp.zeros((7, 2), bool).at[4, 1].set(True)
     carry = jax.random.normal(jax.random.key(2), (2, 4))
-    whole = policy(params, pp.Batch(obs=obs, carry=carry, reset=reset))
+    evaluate = jax.jit(policy.evaluate)
+    whole = evaluate(params, pp.Batch(obs=obs, carry=carry, reset=reset))
     for t in range(7):
-        step = policy(params, pp.Batch(obs=obs[t : t + 1], carry=carry, reset=reset[t : t + 1]))
+        step = evaluate(params, pp.Batch(obs=obs[t : t + 1], carry=carry, reset=reset[t : t + 1]))
         np.testing.assert_allclose(whole.value[t], step.value[0], atol=1e-6)
         carry = step.carry
     np.testing.assert_allclose(whole.carry, carry, atol=1e-6)
@@ -145,16 +147,17 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
     policy = networks.multi_agent_actor_critic(
         env(DISCRETE, num_agents=2), hidden=(4,), memory=memory, independent=True
     )
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     assert set(params) == {"actor", "critic"}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
     batch = agents_batch(2, memory, policy)
-    both = policy(params, batch)
+    both = jax.jit(policy.evaluate)(params, batch)
     assert both.value.shape == (6, 2, 2)
     assert not both.distribution.probs[..., 0, 1].any()  # it is not available
     shared = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(4,), memory=memory)
+    evaluate = jax.jit(shared.evaluate)
     for agent in range(2):
-        alone = shared(jax.tree.map(lambda x, i=agent: x[i], params), batch)
+        alone = evaluate(jax.tree.map(lambda x, i=agent: x[i], params), batch)
         np.testing.assert_allclose(both.value[..., agent], alone.value[..., agent], atol=1e-6)
         logits = (output.distribution.logits[..., agent, :] for output in (both, alone))
         np.testing.assert_allclose(*logits, atol=1e-6)
@@ -170,7 +173,7 @@ def test_a_central_critic_sees_what_all_agents_see():
     obs = jax.random.normal(jax.random.key(1), (3, 2, 5))
     other = obs.at[:, 1].add(1.0)
     for policy, moves in ((own, False), (central, True)):
-        params = policy.init(jax.random.key(0))
+        params = jax.jit(policy.init)(jax.random.key(0))
         one, two = (policy(params, pp.Batch(obs=envs.Observation(x))) for x in (obs, other))
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
@@ -245,16 +248,16 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
 
 def test_nature_cnn_evaluates_frames_with_any_leading_axes():
     policy = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 255)), features=8)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     frames = jax.random.randint(jax.random.key(1), (2, 3, 2, 36, 36), 0, 256).astype(jnp.uint8)
-    whole = policy(params, pp.Batch(obs=frames))
+    evaluate = jax.jit(policy.evaluate)
+    whole = evaluate(params, pp.Batch(obs=frames))
     assert whole.value.shape == (2, 3)
     assert whole.distribution.logits.shape == (2, 3, 3)
-    np.testing.assert_allclose(
-        policy(params, pp.Batch(obs=frames[1, 2:])).value, whole.value[1, 2:], rtol=1e-5, atol=1e-6
-    )
-    turned = policy(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
+    part = evaluate(params, pp.Batch(obs=frames[1, 2:]))
+    np.testing.assert_allclose(part.value, whole.value[1, 2:], rtol=1e-5, atol=1e-6)
+    turned = evaluate(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
     assert not np.allclose(turned.value, whole.value, atol=1e-4)
     scaled = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 1)), features=8)
-    value = scaled(params, pp.Batch(obs=frames / 255)).value  # floats in [0, 1] are not divided again
+    value = jax.jit(scaled.evaluate)(params, pp.Batch(obs=frames / 255)).value  # floats in [0, 1] are not divided again
     np.testing.assert_allclose(value, whole.value, rtol=1e-4, atol=1e-6)

@@ -103,10 +103,10 @@ def test_both_sides_of_a_game_are_played(nim):
     assert not envs.make("pgx:nim").zero_sum
     state, obs = nim.reset(jax.random.key(0), 32)
     assert set(obs.obs[:, 0].tolist()) == {5.0}  # nobody has moved
-    seats = []
+    seats, step = [], jax.jit(nim.step)
     for t in range(5):
         left = obs.obs[:, 0]
-        state, out = nim.step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # everybody takes 1 match
+        state, out = step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # everybody takes 1 match
         obs = out.obs
         seats.append(out.info["seat"])
         np.testing.assert_array_equal(out.info["next_seat"], -out.info["seat"])
@@ -126,11 +126,11 @@ def test_self_play_learns_to_win(nim):
     state, metrics = jax.jit(train)(jax.random.key(0))
     left = jnp.array([5.0, 3.0, 2.0, 1.0])[:, None]
     available = jnp.stack([left[:, 0] > 0, left[:, 0] > 1], axis=1)
-    out = train.policy(state.learner.params, pp.Batch(obs=envs.Observation(left, available)))
+    out = jax.jit(train.policy.evaluate)(state.learner.params, pp.Batch(obs=envs.Observation(left, available)))
     np.testing.assert_array_equal(out.distribution.mode()[jnp.array([0, 2, 3])], [1, 1, 0])
     assert out.value[0] > 0.9  # who is to move wins
     assert out.value[1] < -0.9  # and loses
-    played = train.evaluate_policy(jax.random.key(1), state, 200, mode=True)
+    played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 200, mode=True))(state)
     assert np.mean(played.episode_return) > 0  # against random moves, it wins each game that it begins
     assert abs(float(metrics["episode_return"][-1])) < 0.5  # the first player's, who begins half of the games
 

@@ -66,7 +66,7 @@ def test_rl_games_configuration_of_humanoid():
 
 def test_gsde_is_an_option_of_every_preset():
     run = library_ppo.make_train(tiny("rsl_rl", noise_steps=4))
-    params = run.policy.init(jax.random.key(0))
+    params = jax.jit(run.policy.init)(jax.random.key(0))
     assert params["policy"]["params"]["log_std"].shape == (8, 1)
     _, batch, _ = jax.jit(run.rollout.collect)(jax.random.key(1), params, run.rollout.init(jax.random.key(2)))
     theta = jax.random.normal(jax.random.split(jax.random.key(1), (8, 2))[4, 0], (4, 8, 1))  # of the last four steps
@@ -91,7 +91,7 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
     params = {"policy": 0.1 * jnp.ones((3, 1)), "value": 0.1 * jnp.ones(3)}
     env = envs.make("Pendulum-v1", max_steps_in_episode=3)
     rollout = pp.rollout(env, evaluate, num_envs=4, num_steps=8, keep_next_obs=True)
-    _, batch, _ = rollout.collect(jax.random.key(0), params, rollout.init(jax.random.key(1)))
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), params, rollout.init(jax.random.key(1)))
     halves = jax.tree.map(lambda x: jnp.concatenate([x[:4], x[4:]], axis=1), batch)
     after = []
     for given, length in ((batch, 4), (halves, None), (batch, None)):
