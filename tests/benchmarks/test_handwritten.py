@@ -127,6 +127,7 @@ def test_they_end_with_the_same_parameters(programs):
     np.testing.assert_array_equal(metrics["episodes"], result.metrics["episodes"])
 
 
+@pytest.mark.slow  # the benchmark compares, too, and the test above compares whole runs
 @pytest.mark.lenient_ranks
 def test_an_update_is_timed_against_the_same_update(monkeypatch):
     """`measure` asserts that parameters and metrics agree."""

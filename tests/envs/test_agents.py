@@ -87,7 +87,7 @@ def test_the_probe_is_solved(layout):
 def mortal():
     """A rollout in which agent 1 is gone after the second step of each episode: `(train, params, batch)`."""
     train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), probe(mortal=True))
-    state = train.init(jax.random.key(0))
+    state = jax.jit(train.init)(jax.random.key(0))
     _, batch, metrics = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
     return train, state, batch, metrics
 
@@ -239,7 +239,7 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
     env, obs, folded = seen(lambda obs: obs.obs)
     np.testing.assert_array_equal(folded, obs.reshape(-1, 1))
     policy = networks.multi_agent_actor_critic(env)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     plain, wrapped = (policy(params, pp.Batch(obs=x)) for x in (obs[None], envs.Observation(obs[None])))
     np.testing.assert_array_equal(plain.value, wrapped.value)
     privileged = jnp.arange(12.0 * AGENTS).reshape(3, AGENTS, 4)

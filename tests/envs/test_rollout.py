@@ -187,7 +187,7 @@ def test_info_of_every_step_is_kept():
         return state, out._replace(info={"cost": 10 * out.reward})
 
     rollout = pp.rollout(env._replace(step=step), uniform, num_envs=1, num_steps=6, keep_info=("cost",))
-    _, batch, metrics = rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
+    _, batch, metrics = jax.jit(rollout.collect)(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
     assert batch.extras["cost"][:, 0].tolist() == [0, 10, 20, 30, 0, 10]
     assert metrics["episode_cost"] == 30
 
@@ -238,7 +238,7 @@ def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environmen
         return distrax.MultivariateNormalDiag(mean, 2 * jnp.ones_like(mean)), batch.obs[..., 0]
 
     rollout = pp.rollout(envs.clip_action(echo(-1.0, 0.5)), wide, num_envs=4, num_steps=9)
-    _, batch, _ = rollout.collect(jax.random.key(0), 0.1, rollout.init(jax.random.key(1)))
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), 0.1, rollout.init(jax.random.key(1)))
     assert batch.action.shape == (9, 4, 2)
     assert float(batch.action.max()) > 1
     assert float(batch.action.min()) < -2
