@@ -198,7 +198,9 @@ def mathml(display: bool) -> Any:
 
 def page_context(app: Sphinx, pagename: str, template: str, context: Any, doctree: Any) -> None:
     """Add the script of the site to the pages that have something for it."""
-    if pagename in ("docs/explorer", "docs/by-hand", "docs/gallery/README", "docs/papers", "docs/tokens"):
+    if pagename == "docs/play":
+        app.add_js_file("agents.js", loading_method="defer")
+    if pagename in ("docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/papers", "docs/tokens"):
         app.add_js_file("site.js", loading_method="defer")
     if pagename == "docs/explorer":
         table = json.dumps(explorer.table(formula)).replace("</", r"<\/")

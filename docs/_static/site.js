@@ -376,6 +376,104 @@ function startGae(root) {
   startFigure(root, "TD errors and advantages of eight steps", 220, controls, draw);
 }
 
+// --- agents: docs/_ext/agents.py trains them -------------------------------------------------------------------------
+
+/** The output of a multilayer perceptron with tanh between its layers, whose last rows are the biases. */
+function perceptron(layers, obs) {
+  return layers.reduce((x, layer, depth) => {
+    const bias = layer.at(-1);
+    const sums = bias.map((b, j) => x.reduce((sum, input, i) => sum + input * layer[i][j], b));
+    return depth < layers.length - 1 ? sums.map(Math.tanh) : sums;
+  }, obs);
+}
+
+const mode = (logits) => logits.indexOf(Math.max(...logits));
+const uniform = (low, high) => low + (high - low) * Math.random();
+const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+
+/** gymnax's environments: the first state, one step, whether the episode is over, and a drawing of 300 by 120. */
+const ENVIRONMENTS = {
+  "CartPole-v1": {
+    limit: 500,
+    start: () => [0, 0, 0, 0].map(() => uniform(-0.05, 0.05)),
+    step: ([x, speed, angle, turn], action) => {
+      const [sin, cos] = [Math.sin(angle), Math.cos(angle)];
+      const push = ((action ? 10 : -10) + 0.05 * turn ** 2 * sin) / 1.1;
+      const turning = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - (0.1 * cos ** 2) / 1.1));
+      const speeding = push - (0.05 * turning * cos) / 1.1;
+      return [x + 0.02 * speed, speed + 0.02 * speeding, angle + 0.02 * turn, turn + 0.02 * turning];
+    },
+    over: ([x, , angle]) => Math.abs(x) > 2.4 || Math.abs(angle) > (12 * 2 * Math.PI) / 360,
+    draw: ([x, , angle]) => [
+      line("axis", [[30, 100], [270, 100]]),
+      drawing("rect", { class: "delta", x: 130 + 50 * x, y: 85, width: 40, height: 15 }),
+      line("curve", [[150 + 50 * x, 85], [150 + 50 * x + 70 * Math.sin(angle), 85 - 70 * Math.cos(angle)]]),
+    ],
+  },
+  "MountainCar-v0": {
+    limit: 200,
+    start: () => [uniform(-0.6, -0.4), 0],
+    step: ([x, speed], action) => {
+      const faster = clamp(speed + (action - 1) * 0.001 - Math.cos(3 * x) * 0.0025, -0.07, 0.07);
+      const next = clamp(x + faster, -1.2, 0.6);
+      return [next, next === -1.2 && faster < 0 ? 0 : faster];
+    },
+    over: ([x, speed]) => x >= 0.5 && speed >= 0,
+    draw: ([x]) => {
+      const at = (x) => [10 + ((x + 1.2) / 1.8) * 280, 105 - 40 * (1 + Math.sin(3 * x))];
+      const ground = Array.from({ length: 61 }, (_, i) => at(-1.2 + 0.03 * i));
+      const [[cx, cy], [flag, top]] = [at(x), at(0.5)];
+      return [
+        line("axis", ground), line("end", [[flag, top], [flag, top - 20]]),
+        drawing("circle", { cx, cy: cy - 6, r: 6 }),
+      ];
+    },
+  },
+};
+
+/** An agent that plays, beside its learning curve; a slider chooses among its checkpoints. */
+function startAgent(root, { env, steps, returns, policies }) {
+  const { limit, start, step, over, draw } = ENVIRONMENTS[env];
+  let [state, time, timer] = [start(), 0, null];
+  const scene = drawing("svg", { role: "img", "aria-label": `${env}, as the policy plays it`, viewBox: "0 0 300 120" });
+  const learned = drawing("svg", { role: "img", "aria-label": `Return of ${env} while training`, viewBox: "0 0 300 120" });
+  const [clock, chosen] = [element("p"), element("output")];
+  const slider = element("input", {
+    type: "range", min: 0, max: policies.length - 1, value: policies.length - 1, "aria-label": `checkpoint of ${env}`,
+  });
+  const play = element("button", { type: "button", onclick: () => (timer ? stop() : begin()) }, "Play");
+  const show = () => {
+    scene.replaceChildren(...draw(state));
+    clock.textContent = `${env}: step ${time} of at most ${limit}${over(state) ? ", over" : ""}.`;
+  };
+  const advance = () => {
+    if (over(state) || time === limit) [state, time] = [start(), 0];
+    else [state, time] = [step(state, mode(perceptron(policies[slider.value], state))), time + 1];
+    show();
+  };
+  const begin = () => ([timer, play.textContent] = [setInterval(advance, 20), "Pause"]);
+  const stop = () => ([timer, play.textContent] = [clearInterval(timer) ?? null, "Play"]);
+  const [low, high] = [Math.min(...returns), Math.max(...returns)];
+  const x = (share) => 10 + 280 * share;
+  const choose = () => {
+    const marked = x(steps[slider.value] / steps.at(-1));
+    chosen.textContent = steps[slider.value].toLocaleString("en");
+    learned.replaceChildren(
+      line("curve", returns.map((y, i) => [x((i + 1) / returns.length), 100 - (85 * (y - low)) / (high - low)])),
+      line("end", [[marked, 5], [marked, 105]]),
+      words(10, 118, `return ${low} to ${high}`, "start"), words(290, 118, `${chosen.textContent} steps`, "end"),
+    );
+    [state, time] = [start(), 0];
+    show();
+  };
+  slider.oninput = choose;
+  choose();
+  root.append(
+    element("div", { className: "agent" }, scene, learned),
+    element("label", {}, element("span", {}, "checkpoint, in steps"), slider, chosen), play, clock,
+  );
+}
+
 // --- the gallery -----------------------------------------------------------------------------------------------------
 
 /** A box that hides the rows of the page's tables in which not all of its words occur, and sections without rows. */
@@ -398,6 +496,7 @@ if (typeof document === "undefined") {
   module.exports = { chainError, learnerError, missingFields, pythonText, placeFor, clippedSurrogate, gae, sequence };
 } else {
   const starts = { explorer: (root) => startExplorer(root, explorerTable), clip: startClip, gae: startGae, filter: startFilter };
+  starts.agents = (root) => agentsTable.forEach((agent) => startAgent(root, agent));
   for (const [id, start] of Object.entries(starts)) {
     const root = document.getElementById(`interactive-${id}`);
     if (root) start(root);

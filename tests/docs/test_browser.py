@@ -5,10 +5,15 @@ They are skipped where there is no site or no browser; `.ci/run` builds the site
 
 from urllib.parse import quote
 
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ppo_parts as pp
 from docs._ext.thumbnails import DRAWN
+from ppo_parts import envs, networks
 from tests.docs.browser import Browser
 from tests.docs.test_docs import ROOT
 
@@ -122,6 +127,39 @@ def test_the_figures_follow_their_sliders(browser):
     browser.evaluate("document.querySelector(\"[aria-label='advantage A']\").focus()")
     browser.press("Home", 36)
     assert browser.evaluate(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
+    assert list(complaints(browser)) == []
+
+
+BOUNDS = {"CartPole-v1": [2, 2, 0.2, 2], "MountainCar-v0": [0.6, 0.07]}
+
+
+def test_agents_act_and_move_as_in_python(browser):
+    """In 20 states, at every checkpoint: the probabilities of the actions, and the next state."""
+    browser.open(address("docs/play"))
+    agents, random = browser.evaluate("agentsTable"), np.random.default_rng(0)
+    assert browser.evaluate("document.querySelectorAll('.agent').length") == len(agents) == len(BOUNDS)
+    for number, agent in enumerate(agents):
+        policy = networks.actor_critic(envs.make(agent["env"]), (16, 16), "tanh")
+        params, (task, settings) = policy.init(jax.random.key(0)), gymnax.make(agent["env"])
+        states = np.float32(random.uniform(-1, 1, (20, len(BOUNDS[agent["env"]]))) * BOUNDS[agent["env"]])
+        in_page = f"const [a, states] = [agentsTable[{number}], {states.tolist()}];"
+        logits = browser.evaluate(f"{{{in_page} a.policies.map((p) => states.map((s) => perceptron(p, s)))}}")
+        for layers, seen in zip(agent["policies"], logits, strict=True):
+            for name, layer in zip(("Dense_0", "Dense_1", "Dense_2"), layers, strict=True):
+                *kernel, bias = layer
+                params["params"][name] = {"kernel": np.float32(kernel), "bias": np.float32(bias)}
+            expected = policy.evaluate(params, pp.Batch(obs=jnp.asarray(states))).distribution.logits
+            np.testing.assert_allclose(jax.nn.softmax(np.array(seen)), jax.nn.softmax(expected), rtol=0, atol=1e-6)
+        steps = f"{{{in_page} states.map((s, i) => ENVIRONMENTS[a.env].step(s, i % 2))}}"
+        _, start = task.reset_env(jax.random.key(0), settings)
+        names = ("x", "x_dot", "theta", "theta_dot") if states.shape[1] == 4 else ("position", "velocity")
+        for i, (state, moved) in enumerate(zip(states, browser.evaluate(steps), strict=True)):
+            start = start.replace(**dict(zip(names, state, strict=True)))
+            after, *_ = task.step_env(jax.random.key(0), start, i % 2, settings)
+            np.testing.assert_allclose(moved, after, rtol=0, atol=1e-6)
+    browser.evaluate("document.querySelector('.interactive button').focus()")
+    browser.press("Enter", 13)
+    browser.wait("document.querySelector('#interactive-agents > p').textContent.includes('step 3 ')")
     assert list(complaints(browser)) == []
 
 
