@@ -18,7 +18,7 @@ from tests.docs.browser import Browser
 from tests.docs.test_docs import ROOT
 
 SITE = ROOT / "build" / "site"
-PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/gallery/README", "docs/results")
+PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/results")
 QUESTIONS = {  # and the page that answers it
     "how do I resume a run": "docs/training",
     "time limit truncation": "docs/rollouts",
