@@ -54,7 +54,7 @@ def compiled_programs():
 
 
 def check_environments(place):
-    """Four devices, then one, then two: the rows and the last state of one device. Devices send only sums."""
+    """Four devices, then one, then four: the rows and the last state of one device. Devices send only sums."""
     options = {"eval_episodes": 3, "checkpoint_every": 6}
     train = cleanrl_ppo.make_train(CONFIG)
     run = functools.partial(go, train, place, config=CONFIG, **options)
@@ -65,7 +65,7 @@ def check_environments(place):
     assert "all-reduce(" in program.as_text()
     assert "all-gather(" not in program.as_text()
     run(None, resume=several, num_devices=1, on_rows=until(4))
-    _, other = run(None, resume=several, num_devices=2)
+    _, other = run(None, resume=several, num_devices=4)
     close(rows(several), rows(expected))
     found, whole = checkpoint(several), checkpoint(expected)
     assert found.keys() == whole.keys()
