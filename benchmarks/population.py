@@ -10,6 +10,7 @@ the member with the best training return. The recipe is `cleanrl_ppo` with its o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training._program import compiler_options
 
 from ._options import parser
 from ._pages import difference, interval
@@ -33,7 +35,7 @@ RANGES = {
 DISCRETE, CONTINUOUS = (cleanrl_ppo.PRESETS[name] for name in ("discrete", "continuous"))
 TASKS = {
     "acrobot": dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=50_000),
-    "pendulum": dataclasses.replace(CONTINUOUS, total_timesteps=100_000, num_envs=8, num_steps=128, num_minibatches=16),
+    "pendulum": dataclasses.replace(CONTINUOUS, total_timesteps=50_000, num_envs=8, num_steps=128, num_minibatches=16),
 }
 
 
@@ -49,7 +51,11 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         played = train.evaluate_policy(evaluation_key(key), state, EPISODES).episode_return
         return jnp.mean(played), jnp.sum(metrics["population/parent"] != jnp.arange(MEMBERS)), state.best[1]
 
-    program = jax.jit(jax.vmap(run, (None, 0)))
+    # One seed after another, because a CPU is busy with one, and nested vmaps compile for twice as long.
+    program = jax.jit(
+        lambda every, keys: jax.lax.map(functools.partial(run, every), keys),
+        compiler_options=compiler_options(),
+    )
     for arm, every in {"population": config.num_updates // SELECTIONS, "random search": config.num_updates}.items():
         returns, copies, best = jax.tree.map(np.asarray, program(every, keys_of(seeds)))
         arms[arm] = training.summary(returns) | {"copies": copies, "best": best}
