@@ -58,9 +58,6 @@ def objective(
         def of(**numbers: Any) -> Any:
             return make_train(dataclasses.replace(config, **fixed, **numbers))
 
-        updates = of().num_updates
-        each = max(1, updates // 10)
-
         def init(numbers: Any, seed: Any) -> Any:
             return of(**numbers).init(jax.random.key(seed))
 
@@ -69,6 +66,8 @@ def objective(
             state, metrics = jax.lax.scan(lambda state, _: train.step(state), state, None, length=each)
             return state, metrics[metric]
 
+        updates = of().num_updates
+        each = max(1, updates // 10)
         return updates // each, jax.jit(jax.vmap(init, (None, 0))), jax.jit(jax.vmap(advance, (None, 0)))
 
     def train_and_report(trial: Any) -> float:
@@ -93,10 +92,10 @@ def sweep(
 ) -> dict[str, Any]:
     """Run the trials of a study that are left, and return how many ended in which way, and the best.
 
-    `given` is `search` of `objective` and "trials", their number, 100 by default. The study is `study.db` in its
-    folder, in SQLite: several processes may run its trials at once, and the same command continues it. `best.yaml` has
-    the best values, as options for `--config`; `importance.png` shows how much each hyperparameter decides whether a
-    trial is among the best tenth (PED-ANOVA).
+    `given` is `search` of `objective` and "trials", their number, 100 by default. The study is `folder/study.db`, in
+    SQLite: several processes may run its trials at once, and the same command continues it. `best.yaml` has the best
+    values, as options for `--config`; `importance.png` shows how much each hyperparameter decides whether a trial is
+    among the best tenth (PED-ANOVA).
     """
     optuna, lock = require_package("optuna", "optuna"), require_package("filelock", "train").FileLock(folder / ".lock")
     number = check_count("sweep", "trials", given.get("trials", 100))
@@ -111,15 +110,14 @@ def sweep(
     if (left := number - len(study.get_trials(states=ended))) > 0:
         study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
-    if not result["complete"]:
+    if result["complete"] < 2:  # nothing to compare
         return result
     require_package("matplotlib", "train").use("Agg")
     with lock, warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         (folder / "best.yaml").write_text(require_package("yaml", "train").safe_dump(study.best_params))
-        if result["complete"] > 1:
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
-            axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
+        axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
     return result | {"value": study.best_value, "best": study.best_params}
 
 
@@ -132,6 +130,5 @@ def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]
         says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
         raise UserValueError(says, where="sweep", argument=name)
     kind: Any = int if isinstance(now, int) else float
-    return f"suggest_{kind.__name__}", {
-        at: x if at == "log" else kind(float(x)) for at, x in given.items()
-    }  # or "1e-5"
+    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}  # YAML reads 1e-5 as a word
+    return f"suggest_{kind.__name__}", numbers
