@@ -16,6 +16,7 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, require, stateless
+from ..distributions import Joint
 from ..functional import masked_mean
 from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_loss
 
@@ -263,7 +264,11 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
         try:
             return distribution.entropy()
         except NotImplementedError:
-            pass
+            if isinstance(distribution, Joint):
+                parts = distribution.leaves
+                keys = jax.random.split(key, len(parts))
+                each = [entropy_of(part, one, num_samples) for part, one in zip(parts, keys, strict=True)]
+                return sum(each[1:], each[0])
     if not hasattr(distribution, "sample"):
         raise UserTypeError(
             f"the distribution {type(distribution).__name__} defines neither entropy() nor sample(), from "

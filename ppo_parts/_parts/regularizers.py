@@ -314,8 +314,8 @@ def mean_of(where: str, distribution: Any) -> Array:
 
 def mode_of(where: str, distribution: Any) -> Array:
     """Return the most probable action, as one vector per element."""
-    mode = distribution.mode() if hasattr(distribution, "mode") else None
-    if mode is None or not jnp.issubdtype(mode.dtype, jnp.floating):
+    mode: Any = distribution.mode() if hasattr(distribution, "mode") else None
+    if not jnp.issubdtype(getattr(mode, "dtype", int), jnp.floating):
         raise UserTypeError(
             f"{where}: the policy must have continuous actions and a mode(), as distributions.Normal has; got a "
             f"{type(distribution).__name__}"

@@ -5,6 +5,7 @@
 The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, zero at the
 beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment receives it;
 `logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and `next_carry_0`, ...
+The names of the entries of a dict or a tuple end with their place: `obs['image']`, `action['move']`, `logits['move']`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, carry_after, initial_carry_of
+from ..distributions import Joint
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import load_run, report, run_parser, state_of_seed
@@ -60,9 +62,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
     leaves, structure = jax.tree.flatten(carry)
     seen, observed = jax.tree.flatten(obs)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
-    names = ["obs"] if len(seen) == 1 else [f"obs{path}" for path in paths]
-    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in zip(names, seen, strict=True)}
+    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in _named("obs", obs).items()}
     rows |= {f"carry_{i}": jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for i, x in enumerate(leaves)}
 
     def act(*inputs: Any) -> dict[str, Any]:
@@ -75,13 +75,15 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         carry = jax.tree.unflatten(structure, inputs[len(seen) :])
         reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
-        action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
+        action = output.distribution.mode()
         memory = carry_after(policy, output, action)
         if env.act is not None:
             action = env.act(action)
-        outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))
-        parameters = ("logits", "loc", "scale", "alpha", "beta")
-        outputs |= {name: getattr(base, name) for name in parameters if hasattr(base, name)}
+        outputs = _named("action", action)
+        for path, part in _parts_of(output.distribution):
+            base = getattr(part, "base", part)
+            parameters = ("logits", "loc", "scale", "alpha", "beta")
+            outputs |= {name + path: getattr(base, name) for name in parameters if hasattr(base, name)}
         return outputs | dict(_numbered("next_carry", jax.tree.leaves(memory)))
 
     return act, rows
@@ -173,6 +175,20 @@ def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.
 
     inputs = {name: draw(x) for name, x in rows.items()}
     return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
+
+
+def _named(name: str, tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by name: that of the tree, and the path of each if there are several."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
+
+
+def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
+    if type(distribution) is not Joint:
+        return [("", distribution)]
+    found = jax.tree_util.tree_leaves_with_path(distribution.parts, is_leaf=lambda x: hasattr(x, "log_prob"))
+    return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 
 def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, multi-discrete; masks for actions.
+"""Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, and joint ones; masks for actions.
 
 Any object with the methods of `Distribution` works, including the distributions of distrax. This module has those that
 PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the same batch axes, so
@@ -12,6 +12,7 @@ from ._beta import Beta as Beta
 from ._categorical import Categorical as Categorical
 from ._categorical import MultiCategorical as MultiCategorical
 from ._categorical import mask_logits as mask_logits
+from ._joint import Joint as Joint
 from ._normal import Normal as Normal
 from ._normal import StateDependentNormal as StateDependentNormal
 from ._protocol import Distribution as Distribution

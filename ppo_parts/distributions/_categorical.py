@@ -13,6 +13,7 @@ import numpy as np
 from .._base.errors import UserTypeError, UserValueError
 from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_flags, check_floating, known_values
 from ._distribution import TreeDistribution, checked_draw
+from ._joint import Joint
 
 Array = jax.Array
 
@@ -102,8 +103,8 @@ class Categorical(TreeDistribution):
         return self.logits.shape
 
 
-class MultiCategorical(TreeDistribution):
-    """Several independent categorical choices: an action `[..., K]` has one integer for each of K choices.
+class MultiCategorical(Joint):
+    """A `Joint` of categorical choices whose actions are one array: `[..., K]`, an integer for each of K choices.
 
     Args:
         logits: K arrays `[..., n_k]`; the choices may have different numbers of options. With `nvec` one array
@@ -155,34 +156,12 @@ class MultiCategorical(TreeDistribution):
         """The logits of all choices, one after another, `[..., n_1 + ... + n_K]`."""
         return jnp.concatenate([part.logits for part in self.parts], axis=-1)
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, int32 `[*sample_shape, ..., K]`."""
-        sample_shape = checked_draw("MultiCategorical", seed, sample_shape)
-        keys = jax.random.split(seed, len(self.parts))
-        drawn = [part.sample(seed=key, sample_shape=sample_shape) for part, key in zip(self.parts, keys, strict=True)]
-        return jnp.stack(drawn, axis=-1)
-
-    def mode(self) -> Array:
-        """The most probable option of each choice."""
-        return jnp.stack([part.mode() for part in self.parts], axis=-1)
-
-    def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., K]`, summed over K; they may have additional leading axes."""
+    def _entries(self, value: Any) -> list[Any]:
         self._check_action((*self.parts[0].logits.shape[:-1], len(self.parts)), value)
-        return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
+        return [value[..., k] for k in range(len(self.parts))]
 
-    def entropy(self) -> Array:
-        """Sum of the entropies, in nats."""
-        return _total(part.entropy() for part in self.parts)
-
-    def kl_divergence(self, other: MultiCategorical) -> Array:
-        """KL(self || other) in nats, summed over the choices."""
-        self._check_comparable(other)
-        return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
-
-    @property
-    def _shape(self) -> tuple[Any, ...]:
-        return tuple(part.logits.shape for part in self.parts)
+    def _together(self, values: list[Any]) -> Array:
+        return jnp.stack(values, axis=-1)
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
@@ -208,9 +187,3 @@ def mask_logits(logits: Array, available: Array) -> Array:
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
     check_flags("mask_logits", available=available)
     return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
-
-
-def _total(summands: Any) -> Array:
-    """Add arrays without starting from 0, which would be one more addition."""
-    first, *rest = summands
-    return sum(rest, first)

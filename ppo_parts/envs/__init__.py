@@ -25,6 +25,8 @@ from ._pgx import random_opponent as random_opponent
 from ._registry import make as make
 from ._registry import prefixes as prefixes
 from ._registry import register as register
+from ._spaces import Dict as Dict
+from ._spaces import Tuple as Tuple
 from ._wrappers import Moments as Moments
 from ._wrappers import clip_action as clip_action
 from ._wrappers import clip_reward as clip_reward

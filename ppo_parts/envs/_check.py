@@ -10,6 +10,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from ..functional import ShapeError
 from ._env import SEATS, Array, Env, Observation, Transition, action_struct, check_env, count_options, describe
+from ._spaces import is_tree, map_space
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -85,6 +86,13 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
                 f"check: privileged_space has shape {expected}, but obs.privileged {given} for {each} environments: "
                 "give both, or neither"
             )
+    if is_tree(env.observation_space):
+        shapes = map_space(lambda space: getattr(space, "shape", None), env.observation_space)
+        given = jax.tree.map(lambda x: x.shape[len(each) :], obs)
+        if shapes != given:
+            raise ShapeError(
+                f"check: the entries of observation_space have the shapes {shapes}, but observations {given}"
+            )
     leaves = jax.tree.leaves(obs)
     if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
         raise ShapeError(
@@ -92,16 +100,28 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         )
     if available is None:
         return
-    if not count_options(env.action_space):
-        raise UserTypeError(
-            "check: obs.available masks discrete actions, but action_space is not discrete: leave it None"
-        )
-    expected = (*each, sum(count_options(env.action_space)))
-    if available.shape != expected or available.dtype != bool:
-        raise ShapeError(
-            f"check: obs.available must be boolean of shape {expected}, one for each option, got {available.dtype} of "
-            f"shape {available.shape}"
-        )
+    masks = []
+
+    def check_mask(space: Any, mask: Any) -> None:
+        if mask is None:
+            return
+        masks.append(mask)
+        if not count_options(space):
+            raise UserTypeError(
+                f"check: obs.available masks discrete actions, but {space} is not discrete: leave it None"
+            )
+        expected = (*each, sum(count_options(space)))
+        if mask.shape != expected or mask.dtype != bool:
+            raise ShapeError(
+                f"check: obs.available must be boolean of shape {expected}, one for each option, got {mask.dtype} of "
+                f"shape {mask.shape}"
+            )
+
+    if is_tree(env.action_space) and not isinstance(available, dict | tuple):
+        raise UserTypeError(f"check: obs.available must be a dict or a tuple like {env.action_space}, got an array")
+    map_space(check_mask, env.action_space, available)
+    if len(masks) != len(jax.tree.leaves(available)):
+        raise UserTypeError(f"check: obs.available has entries that {env.action_space} lacks: {describe(available)}")
 
 
 def _pair(name: str, returned: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from ..functional import ShapeError
 from ..functional._common import known_values, range_error
+from ._spaces import leaf_spaces, map_space
 
 Array = jax.Array
 
@@ -129,14 +130,15 @@ class Observation(NamedTuple):
     """Observations with an action mask, of several agents, or with a part that only the critic sees.
 
     Attributes:
-        obs: `[N, ...]` or `[N, A, D]`.
+        obs: `[N, ...]` or `[N, A, D]`, or a tree of such arrays.
         available: `[..., n]`, True where an action may be taken; None: all always may. For a `MultiDiscrete`, it has
-            the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks`
-            apply it; your own policy can do so with `ppo_parts.distributions.mask_logits`.
+            the options of the first choice, then those of the second, and so on; for a `Dict` or `Tuple`, it is a dict
+            or a tuple of masks, in which those of always available actions are None. The policies of
+            `ppo_parts.networks` apply it; your own policy can do so with `ppo_parts.distributions.mask_logits`.
         privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None: it sees `obs`.
     """
 
-    obs: Array
+    obs: Any
     available: Any = None
     privileged: Any = None
 
@@ -209,8 +211,8 @@ class Env(NamedTuple):
         reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except numbers and
             `Moments`, which all environments share.
         step: `step(key, state, action) -> (state, Transition)`.
-        observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, or any other
-            object with the same attributes.
+        observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, a `Dict` or
+            `Tuple` of them, or any other object with the same attributes.
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
             `state`, and rewards are unscaled.
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
@@ -295,26 +297,30 @@ def count_options(space: Any) -> tuple[int, ...]:
 
 def is_discrete(space: Any) -> bool:
     """Return whether the actions of a space are integers: one of n options (`Discrete`), or several such choices."""
-    return bool(count_options(space))
+    return all(map(count_options, leaf_spaces(space)))
 
 
-def action_struct(space: Any, each: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of actions with the leading axes `each`.
+def action_struct(space: Any, each: tuple[int, ...]) -> Any:
+    """Return the shapes and dtypes of actions with the leading axes `each`.
 
     Raises:
         ValueError: the space does not consist of arrays.
     """
-    shape = () if hasattr(space, "n") else array_shape("actions", space)
-    return jax.ShapeDtypeStruct((*each, *shape), jnp.int32 if is_discrete(space) else jnp.float32)
+
+    def struct(space: Any) -> jax.ShapeDtypeStruct:
+        shape = () if hasattr(space, "n") else array_shape("actions", space)
+        return jax.ShapeDtypeStruct((*each, *shape), jnp.int32 if is_discrete(space) else jnp.float32)
+
+    return map_space(struct, space)
 
 
 def size(space: Any) -> int:
-    """Return how many numbers an element of a space has (1 for `Discrete`).
+    """Return how many numbers an element of a space has (1 for `Discrete`), in all entries of a `Dict` or `Tuple`.
 
     Raises:
-        ValueError: the space has no shape; for example, a dict or a tuple of spaces.
+        ValueError: a space has no shape, such as one of texts or graphs.
     """
-    return math.prod(array_shape("elements", space))
+    return sum(math.prod(array_shape("elements", each)) for each in leaf_spaces(space))
 
 
 def array_shape(what: str, space: Any) -> tuple[int, ...]:

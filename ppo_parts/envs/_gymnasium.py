@@ -16,6 +16,7 @@ from .._base.extras import require_package
 from ._env import Env, check_known
 from ._host import from_gymnasium
 from ._rendering import render_settings
+from ._spaces import is_tree, leaf_spaces, map_space
 
 Vectorization = Literal["sync", "async"]
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
@@ -34,8 +35,8 @@ def make(
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
 
-    Observations that are not arrays are flattened by `gymnasium.wrappers.FlattenObservation`: an integer becomes a
-    one-hot vector, and a dict or a tuple the concatenation of its entries.
+    Observations that are neither arrays, nor dicts or tuples of arrays and integers, are flattened by
+    `gymnasium.wrappers.FlattenObservation`: an integer becomes a one-hot vector, for example.
 
     Args:
         env_id: the name.
@@ -60,8 +61,11 @@ def make(
 
     def make_one() -> Any:
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
-        is_array = isinstance(env.observation_space, gymnasium.spaces.Box)
-        return env if is_array else gymnasium.wrappers.FlattenObservation(env)
+        space, spaces = env.observation_space, gymnasium.spaces
+        known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+        if isinstance(space, spaces.Dict | spaces.Tuple) and all(isinstance(x, known) for x in leaf_spaces(space)):
+            return env
+        return env if isinstance(space, spaces.Box) else gymnasium.wrappers.FlattenObservation(env)
 
     def make_vector(num_envs: int) -> Any:
         try:
@@ -94,19 +98,26 @@ class _Environments:
 
     def reset(self, seed: int) -> tuple[np.ndarray, _Infos]:
         obs, infos = zip(*(env.reset(seed=seed + i) for i, env in enumerate(self.envs)), strict=True)
-        return np.asarray(obs), _Infos(infos)
+        return self._stacked(obs), _Infos(infos)
 
-    def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        returned = [env.step(one) for env, one in zip(self.envs, action, strict=True)]
+    def _stacked(self, obs: Sequence[Any]) -> Any:
+        return map_space(lambda space, *x: np.asarray(x), self.single_observation_space, *obs)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        rows = _rows(self.single_action_space, action, self.num_envs)
+        returned = [env.step(one) for env, one in zip(self.envs, rows, strict=True)]
         each, reward, terminated, truncated, infos = map(list, zip(*returned, strict=True))
-        obs = np.asarray(each)
+        obs = self._stacked(each)
         over = [i for i in range(self.num_envs) if terminated[i] or truncated[i]]
         if not over:
             return obs, reward, terminated, truncated, _Infos(infos)
-        final = {"final_obs": obs, "final_info": _Infos(infos.copy())}
+        final = {
+            "final_obs": _rows(self.single_observation_space, obs, self.num_envs),
+            "final_info": _Infos(infos.copy()),
+        }
         for i in over:
             each[i], infos[i] = self.envs[i].reset()
-        return np.asarray(each), reward, terminated, truncated, _Infos(infos, final)
+        return self._stacked(each), reward, terminated, truncated, _Infos(infos, final)
 
     def render(self) -> tuple[Any, ...]:
         return tuple(env.render() for env in self.envs[:1])
@@ -114,6 +125,13 @@ class _Environments:
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _rows(space: Any, x: Any, number: int) -> Any:
+    """Return the element of each environment, of elements that are stacked."""
+    if not is_tree(space):
+        return x
+    return [map_space(lambda space, leaf, i=i: leaf[i], space, x) for i in range(number)]
 
 
 class _Infos(Mapping[str, Any]):

@@ -97,7 +97,7 @@ def from_gymnasium(
 
     def observed(num_envs: int) -> tuple[Any, Any]:
         """The shapes of observations and of action masks; None without masks."""
-        obs = jax.ShapeDtypeStruct((num_envs, *example.shape), example.dtype)
+        obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape[1:]), x.dtype), example.observed())
         return obs, jax.ShapeDtypeStruct((num_envs, options), np.bool_) if options else None
 
     def env_of(instances: Instances) -> Env:
@@ -108,14 +108,14 @@ def from_gymnasium(
             obs = Observation(obs, available) if options else obs
             return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
 
-        def step(key: Array, state: EpisodeState, action: Array) -> tuple[EpisodeState, Transition]:
+        def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
             del key
             num_envs = state.episode_length.shape[-1]
             obs, mask = observed(num_envs)
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
             shapes = obs, obs, mask, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
-            obs, final_obs, available, numbers = numpy_callback(instances.step, shapes, which, action)
+            obs, final_obs, available, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
             ends = dict(zip(("terminated", "truncated", "ended"), numbers[1:4] > 0, strict=True))
             if options:  # nothing is masked where an episode is over, because no action follows
                 final_obs = Observation(final_obs, available | (ends["terminated"] | ends["truncated"])[:, None])
@@ -144,12 +144,12 @@ class Instance:
 
     env: GymnasiumVector
     count: int = 0  # steps so far
-    latest: tuple[np.ndarray, tuple[Any, ...]] | None = None  # action and result of the last step
+    latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
     failed: bool = False  # a step failed, so the state is unknown
 
-    def step(self, count: int, action: np.ndarray) -> tuple[Any, ...]:
+    def step(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
         """Step the state that follows `count` steps."""
-        if self.latest is not None and count == self.count - 1 and np.array_equal(self.latest[0], action):
+        if self.latest is not None and count == self.count - 1 and all(map(np.array_equal, self.latest[0], action)):
             return self.latest[1]
         if count != self.count:
             raise UserValueError(
@@ -158,10 +158,10 @@ class Instance:
             )
         if self.failed:
             raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
-        action = action.copy()  # XLA will write to its memory
+        copies = [x.copy() for x in action]  # XLA will write to its memory
         self.failed = True
-        result = self.env.step(action)
-        self.failed, self.count, self.latest = False, count + 1, (action, result)
+        result = self.env.step(*copies)
+        self.failed, self.count, self.latest = False, count + 1, (copies, result)
         return result
 
 
@@ -193,20 +193,20 @@ class Instances:
         self.each[index] = Instance(vector)
         return np.int32(index), *vector.reset(seed % 2**31)
 
-    def step(self, which: np.ndarray, action: np.ndarray) -> tuple[Any, ...]:
+    def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
 
         Args:
             which: `[..., 2]`, the number of each vector environment, and how many steps it has done.
-            action: `[..., N, ...]`.
+            *action: `[..., N, ...]`, the leaves of a tree.
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
             if not 0 <= index < len(self.each):
                 raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
-            return self.each[index].step(count, action)
-        actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
-        each = [self.step(*one) for one in zip(which.reshape(-1, 2), actions, strict=True)]
+            return self.each[index].step(count, *action)
+        actions = [x.reshape(-1, *x.shape[which.ndim - 1 :]) for x in action]
+        each = [self.step(*one) for one in zip(which.reshape(-1, 2), *actions, strict=True)]
         return _stacked(each, which.shape[:-1])
 
 

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
 from . import _env
-from ._env import Array, Box, Discrete, Env, Observation, Transition, is_discrete, size
+from ._env import Array, Box, Discrete, Env, Observation, Transition, array_shape, is_discrete, size
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
+from ._spaces import is_tree
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
@@ -145,7 +147,7 @@ class _Agents:
     options: tuple[int, ...] | None  # number of actions of each agent; None: all actions are always available
 
     def observation(self, obs: dict[str, Array], inner: Any) -> Observation:
-        rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in self.agents]
+        rows = [ravel_pytree(obs[agent])[0].astype(jnp.float32) for agent in self.agents]
         stacked = jnp.stack([jnp.pad(row, (0, self.observed - row.size)) for row in rows])
         return Observation(stacked, None if self.options is None else self.available(inner))
 
@@ -201,7 +203,7 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
         for space in spaces:
-            is_discrete(space) or size(space)
+            (is_discrete(space) and not is_tree(space)) or array_shape("actions", space)
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         raise UserValueError(

@@ -15,6 +15,7 @@ from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._check import check, evaluation_of
 from ._env import SEATS, Array, Env, Observation, Transition, action_struct, check_env, count_options
+from ._spaces import is_tree, leaf_spaces, map_space
 
 Act = Callable[[Array, Any], Any]
 
@@ -94,11 +95,11 @@ def integers(played: Played) -> str | None:
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
-    available = np.concatenate([played.first.available[None], played.out.obs.available])
-    found = _place(~available.any(axis=-1))
-    return found and (
-        f"obs.available leaves no action {found}: at least one must be available wherever the policy acts (obs is what "
-        "it acts on next; where an episode ended it is the first observation of the next)"
+    each = zip(*map(jax.tree.leaves, (played.first.available, played.out.obs.available)), strict=True)
+    found = [_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each]
+    return next(filter(None, found), None) and (
+        f"obs.available leaves no action {next(filter(None, found))}: at least one must be available wherever the "
+        "policy acts (obs is what it acts on next; where an episode ended it is the first observation of the next)"
     )
 
 
@@ -284,11 +285,15 @@ def random_action(env: Env) -> Act:
     """Return `act(key, obs) -> action`, uniform among the available actions or within the box of one environment."""
     space = env.action_space
 
-    def act(key: Array, obs: Any) -> Array:
+    def act(key: Array, obs: Any) -> Any:
         agents = () if env.num_agents is None else (env.num_agents,)
         each = (jax.tree.leaves(obs)[0].shape[0], *agents)
+        keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
+        available = obs.available if isinstance(obs, Observation) else None
+        return map_space(lambda space, available: of_one(next(keys), space, available, each), space, available)
+
+    def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:
         if options := count_options(space):
-            available = obs.available if isinstance(obs, Observation) else None
             logits = jnp.zeros((*each, sum(options))) if available is None else jnp.where(available, 0.0, -1e9)
             policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
             return policy.sample(seed=key)

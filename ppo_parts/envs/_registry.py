@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import deferred, require_package
+from . import _tasks
 from ._env import Env
 
 
@@ -42,7 +43,7 @@ SOURCES = {
 }
 """The prefixes that come with this package."""
 
-_registered: dict[str, Callable[..., Env]] = {}
+_registered: dict[str, Callable[..., Env]] = {"tasks": _tasks.make}
 
 
 @checked

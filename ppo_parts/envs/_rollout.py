@@ -22,11 +22,12 @@ from .._core.moments import Moments, divided_moments, merged_moments
 from .._core.policy import apply_policy, carry_after, check_value, evaluate_policy, initial_carry_of, policy_keys
 from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
-from ..distributions import check_distribution
+from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import ShapeError, unsqueezed
-from ._env import check_env, count_options
+from ._env import action_struct, check_env, count_options, describe
+from ._spaces import is_tree, leaf_spaces
 
 
 class RolloutState(NamedTuple):
@@ -338,7 +339,20 @@ def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
-    """Raise unless actions in one array fit the action space: an environment may broadcast or round unfit ones."""
+    """Raise unless actions in arrays fit the action space: an environment may broadcast or round unfit ones."""
+    if is_tree(space):
+        expected = action_struct(space, each)
+        structures: list[Any] = [jax.tree.structure(x) for x in (action, expected)]
+        if structures[0] != structures[1]:
+            raise UserTypeError(
+                f"rollout: the policy's actions are {describe(action)}, but the environment takes "
+                f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
+            )
+        parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
+        leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
+        for part, one, its in zip(parts if len(parts) == len(leaves) else leaves, leaves, spaces, strict=True):
+            check_action(part, one, its, each)
+        return
     shape, options = getattr(space, "shape", None), count_options(space)
     if shape is None or not isinstance(action, jax.Array):
         return

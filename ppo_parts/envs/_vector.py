@@ -13,8 +13,9 @@ import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, count_options, exactly, size
+from ._env import Discrete, MultiDiscrete, array_shape, count_options, exactly
 from ._rendering import as_frame, opengl_errors
+from ._spaces import is_tree, leaf_spaces, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 
@@ -43,22 +44,12 @@ class GymnasiumVector:
                 f"from_gymnasium: the environment's autoreset mode is {mode}, but must be SAME_STEP: make it with "
                 "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
-        space = env.single_action_space
+        space, seen = env.single_action_space, env.single_observation_space
         self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
-        self.observation_space, self.action_space = env.single_observation_space, policy_space(space)
-        size(self.observation_space)  # raises if observations are not arrays
-        # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
-        starts = np.asarray(getattr(space, "start", 0))
-        self.starts = starts if starts.any() else None
-        self.action_dtype = np.dtype(space.dtype)
-        self.bounds = (space.low, space.high) if self.action_dtype == np.float64 else None
-        self.shape, self.dtype = tuple(self.observation_space.shape), obs_dtype(self.observation_space)
-        # Texts of errors are made once, because writing a space takes longer than a step.
-        self.takes = f"the environment takes {self.action_dtype} ({space})"
-        self.remedy = (
-            f"the observation space is {self.observation_space}; give it the dtype of what the environment returns, or "
-            "convert that in a wrapper; integers keep 64 bits with jax_enable_x64"
-        )
+        self.action_space = space_of(map_space(policy_space, space))
+        self.observation_space = space_of(map_space(policy_space, seen)) if is_tree(seen) else seen
+        self.takes = [Actions(each) for each in leaf_spaces(space)]
+        self.gives = [Observations(each) for each in leaf_spaces(seen)]
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         if action_mask is not None and not self.options:
             raise UserValueError(
@@ -66,20 +57,25 @@ class GymnasiumVector:
                 f"{space}: leave it out"
             )
 
-    def reset(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def observed(self) -> Any:
+        """The shapes and dtypes of the observations of N environments."""
+        return self._tree([jax.ShapeDtypeStruct((self.num_envs, *one.shape), one.dtype) for one in self.gives])
+
+    def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
         returned = within(self.timeout, "reset", functools.partial(self.env.reset, seed=seed))
         obs, info = _several("reset", returned, "(obs, info)")
         return self._checked_obs("reset", obs), self._available("reset", info)
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
-        """Step all environments once.
+    def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
+        """Step all environments once; the actions are the leaves of a tree.
 
         Returns:
             The observations to act on next, those that followed the step, the masks of the next actions (or None), and
             `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
         """
-        returned = within(self.timeout, "step", functools.partial(self.env.step, self._checked_action(action)))
+        taken = [take(x) for take, x in zip(self.takes, action, strict=True)]
+        returned = within(self.timeout, "step", functools.partial(self.env.step, tree_of(self.action_space, taken)))
         fields = _several("step", returned, "(obs, reward, terminated, truncated, info)")
         obs, info = self._checked_obs("step", fields[0]), fields[4]
         reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields[1:4])
@@ -147,29 +143,23 @@ class GymnasiumVector:
             )
         return numbers
 
-    def _final_obs(self, obs: np.ndarray, over: np.ndarray, info: Any) -> np.ndarray:
-        final, given = obs.copy(), info.get("final_obs") if isinstance(info, Mapping) else None
+    def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
+        finals, given = (
+            [x.copy() for x in self._leaves(obs)],
+            info.get("final_obs") if isinstance(info, Mapping) else None,
+        )
         for i in np.flatnonzero(over):
-            one: Any = None if given is None else given[i]
-            if one is None or np.shape(one) != self.shape:
-                got = "None" if one is None else f"shape {np.shape(one)}"
-                raise UserTypeError(
-                    f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of '
-                    f"shape {self.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises "
-                    "it"
-                )
-            final[i] = self._cast("final_obs", np.asarray(one))
-        return final
-
-    def _checked_action(self, action: np.ndarray) -> np.ndarray:
-        """Return a copy of the policy's actions as the environment takes them."""
-        if not np.can_cast(action.dtype, self.action_dtype, "same_kind"):
-            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
-        cast = exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
-        if self.bounds is not None:  # an action at a bound, in the precision of the policy, is at the bound
-            inside = np.clip(cast, *self.bounds)
-            cast = np.where(inside.astype(action.dtype) == action, inside, cast)
-        return cast if self.starts is None else cast + self.starts
+            row: Any = None if given is None else given[i]
+            for final, one, x in zip(finals, self.gives, self._leaves(row), strict=True):
+                if x is None or np.shape(x) != one.shape:
+                    got = "None" if x is None else f"shape {np.shape(x)}"
+                    raise UserTypeError(
+                        f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of '
+                        f"shape {one.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP "
+                        "promises it"
+                    )
+                final[i] = one.cast("final_obs", np.asarray(x))
+        return self._tree(finals)
 
     def _checked(self, name: str, x: Any) -> np.ndarray:
         """Return a field of a step with one number for each environment, or one flag if it is not the reward."""
@@ -184,17 +174,72 @@ class GymnasiumVector:
             raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         return x
 
-    def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
-        obs, expected = np.asarray(obs), (self.num_envs, *self.shape)
-        if obs.shape != expected:
-            raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {obs.shape}")
-        return self._cast(f"the obs of {what}", obs)
+    def _checked_obs(self, what: str, obs: Any) -> Any:
+        leaves = list(map(np.asarray, self._leaves(obs)))
+        for x, one in zip(leaves, self.gives, strict=True):
+            if x.shape != (self.num_envs, *one.shape):
+                expected = (self.num_envs, *one.shape)
+                raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {x.shape}")
+        return self._tree([one.cast(f"the obs of {what}", x) for x, one in zip(leaves, self.gives, strict=True)])
 
-    def _cast(self, name: str, obs: np.ndarray) -> np.ndarray:
-        """Return a copy of observations in the dtype that the device has for the space."""
+    def _leaves(self, obs: Any) -> list[Any]:
+        """Return the entries of an observation, in the order of the leaves of its space."""
+        found: list[Any] = []
+        map_space(lambda space, x: found.append(x), self.observation_space, obs)
+        return found
+
+    def _tree(self, leaves: list[Any]) -> Any:
+        return tree_of(self.observation_space, leaves)
+
+
+def tree_of(space: Any, leaves: list[Any]) -> Any:
+    """Return the element of a space that has these leaves."""
+    each = iter(leaves)
+    return map_space(lambda space: next(each), space)
+
+
+class Actions:
+    """The actions of one space of an environment, which the policy's actions become."""
+
+    def __init__(self, space: Any) -> None:
+        # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
+        starts = np.asarray(getattr(space, "start", 0))
+        self.starts = starts if starts.any() else None
+        self.dtype = np.dtype(space.dtype)
+        self.bounds = (space.low, space.high) if self.dtype == np.float64 else None
+        # Texts of errors are made once, because writing a space takes longer than a step.
+        self.takes = f"the environment takes {self.dtype} ({space})"
+
+    def __call__(self, action: np.ndarray) -> np.ndarray:
+        """Return a copy of the policy's actions as the environment takes them."""
+        if not np.can_cast(action.dtype, self.dtype, "same_kind"):
+            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
+        cast = exactly("from_gymnasium: the action", action, self.dtype, self.takes)
+        if self.bounds is not None:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(cast, *self.bounds)
+            cast = np.where(inside.astype(action.dtype) == action, inside, cast)
+        return cast if self.starts is None else cast + self.starts
+
+
+class Observations:
+    """The observations of one space of an environment."""
+
+    def __init__(self, space: Any) -> None:
+        self.shape, self.dtype = array_shape("observations", space), obs_dtype(space)
+        starts = np.asarray(getattr(space, "start", 0))
+        self.starts = starts if starts.any() else None
+        self.remedy = (
+            f"the observation space is {space}; give it the dtype of what the environment returns, or convert that in "
+            "a wrapper; integers keep 64 bits with jax_enable_x64"
+        )
+
+    def cast(self, name: str, obs: np.ndarray) -> np.ndarray:
+        """Return a copy of observations in the dtype that the device has for the space; integers count from 0."""
         if not _is_numeric(obs):
             raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {obs.dtype}")
-        return exactly(f"from_gymnasium: {name}", obs, self.dtype, self.remedy)
+        return exactly(
+            f"from_gymnasium: {name}", obs if self.starts is None else obs - self.starts, self.dtype, self.remedy
+        )
 
 
 def within(timeout: float | None, what: str, call: Callable[[], Any]) -> Any:
@@ -229,7 +274,7 @@ def policy_space(space: Any) -> Any:
         return MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
     raise UserValueError(
         f"{space} is not supported: actions must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary space "
-        "with one axis; change them in a wrapper"
+        "with one axis, or a Dict or Tuple of them; change them in a wrapper"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +18,19 @@ from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._common import check_arrays, unsqueezed
 from ._env import Array, Box, Env, Observation, Transition, array_shape, as_observation, check_env, is_discrete
+from ._spaces import is_image, is_tree, leaf_spaces, map_space, space_of
 
 
 def clip_action(env: Env) -> Env:
-    """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions."""
-    low, high = _bounds("clip_action", env)
-    return _with_actions(env, lambda action: jnp.clip(action, *_like(action, low, high)), clip_action)
+    """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions.
+
+    Of a `Dict` or `Tuple`, this and the next two wrappers change the boxes, and leave discrete entries as they are.
+    """
+
+    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
+        return space, lambda action: jnp.clip(action, *_like(action, low, high))
+
+    return _with_actions(env, of_box, clip_action)
 
 
 def rescale_action(env: Env) -> Env:
@@ -34,21 +42,23 @@ def rescale_action(env: Env) -> Env:
     Raises:
         ValueError: actions are discrete or integers, or the bounds are not finite and in order.
     """
-    low, high = _bounds("rescale_action", env)
-    with np.errstate(over="ignore", invalid="ignore"):
-        center, half = (low + high) / 2, (high - low) / 2
-        fits = np.isfinite([center, half]).all() and np.isfinite(np.array([center, half], np.float32)).all()
-    if not (fits and (half >= 0).all()):
-        space = env.action_space
-        raise UserValueError(
-            f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
-        )
 
-    def change(action: Array) -> Array:
-        middle, scale, *bounds = _like(action, center, half, low, high)
-        return jnp.clip(middle + scale * action, *bounds)
+    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            center, half = (low + high) / 2, (high - low) / 2
+            fits = np.isfinite([center, half]).all() and np.isfinite(np.array([center, half], np.float32)).all()
+        if not (fits and (half >= 0).all()):
+            raise UserValueError(
+                f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
+            )
 
-    return _with_actions(env, change, rescale_action)._replace(action_space=Box(env.action_space.shape, -1.0, 1.0))
+        def change(action: Array) -> Array:
+            middle, scale, *bounds = _like(action, center, half, low, high)
+            return jnp.clip(middle + scale * action, *bounds)
+
+        return Box(space.shape, -1.0, 1.0), change
+
+    return _with_actions(env, of_box, rescale_action)
 
 
 def flatten_action(env: Env) -> Env:
@@ -57,10 +67,12 @@ def flatten_action(env: Env) -> Env:
     Raises:
         ValueError: actions are discrete or integers.
     """
-    low, high = _bounds("flatten_action", env)
-    shape = tuple(env.action_space.shape)
-    wrapped = _with_actions(env, lambda action: action.reshape(*action.shape[:-1], *shape), flatten_action)
-    return wrapped._replace(action_space=Box((low.size,), low.ravel(), high.ravel()))
+
+    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
+        flat = Box((low.size,), low.ravel(), high.ravel())
+        return flat, lambda action: action.reshape(*action.shape[:-1], *space.shape)
+
+    return _with_actions(env, of_box, flatten_action)
 
 
 def clip_reward(env: Env) -> Env:
@@ -108,7 +120,8 @@ def prepare(
     check_env("prepare", env)
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
-        env = env if len(env.action_space.shape) == 1 else flatten_action(env)
+        flat = all(is_discrete(space) or len(space.shape) == 1 for space in leaf_spaces(env.action_space))
+        env = env if flat else flatten_action(env)
     if not normalize:
         for name, given in (("per_agent", per_agent), ("obs_clip", obs_clip)):
             if given:
@@ -132,11 +145,12 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     its end these are merged.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
-    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized. With several agents, each
-    counts as an environment; observations of absent agents are standardized, but do not enter the statistics.
+    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized; of a `Dict` or `Tuple`, the
+    boxes that are neither images nor integers. With several agents, each counts as an environment; observations of
+    absent agents are standardized, but do not enter the statistics.
 
     Args:
-        env: environment with array observations.
+        env: environment whose observations are arrays, or trees of them.
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
         per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
@@ -149,9 +163,20 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
     check_env("normalize_observation", env)
-    shape = array_shape("observations", env.observation_space)
     clip, eps = _constants("normalize_observation", clip, eps)
-    space = Box(shape, -clip, clip)
+    whole, picked = not is_tree(env.observation_space), []
+
+    def standardized(space: Any) -> Any:
+        shape = array_shape("observations", space)
+        integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
+        picked.append(whole or not (integers or is_discrete(space) or is_image(space)))
+        return Box(shape, -clip, clip) if picked[-1] else space
+
+    space = space_of(map_space(standardized, env.observation_space))
+    if not any(picked):
+        raise UserValueError(f"normalize_observation: {env.observation_space} has nothing to standardize: leave it out")
+    picked.append(True)  # what is privileged
+    axes = 1 if env.num_agents is None else 2
     rows = _rows("normalize_observation", env, per_agent)
     if env.num_agents is not None and env.privileged_space is not None:
         raise UserValueError(
@@ -161,20 +186,21 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         )
 
     def shown(moments: Any, obs: Any) -> Any:
-        each = seen(obs)
+        each = seen(obs, picked, axes)
         x = rows(each)
         mean, var, _ = moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
-        return with_seen(obs, scaled.reshape(each.shape))
+        return with_seen(obs, scaled.reshape(each.shape), picked)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
-        x = rows(seen(obs))
+        x = rows(seen(obs, picked, axes))
         moments = (Moments.of(x[0], per_agent) if before is None else before.moments).updated(x)
         return NormalizedState(inner, moments), shown(moments, obs)
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
-        moments = state.moments.updated(*jax.tree.map(rows, (seen(out.obs), _present_next(out))))
+        following = seen(out.obs, picked, axes), _present_next(out)
+        moments = state.moments.updated(*jax.tree.map(rows, following))
         out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
         return NormalizedState(inner, moments), out
 
@@ -333,12 +359,8 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
-def _bounds(where: str, env: Env) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(where: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the bounds of the actions, `[1, ...]`, in the precision of their box."""
-    check_env(where, env)
-    space = env.action_space
-    if is_discrete(space):
-        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
     shape = array_shape("actions", space)
     if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
         raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
@@ -350,10 +372,27 @@ def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
     return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
 
 
-def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
-    """Change actions before they enter the environment; `wrap` does the same in the environment of evaluations."""
-    act = env.act or (lambda action: action)
+def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callable[[Env], Env]) -> Env:
+    """Change the actions of boxes before they enter the environment.
+
+    `of_box(space, low, high)` returns the space of the policy's actions, and the function that changes these. `wrap`
+    does the same in the environment of evaluations.
+    """
+    where = wrap.__name__
+    check_env(where, env)
+    if is_discrete(env.action_space):
+        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
+
+    def of_space(space: Any) -> tuple[Any, Any]:
+        return (space, lambda action: action) if is_discrete(space) else of_box(space, *_bounds(where, space))
+
+    made, act = map_space(of_space, env.action_space), env.act or (lambda action: action)
+
+    def change(action: Any) -> Any:
+        return map_space(lambda space, one, x: one[1](x), env.action_space, made, action)
+
     return env._replace(
+        action_space=space_of(map_space(lambda space, one: one[0], env.action_space, made)),
         step=lambda key, state, action: env.step(key, state, change(action)),
         act=lambda action: act(change(action)),
         evaluation=lambda state: wrap(env.evaluation(state)),
@@ -403,23 +442,31 @@ def _with_state(
     )
 
 
-def seen(obs: Any) -> Array:
-    """Return the numbers of an observation without its action mask, `[N, ...]`; with a privileged part, `[N, D]`."""
-    if not isinstance(obs, Observation):
-        return obs
-    if obs.privileged is None:
-        return obs.obs
-    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in (obs.obs, obs.privileged)], axis=1)
+def seen(obs: Any, picked: list[bool], axes: int) -> Array:
+    """Return the numbers of the leaves of an observation, without its action mask, that are picked.
+
+    Those of several leaves become one array `[N, D]`, or, with 2 axes, `[N, A, D]`.
+    """
+    leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
+    leaves = [x for x, pick in zip(leaves, picked, strict=False) if pick]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in leaves], axis=-1)
 
 
-def with_seen(obs: Any, x: Array) -> Any:
+def with_seen(obs: Any, x: Array, picked: list[bool]) -> Any:
     """Return the observation with other numbers in place of `seen(obs)`."""
-    if not isinstance(obs, Observation):
-        return x
-    if obs.privileged is None:
-        return obs._replace(obs=x)
-    own, privileged = jnp.split(x, [math.prod(obs.obs.shape[1:])], axis=1)
-    return obs._replace(obs=own.reshape(obs.obs.shape), privileged=privileged.reshape(obs.privileged.shape))
+    whole = as_observation(obs)
+    leaves, structure = jax.tree.flatten(whole._replace(available=None))
+    where = [i for i, (_, pick) in enumerate(zip(leaves, picked, strict=False)) if pick]
+    if len(where) > 1:
+        axes = x.ndim - 1
+        sizes = [math.prod(leaves[i].shape[axes:]) for i in where]
+        parts = jnp.split(x, list(itertools.accumulate(sizes[:-1])), axis=-1)
+    else:
+        parts = [x]
+    for i, part in zip(where, parts, strict=True):
+        leaves[i] = part.reshape(leaves[i].shape)
+    whole = jax.tree.unflatten(structure, leaves)._replace(available=whole.available)
+    return whole if isinstance(obs, Observation) else whole.obs
 
 
 def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -14,10 +15,12 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
-from ..envs import Env, is_discrete, size
-from ..envs._env import as_observation, check_env
+from ..envs import Env, count_options, is_discrete
+from ..envs._env import array_shape, as_observation, check_env
+from ..envs._spaces import is_image, is_tree, leaf_spaces, map_space
 from . import _dense
-from ._heads import Array, action_distribution, action_size, check_continuous
+from ._conv import convolved, largest_pixel
+from ._heads import Array, action_distribution, action_size, check_continuous, real_size
 
 Cell = Literal["lstm", "gru", "mingru"]
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
@@ -117,9 +120,33 @@ def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
     return (jnp.zeros(shape), jnp.zeros(shape)) if cell == "lstm" else jnp.zeros(shape)
 
 
+def encoded(space: Any, x: Any) -> Array:
+    """Make one vector of an observation; call this inside the compact method of a flax module."""
+
+    def of_entry(space: Any, x: Array) -> Array:
+        if options := count_options(space):
+            each = x if hasattr(space, "nvec") else x[..., None]
+            return jnp.concatenate([jax.nn.one_hot(each[..., i], n) for i, n in enumerate(options)], axis=-1)
+        if not is_image(space):
+            return flat(x, space)
+        x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
+        return nn.relu(dense(256)(convolved(x, largest_pixel(space))))
+
+    if not is_tree(space):
+        return flat(x, space)
+    return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
+
+
+def flat(x: Array, space: Any) -> Array:
+    """Flatten observations of a space, `[..., D]`."""
+    return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
+
+
 class ActorCritic(nn.Module):
     """The network of `actor_critic`, with one tree of parameters."""
 
+    seen: Any
+    privileged: Any
     space: Any
     hidden: tuple[int, ...]
     activation: Activation
@@ -131,9 +158,9 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array, available: Any, carry: Any, reset: Any, privileged: Any = None) -> Output:
-        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory; `available` and `privileged` may be None."""
+        """Evaluate observations `[...]`, or `[T, N, ...]` with memory; `available` and `privileged` may be None."""
         size = action_size(self.space)
-        x = mlp(obs, self.hidden, self.activation)
+        x = mlp(encoded(self.seen, obs), self.hidden, self.activation)
         if self.memory is not None:
             x, carry = recurrent(x, carry, reset, self.memory)
         features = x if self.gsde else None
@@ -141,7 +168,8 @@ class ActorCritic(nn.Module):
             value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
         else:
             head = dense(size, gain=0.01)(x)
-            x = mlp(obs if privileged is None else privileged, self.hidden, self.activation)
+            x = encoded(self.seen, obs) if privileged is None else encoded(self.privileged, privileged)
+            x = mlp(x, self.hidden, self.activation)
             value = dense(1, gain=1.0)(x)
         log_std = _log_std(self, self.space, self.log_std, features)
         distribution = action_distribution(
@@ -164,10 +192,11 @@ def actor_critic(
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are converted to float32 and flattened. Of an `envs.Observation`, actions that are not available have
-    probability 0, and the critic sees `privileged`, if it is given, instead of `obs`. Weights are orthogonal with a
-    gain of sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head. The standard deviation of
-    continuous actions is a parameter.
+    Observations are converted to float32 and flattened. Those of a `Dict` or `Tuple` are concatenated, discrete ones as
+    one-hot vectors, and images (at least 36 x 36 pixels) after `nature_cnn`'s convolutions and a layer of 256 units. Of
+    an `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
+    given, instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and
+    1 in the value head. The standard deviation of continuous actions is a parameter.
 
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
@@ -216,28 +245,30 @@ def actor_critic(
     check_number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
     action_size(env.action_space)  # raises if actions are neither discrete nor vectors
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
-    if squash and not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
+    boxes = [space for space in leaf_spaces(env.action_space) if not is_discrete(space)]
+    if squash and not all(np.isfinite(bound).all() for box in boxes for bound in (box.low, box.high)):
         raise UserValueError(
             f"actor_critic: squash=True needs actions with bounds, got {env.action_space}: leave it out, or give the "
             "space finite bounds"
         )
-    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
-
     spaces = env.observation_space, env.privileged_space
-    sizes = [None if space is None else size(space) for space in spaces]  # raises if observations are not arrays
-
-    def flat(x: Any, space: Any) -> Any:
-        return None if space is None else x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
+    for each in (each for space in spaces if space is not None for each in leaf_spaces(space)):
+        array_shape("observations", each)
+        if is_image(each) and is_tree(env.observation_space):
+            largest_pixel(each)  # raises if its bounds do not tell
+    network = ActorCritic(*spaces, env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
 
     def init(key: Array) -> Any:
         carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
-        obs, privileged = (None if n is None else jnp.zeros((1, 1, n)) for n in sizes)
+        obs, privileged = (
+            None if space is None else map_space(lambda each: jnp.zeros((1, 1, *each.shape)), space) for space in spaces
+        )
         return _dense.in_one_draw(network.init)(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = as_observation(batch.obs)
-        obs, privileged = map(flat, (seen.obs, seen.privileged), spaces)
-        return network.apply(params, obs, seen.available, batch.carry, batch.reset, privileged)
+        privileged = None if env.privileged_space is None else seen.privileged
+        return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
 
@@ -315,7 +346,7 @@ def multi_agent_actor_critic(
         return nothing if memory is None else {n: initial_carry(memory, (*leading, hidden[-1])) for n in networks}
 
     def init(key: Array) -> Any:
-        seen = inputs(jnp.zeros((1, 1, agents, size(env.observation_space))))
+        seen = inputs(jnp.zeros((1, 1, agents, math.prod(array_shape("observations", env.observation_space)))))
         params = {}
         for name, x, key_of_name in zip(networks, seen, jax.random.split(key), strict=True):
 
@@ -354,5 +385,5 @@ def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Arra
     """Make a parameter for the log standard deviation of continuous actions, `[D]`, or `[L, D]` for L features."""
     if space is None or is_discrete(space):
         return None
-    shape = (action_size(space),) if features is None else (features.shape[-1], action_size(space))
+    shape = (real_size(space),) if features is None else (features.shape[-1], real_size(space))
     return module.param("log_std", nn.initializers.constant(initial), shape)

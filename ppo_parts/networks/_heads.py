@@ -11,13 +11,14 @@ from .. import distributions
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from ..envs import count_options, is_discrete, size
+from ..envs._spaces import is_tree, leaf_spaces, map_space
 from ..functional._common import check_array
 
 Array = jax.Array
 
 
 def action_size(space: Any) -> int:
-    """Return how many outputs a policy head needs: one for each option of each choice, or D for D real numbers.
+    """Return how many outputs a policy head needs: one for each option of each choice, and D for D real numbers.
 
     Raises:
         ValueError: the space is neither discrete nor a box of vectors.
@@ -27,13 +28,18 @@ def action_size(space: Any) -> int:
         >>> action_size(envs.make("CartPole-v1").action_space), action_size(envs.make("Pendulum-v1").action_space)
         (2, 1)
     """
-    number = sum(count_options(space)) or size(space)
-    if not is_discrete(space) and len(space.shape) != 1:
-        raise UserValueError(
-            f"action_size: the actions of distributions are vectors, but those of {space} have shape "
-            f"{tuple(space.shape)}: wrap the environment in envs.flatten_action"
-        )
-    return number
+    for box in (each for each in leaf_spaces(space) if not is_discrete(each)):
+        if size(box) and len(box.shape) != 1:
+            raise UserValueError(
+                f"action_size: the actions of distributions are vectors, but those of {box} have shape "
+                f"{tuple(box.shape)}: wrap the environment in envs.flatten_action"
+            )
+    return sum(sum(count_options(each)) or size(each) for each in leaf_spaces(space))
+
+
+def real_size(space: Any) -> int:
+    """Return how many real numbers an action has, which each need a standard deviation."""
+    return sum(size(each) for each in leaf_spaces(space) if not is_discrete(each))
 
 
 @checked
@@ -50,17 +56,19 @@ def action_distribution(
 
     Args:
         space: the action space, as in `ppo_parts.envs.Env`.
-        head: `[..., n]` logits, those of several choices one after another; or `[..., D]` means.
-        log_std: logarithm of the standard deviation, with the shape of `head` or of its last axes; required for
+        head: `[..., n]` logits, those of several choices one after another; or `[..., D]` means. For a `Dict` or
+            `Tuple`, those of its entries one after another; those of a dict in alphabetical order.
+        log_std: logarithm of the standard deviation, with the shape of the means or of their last axes; required for
             continuous actions, and otherwise unused.
-        available: `[..., n]`, True where a discrete action may be taken; None: all actions.
+        available: `[..., n]`, True where a discrete action may be taken; None: all actions. For a `Dict` or `Tuple`, a
+            dict or a tuple of such masks.
         squash: squash continuous actions into the box with tanh. Otherwise they are unbounded: clip them before they
             enter the environment.
         features: `[..., L]`, features of the state for gSDE, which receive no gradient; `log_std` is `[L, D]` then.
 
     Returns:
         `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`, and
-        with `features` `StateDependentNormal` or `StateDependentTanhNormal`.
+        with `features` `StateDependentNormal` or `StateDependentTanhNormal`; for a `Dict` or `Tuple`, a `Joint`.
 
     Raises:
         TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
@@ -76,6 +84,21 @@ def action_distribution(
     check_array("action_distribution", "head", head)
     if features is not None:
         check_array("action_distribution", "features", features)
+    if is_tree(space):
+        check_continuous("action_distribution", space, squash=squash)
+        at = {"head": 0, "log_std": 0}  # how much of each has been used
+
+        def of_entry(each: Any, mask: Any) -> Any:
+            def part(name: str, x: Any, number: int) -> Any:
+                at[name] += number
+                return None if x is None else x[..., at[name] - number : at[name]]
+
+            x, its_log_std = part("head", head, action_size(each)), part("log_std", log_std, real_size(each))
+            if is_discrete(each):
+                return action_distribution(each, x, available=mask)
+            return action_distribution(each, x, its_log_std, squash=squash, features=features)
+
+        return distributions.Joint(map_space(of_entry, space, available))
     options = count_options(space)
     if options:
         check_continuous("action_distribution", space, squash=squash)

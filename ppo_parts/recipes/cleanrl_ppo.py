@@ -48,6 +48,10 @@ PRESETS = {
         env_id="Pendulum-v1", total_timesteps=1_000_000, num_envs=1, num_steps=2048, normalize_env=True,
         learning_rate=3e-4, num_minibatches=32, update_epochs=10, ent_coef=0.0,
     ),
+    "golf": Config(  # hybrid actions, which CleanRL does not have
+        env_id="tasks:golf", total_timesteps=1_000_000, num_envs=32, num_steps=64, learning_rate=1e-3, gamma=0.95,
+        num_minibatches=8, update_epochs=10, ent_coef=0.0,
+    ),
 }  # fmt: skip
 
 

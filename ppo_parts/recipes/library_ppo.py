@@ -169,10 +169,10 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     discrete, gsde = envs.is_discrete(env.action_space), config.noise_steps is not None
-    if discrete and config.library == "rl_games":
+    if config.library == "rl_games" and not hasattr(env.action_space, "low"):
         raise pp.errors.UserValueError(
             f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
-            "discrete: use another preset"
+            f"{env.action_space}: use another preset"
         )
     if discrete and gsde:
         raise mistake("noise_steps", f"must be None, because gSDE is for continuous actions, got {config.noise_steps}")

@@ -16,6 +16,7 @@ from .._core.moments import Moments
 from .._core.policy import evaluate_policy
 from .._core.types import Array, Batch
 from ..envs import is_discrete
+from ..envs._spaces import map_space
 from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
@@ -63,8 +64,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     ends = batch.terminated, batch.truncated
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    at_bound = _at_bound(train.env.action_space, batch.action)
-    inside = ~jnp.any(at_bound.reshape(*log_ratio.shape, -1) == 1, axis=-1)
+    at_bound = _at_bound(train.env.action_space, batch.action, log_ratio.shape)
+    inside = ~jnp.any(at_bound == 1, axis=-1)
     obs = _numbers(batch)
     leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
     seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
@@ -76,7 +77,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),
         "obs_std": jnp.max(jnp.std(obs, axis=(0, 1))),
         "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * train.steps_per_update),
-        "action_at_bound": jnp.mean(at_bound),
+        "action_at_bound": jnp.nanmean(at_bound),
         "reward_mean": jnp.mean(batch.reward),
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "terminated": jnp.sum(terminated),
@@ -101,16 +102,20 @@ def _numbers(batch: Batch) -> Array:
     return jnp.concatenate(leaves or [jnp.full((*shape, 1), jnp.nan)], axis=-1)
 
 
-def _at_bound(space: Any, action: Any) -> Array:
-    """Return 1 for components of actions within 1 % of a bound or beyond it; NaN without bounds."""
-    if is_discrete(space):
-        return jnp.full(jnp.shape(jax.tree.leaves(action)[0]), jnp.nan)
-    # NumPy's arrays: those of JAX become traced inside jit.
-    low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
-    if not np.all(np.isfinite([low, high])):
-        return jnp.full(action.shape, jnp.nan)
-    margin = 0.005 * (high - low)
-    return jnp.asarray((action <= low + margin) | (action >= high - margin), jnp.float32)
+def _at_bound(space: Any, action: Any, shape: tuple[int, ...]) -> Array:
+    """Return 1 for components of actions, `[*shape, D]`, within 1 % of a bound or beyond it; NaN without bounds."""
+
+    def of_one(space: Any, action: Array) -> Array:
+        if is_discrete(space):
+            return jnp.full((*shape, 1), jnp.nan)
+        # NumPy's arrays: those of JAX become traced inside jit.
+        low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
+        if not np.all(np.isfinite([low, high])):
+            return jnp.full((*shape, 1), jnp.nan)
+        margin = 0.005 * (high - low)
+        return jnp.asarray((action <= low + margin) | (action >= high - margin), jnp.float32).reshape(*shape, -1)
+
+    return jnp.concatenate(jax.tree.leaves(map_space(of_one, space, action)), axis=-1)
 
 
 def _memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | float:

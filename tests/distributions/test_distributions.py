@@ -12,7 +12,7 @@ import scipy.stats
 
 import ppo_parts as pp
 from ppo_parts import distributions
-from ppo_parts.distributions import Beta, Categorical, MultiCategorical, Normal, TanhNormal
+from ppo_parts.distributions import Beta, Categorical, Joint, MultiCategorical, Normal, TanhNormal
 from tests import common
 
 KEY = jax.random.key(0)
@@ -39,12 +39,13 @@ def made(kind, seed=0, dtype=jnp.float32):
         "Beta": lambda: Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: Categorical(logits[0]),
         "MultiCategorical": lambda: MultiCategorical(logits),
+        "Joint": lambda: Joint({"move": Categorical(logits[0]), "rest": (Normal(loc, jnp.exp(log_std)),)}),
     }[kind]()
 
 
 KINDS = [
     "Normal", "StateDependentNormal", "TanhNormal", "StateDependentTanhNormal", "Beta", "Categorical",
-    "MultiCategorical",
+    "MultiCategorical", "Joint",
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -65,24 +66,25 @@ def told(policy, other, action, key):
 
 @every_kind
 def test_distributions_keep_dtype_and_shape(kind):
-    """Numbers of bfloat16 are computed in float32, from the same parameters, and rounded once."""
+    """Numbers of bfloat16 are computed in float32, from the same parameters, and rounded once (a Joint: each part)."""
     narrow, action = (made(kind, dtype=jnp.bfloat16), made(kind, 1, jnp.bfloat16)), made(kind).mode()
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
-    event = () if kind == "Categorical" else (2,)
     found = {}
     for dtype, policies in ((jnp.bfloat16, narrow), (jnp.float32, exact)):
         drawn, apart, mode, found[dtype] = told(*policies, action, KEY)
+        one, vector, real = ((BATCH,), jnp.int32), ((BATCH, 2), jnp.int32), ((BATCH, 2), dtype)
+        leaves = {"Categorical": [one], "MultiCategorical": [vector], "Joint": [one, real]}.get(kind, [real])
+        assert [(x.shape, x.dtype) for x in jax.tree.leaves(mode)] == leaves
         for sample, log_prob in (drawn, apart):
-            assert sample.shape == (4, 5, BATCH, *event)
-            assert sample.dtype == mode.dtype == (jnp.int32 if "Categorical" in kind else dtype)
+            assert [(x.shape[2:], x.dtype) for x in jax.tree.leaves(sample)] == leaves
+            assert {x.shape[:2] for x in jax.tree.leaves(sample)} == {(4, 5)}
             assert log_prob.shape == (4, 5, BATCH)
             assert np.isfinite(log_prob).all()
         jax.tree.map(np.testing.assert_array_equal, drawn, apart)
-        assert mode.shape == (BATCH, *event)
         assert {(x.shape, x.dtype) for x in found[dtype].values()} == {((BATCH,), jnp.dtype(dtype))}
     for name, expected in found[jnp.float32].items():
         rounded = found[jnp.bfloat16][name].astype(jnp.float32)
-        np.testing.assert_allclose(rounded, expected, rtol=2**-8, err_msg=name)
+        np.testing.assert_allclose(rounded, expected, rtol=2.0 ** (-7 if kind == "Joint" else -8), err_msg=name)
 
 
 def test_logits_of_bfloat16_are_normalized_in_float32_and_rounded_once():
@@ -115,7 +117,7 @@ def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
     mapped, (same, (log_prob, modes)) = run(leaves, other, action)
     common.assert_close(mapped, expected)
     np.testing.assert_allclose(log_prob, expected[0], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(modes[-1], action, rtol=1e-6)
+    common.assert_close(jax.tree.map(lambda x: x[-1], modes), action)
     assert jax.tree.structure(same) == structure
 
 
@@ -154,6 +156,10 @@ EXTREME = {
     "MultiCategorical": (
         lambda *logits: MultiCategorical(logits),
         (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9])),
+    ),
+    "Joint": (
+        lambda logits, loc: Joint((Categorical(logits), Normal(loc, 1e-6))),
+        (jnp.array([1e30, -1e30]), jnp.array([1e6])),
     ),
 }
 
@@ -211,8 +217,9 @@ def test_arguments_of_methods_are_checked_at_the_door(kind):
     for x in NOT_REAL:
         with pytest.raises(pp.errors.UserTypeError, match=f"{kind}: value must"):
             policy.log_prob(x)
-    for action in (good[:1], good[..., None] if good.ndim == 1 else good[..., :1]):
-        with pytest.raises(pp.errors.ShapeError, match=f"{kind}: .*nothing is broadcast"):
+    for cut in (lambda x: x[:1], lambda x: x[..., None] if x.ndim == 1 else x[..., :1]):
+        action, name = jax.tree.map(cut, good), "Categorical" if kind == "Joint" else kind  # the first part
+        with pytest.raises(pp.errors.ShapeError, match=f"{name}: .*nothing is broadcast"):
             policy.log_prob(action)
     wrong = [(0, (), "seed"), (None, (), "seed"), (KEY, 3, "sample_shape"), (KEY, (1.5,), "sample_shape")]
     for seed, shape, name in wrong:
@@ -242,6 +249,10 @@ WRONG = [
     (MultiCategorical, ([],), {}, "no arrays"),
     (MultiCategorical, ([jnp.zeros((4, 2)), jnp.zeros((5, 2))],), {}, r"all axes but the last, got \(4, 2\), \(5, 2\)"),
     (MultiCategorical([jnp.zeros(2)] * 2).log_prob, (jnp.zeros(3, int),), {}, "nothing is broadcast"),
+    (Joint, ({},), {}, "parts must be a dict or a tuple of distributions, got {}"),
+    (Joint, ({"a": "logits"},), {}, "Joint: a distribution needs log_prob"),
+    (made("Joint").log_prob, ({"move": 0},), {}, "value must have an entry for each part of .*rest.*, got .*'move'"),
+    (Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy, (), {}, r"same batch axes, .* \(3,\), \(1,\)"),
     (distributions.mask_logits, (jnp.zeros(4), jnp.ones((1, 4))), {}, "mask_logits: logits have shape"),
     *(
         (make(WIDE, 1.0).kl_divergence, (make(WIDE, 1.0, high=2.0),), {}, r"same box, got low=.*high=.*2")
@@ -252,7 +263,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("call", "args", "options", "says"), WRONG)
 def test_distributions_say_what_is_wrong(call, args, options, says):
-    with pytest.raises(pp.errors.UserValueError, match=rf"(?s){says}"):
+    with pytest.raises(pp.errors.UserError, match=rf"(?s){says}"):
         call(*args, **options)
 
 

@@ -162,7 +162,7 @@ REFUSED = [
         lambda: envs.rescale_action(pendulum(action_space=GYMNAX.Box(0, 9, (1,), jnp.int32))),
         "rescale_action: the actions are integers",
     ),
-    (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "not a space of arrays"),
+    (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),
 ]

@@ -361,19 +361,9 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
     assert len(one.arrived) == 2 + (env is inner)
 
 
-PARTS = spaces.Dict({"goal": spaces.Box(-1, 1, (2,)), "kind": spaces.Discrete(2)})
-
-
-@pytest.mark.parametrize(
-    ("space", "value", "flat"),
-    [
-        (spaces.Discrete(4), 2, [0, 0, 1, 0]),
-        (PARTS, {"goal": np.array([0.5, -0.5], np.float32), "kind": 1}, [0.5, -0.5, 0, 1]),
-    ],
-)
-def test_observations_that_are_not_arrays_are_flattened(space, value, flat):
-    _, obs = by_name(lambda: Scripted(obs_space=space, see=lambda env: value)).reset(KEY, 2)
-    np.testing.assert_allclose(obs, [flat] * 2)
+def test_observations_that_are_not_arrays_are_flattened():
+    _, obs = by_name(lambda: Scripted(obs_space=spaces.Discrete(4), see=lambda env: 2)).reset(KEY, 2)
+    np.testing.assert_allclose(obs, [[0, 0, 1, 0]] * 2)
 
 
 # --- what is refused ---
@@ -517,7 +507,7 @@ LIMIT = r"max_episode_steps must be a positive integer, or -1 .*, got"
     [
         (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
         (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
-        (lambda: host(Scripted(obs_space=PARTS)), "not a space of arrays"),
+        (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
         (
             lambda: host(Scripted(action_space=spaces.MultiDiscrete([[2, 3], [2, 2]]))),
             r"(?s)MultiDiscrete.* not supported: .*with one axis",

@@ -11,7 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks
-from ppo_parts.networks._cnn import convolve_by_products
+from ppo_parts.networks._conv import convolve_by_products
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))

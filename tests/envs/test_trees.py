@@ -1,0 +1,266 @@
+"""Dict and Tuple spaces: laws, wrappers, networks, an update by hand, Gymnasium, and a recipe from the command line."""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from gymnasium import spaces
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, networks, training
+from ppo_parts._parts.losses import entropy_of
+from ppo_parts.commands import evaluate, export, watch
+from ppo_parts.recipes import cleanrl_ppo
+
+KEY = jax.random.key(0)
+SEEN = envs.Dict({
+    "camera": envs.Box((36, 40, 3), 0, 255),
+    "kind": envs.Discrete(4),
+    "place": envs.Tuple((envs.Box((2,)), envs.Box((), -1, 1))),
+})  # fmt: skip
+TAKEN = envs.Dict({"move": envs.Discrete(3), "arm": envs.Tuple((envs.Box((2, 2), -2, 2), envs.MultiDiscrete((2, 2))))})
+
+
+def sorting(available=True):
+    """Moves are those that are available; rewards are where the arm goes."""
+
+    def seen(x):
+        obs = {
+            "camera": jnp.full((36, 40, 3), 9, jnp.uint8),
+            "kind": x % 4,
+            "place": (100.0 + jnp.ones(2) * x, x / 9.0),
+        }
+        masks = {"move": jnp.arange(3) != x % 3, "arm": (None, None)}
+        return envs.Observation(obs, masks if available else None)
+
+    def reset(key):
+        x = jax.random.randint(key, (), 0, 9)
+        return x, seen(x)
+
+    def step(key, x, action):
+        x = (x + action["move"] + action["arm"][1].sum()) % 9
+        return envs.Step(x, seen(x), action["arm"][0].sum(), x == 8)
+
+    return envs.auto_reset(reset, step, SEEN, TAKEN, time_limit=5)
+
+
+@pytest.fixture(scope="module")
+def env():
+    return envs.prepare(sorting(), normalize=True, gamma=0.9, rescale=True)
+
+
+def test_trees_follow_the_laws_and_wrappers_change_their_boxes(env):
+    assert envs.check_laws(sorting(), num_steps=12).episodes > 1
+    assert env.action_space.spaces["arm"].spaces[0].shape == (4,)
+    assert (env.observation_space.spaces["camera"], env.observation_space.spaces["kind"]) == tuple(
+        SEEN.spaces[name] for name in ("camera", "kind")
+    )
+    state, obs = env.reset(KEY, 64)
+    assert obs.obs["camera"].dtype == jnp.uint8
+    for x in obs.obs["place"]:
+        np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-3)
+        np.testing.assert_allclose(x.std(axis=0), 1, atol=1e-3)
+    arm = jnp.full((64, 4), 3.0), jnp.zeros((64, 2), int)
+    action = {"move": jnp.zeros(64, int), "arm": arm}
+    assert env.act(action)["arm"][0].shape == (64, 2, 2)
+    np.testing.assert_array_equal(env.step(KEY, state, action)[1].episode_return, 8)  # four numbers, clipped to 2
+
+
+@pytest.mark.lenient_ranks  # flax
+def test_a_network_encodes_each_entry_and_has_a_head_for_each(env):
+    policy = networks.actor_critic(env, (8,), log_std=-1.0)
+    params = jax.jit(policy.init)(KEY)
+    assert params["params"]["Conv_0"]["kernel"].shape == (8, 8, 3, 32)
+    assert params["params"]["Dense_1"]["kernel"].shape == (256 + 4 + 2 + 1, 8)
+    assert params["params"]["log_std"].shape == (4,)
+    _, obs = env.reset(KEY, 5)
+    output = jax.jit(policy.evaluate)(params, pp.Batch(obs=obs, axes=("segment",)))
+    parts = output.distribution.parts
+    assert (networks.action_size(env.action_space), output.value.shape) == (3 + 4 + 4, (5,))
+    np.testing.assert_array_equal(parts["move"].probs > 0, obs.available["move"])
+    np.testing.assert_allclose(parts["arm"][0].scale, np.exp(-1.0), rtol=1e-6)
+    assert isinstance(parts["arm"][1], distributions.MultiCategorical)
+    rollout = pp.rollout(env, policy, num_envs=2, num_steps=4, keep_distribution=True)
+    chain = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.9), pp.shuffled_minibatches(2), pp.clipped_surrogate(clip_eps=0.2),
+        pp.entropy_bonus(coef=0.1), pp.value_loss(),
+    )  # fmt: skip
+    learner = pp.learner(pp.microbatched(policy, 2), chain, optax.adam(0.1))
+
+    def update(key):
+        _, batch, _ = rollout.collect(key, params, rollout.init(key))
+        return batch, learner.update(key, learner.init(params), batch)
+
+    batch = jax.eval_shape(update, KEY)[0]
+    assert batch.action["arm"][0].shape == (4, 2, 4)
+
+
+@pytest.mark.lenient_ranks
+def test_an_update_with_a_hybrid_action_equals_one_by_hand():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        obs, strength, move = rng.normal(size=(6, 2, 3)), rng.normal(size=(6, 2, 2)), rng.integers(3, size=(6, 2))
+        params = {name: jnp.asarray(rng.normal(size=(3, n))) for name, n in {"move": 3, "loc": 2, "value": 1}.items()}
+        log_prob, advantage, target = rng.normal(size=(3, 6, 2)) - [[[3.0]], [[0.0]], [[0.0]]]
+        scale = jnp.asarray([0.5, 2.0])
+
+        def policy(params, batch):
+            parts = {
+                "move": distributions.Categorical(batch.obs @ params["move"]),
+                "strength": distributions.Normal(batch.obs @ params["loc"], scale),
+            }
+            return distributions.Joint(parts), (batch.obs @ params["value"])[..., 0]
+
+        def by_hand(params):
+            z = obs @ params["move"]
+            logits = z - jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True))
+            chosen = jnp.take_along_axis(logits, jnp.asarray(move)[..., None], -1)[..., 0]
+            u = (strength - obs @ params["loc"]) / scale
+            log_density = jnp.sum(-(u**2) / 2 - jnp.log(scale) - np.log(2 * np.pi) / 2, axis=-1)
+            ratio = jnp.exp(chosen + log_density - log_prob)
+            surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
+            entropy = -jnp.sum(jnp.exp(logits) * logits, -1) + jnp.sum(jnp.log(scale) + np.log(2 * np.pi * np.e) / 2)
+            value_loss = ((obs @ params["value"])[..., 0] - target) ** 2 / 2
+            return jnp.mean(-surrogate - 0.1 * entropy + 0.5 * value_loss)
+
+        chain = pp.chain(
+            pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5), pp.entropy_bonus(coef=0.1)
+        )
+        action = {"move": jnp.asarray(move), "strength": jnp.asarray(strength)}
+        fields = {"log_prob": log_prob, "advantage": advantage, "target": target, "value": target, "obs": obs}
+        batch = pp.Batch(action=action, **{name: jnp.asarray(x) for name, x in fields.items()})
+        learner = pp.learner(policy, chain, optax.sgd(0.1))
+        after = jax.jit(learner.update)(KEY, learner.init(params), batch)[0].params
+        expected = jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(by_hand)(params))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), after, expected)
+        assert all(jnp.any(x != y) for x, y in zip(*map(jax.tree.leaves, (after, params)), strict=True))
+
+
+def test_the_entropy_is_estimated_only_for_the_parts_without_a_closed_form():
+    squashed = distributions.TanhNormal(jnp.zeros((4, 1)), 1.0)
+    joint = distributions.Joint((distributions.Categorical(jnp.zeros((4, 3))), squashed))
+    estimated = entropy_of(joint, KEY, 4000)
+    np.testing.assert_allclose(estimated, np.log(3) + entropy_of(squashed, KEY, 4000), atol=0.05)
+
+
+def acting(make):
+    """A rollout whose policy returns this distribution."""
+    env = sorting(available=False)
+    rollout = pp.rollout(env, lambda params, batch: (make(len(batch.obs.obs["kind"])), None), num_envs=2, num_steps=1)
+    return lambda: jax.eval_shape(rollout.collect, KEY, {}, jax.eval_shape(rollout.init, KEY))
+
+
+def move(n):
+    return distributions.Categorical(jnp.zeros((n, 3)))
+
+
+REFUSED = [
+    (lambda: envs.Dict({}), "Dict: spaces must be a dict of spaces, got {}"),
+    (lambda: envs.Tuple((3,)), r"Tuple: spaces must be a tuple of spaces, got \(3,\)"),
+    (
+        acting(move),
+        r"the policy's actions are int32\[2\], but the environment takes .*'move'.*: return distributions.Joint",
+    ),
+    (
+        acting(lambda n: distributions.Joint({"move": move(n), "arm": (move(n), move(n))})),
+        r"int32\[2\], but each of \[2\] environments takes numbers of shape \(2, 2\)",
+    ),
+    (lambda: networks.nature_cnn(sorting()), r"observations must be \[C, H, W\] frames"),
+    (lambda: networks.actor_critic(sorting()), "wrap the environment in envs.flatten_action"),
+    (
+        lambda: networks.multi_agent_actor_critic(envs.flatten_action(sorting())._replace(num_agents=2)).init(KEY),
+        "not a space of arrays",
+    ),
+    (lambda: envs.fold_agents(sorting()._replace(num_agents=2), agent_id=True), "flatten them first"),
+    (
+        lambda: envs.check(
+            sorting()._replace(action_space=envs.Dict({"move": envs.Discrete(2), "arm": TAKEN.spaces["arm"]}))
+        ),
+        r"available must be boolean of shape \(2, 2\)",
+    ),
+    (
+        lambda: envs.check(sorting()._replace(observation_space=envs.Dict({"kind": envs.Discrete(4)}))),
+        "entries of observation_space have the shapes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), REFUSED)
+def test_what_does_not_fit_a_tree_is_refused(call, says):
+    with pytest.raises(pp.errors.UserError, match=rf"(?s){says}"):
+        call()
+
+
+class Robot(gymnasium.Env):
+    """Counts its steps; the reward is what it was told."""
+
+    observation_space = spaces.Dict({
+        "camera": spaces.Box(0, 255, (2, 2), np.uint8), "kind": spaces.Discrete(3, start=5),
+        "pair": spaces.Tuple((spaces.Box(-1, 9, (1,)),)),
+    })  # fmt: skip
+    action_space = spaces.Tuple((spaces.Discrete(2, start=1), spaces.Dict({"arm": spaces.Box(-1, 1, (2,))})))
+
+    def seen(self):
+        return {
+            "camera": np.full((2, 2), self.time, np.uint8), "kind": 5 + self.time % 3,
+            "pair": (np.array([self.time], np.float32),),
+        }  # fmt: skip
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.seen(), float(10 * action[0] + action[1]["arm"].sum()), False, self.time == 3, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "vector"])
+def test_gymnasiums_trees_are_ours(vectorization):
+    gymnasium.register("Robot-v0", Robot)
+
+    def make(num_envs):
+        mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+        return gymnasium.make_vec("Robot-v0", num_envs, vectorization_mode="sync", vector_kwargs=mode)
+
+    env = envs.make("gym:Robot-v0") if vectorization == "sync" else envs.from_gymnasium(make)
+    assert env.action_space.spaces[0] == envs.Discrete(2)
+    assert env.observation_space.spaces["kind"] == envs.Discrete(3)
+    envs.check_laws(env, num_envs=2, num_steps=8)
+    action = jnp.array([0, 1]), {"arm": jnp.array([[0.5, 0.25], [0.0, 0.0]])}
+    state, _ = env.reset(KEY, 2)
+    for _ in range(3):
+        state, out = env.step(KEY, state, action)
+    assert out.reward.tolist() == [10.75, 20.0]
+    assert out.final_obs["pair"][0].tolist() == [[3.0], [3.0]]
+    assert out.obs["kind"].tolist() == [0, 0]
+    del gymnasium.registry["Robot-v0"]
+
+
+def test_a_recipe_with_hybrid_actions_from_the_command_line(tmp_path, capsys):
+    pytest.importorskip("onnx")
+    arguments = [
+        "--env-id", "tasks:golf,time_limit=4", "--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32",
+        "--hidden", "8", "--num-minibatches", "2", "--update-epochs", "1", "--directory", str(tmp_path),
+        "--name", "golf", "--no-tensorboard",
+    ]  # fmt: skip
+    training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, arguments)
+    run = str(tmp_path / "golf")
+    evaluate.main([run, "--episodes", "4"])
+    frames = watch.main([run, "--output", str(tmp_path / "golf.gif")])
+    model = export.main([run, "--output", str(tmp_path / "golf.onnx")])
+    printed = capsys.readouterr().out
+    assert "action['club'] [N], action['stroke'] [N, 3, 2], logits['club'] [N, 3], loc['stroke'] [N, 6]" in printed
+    assert frames.exists()
+    loaded = training.load(run)
+    act, rows = export.policy_function(loaded.train, loaded.state)
+    inputs = export.random_inputs(rows, 50, 0)
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(model.read_bytes())
+    found = dict(zip((x.name for x in session.get_outputs()), session.run(None, inputs), strict=True))
+    expected = jax.jit(act)(*inputs.values())
+    np.testing.assert_array_equal(found["action['club']"], expected["action['club']"])
+    np.testing.assert_allclose(found["action['stroke']"], expected["action['stroke']"], atol=1e-5)
