@@ -286,7 +286,10 @@ def test_commands_of_the_pages_give_a_configuration():
     def make_train(config):
         raise Reached(config)
 
-    root, others = Path(__file__).parents[2], {"--help", "--config", "--resume", "--distributed", "--num-devices"}
+    root, others = (
+        Path(__file__).parents[2],
+        {"--help", "--config", "--sweep", "--resume", "--distributed", "--num-devices"},
+    )
     seen = set()
     for page in (root / "README.md", *root.glob("docs/*.md")):
         for recipe, options in re.findall(r"python -m ppo_parts.recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
