@@ -63,6 +63,7 @@ SECTIONS["CONTRIBUTING"] = [*project_pages, *pages("decisions")]
 SECTIONS["docs/gallery/README"] += pages("gallery")
 SECTIONS["docs/results"].append("benchmarks/results/README")
 SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
+SHORT = {"docs/quickstart": "Quickstart </docs/quickstart>"}  # or the bar at the top has two lines
 NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # records and history hide what explains
 
 project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the authors of ppo_parts, Apache-2.0"
@@ -119,7 +120,7 @@ def source_read(app: Sphinx, docname: str, source: list[str]) -> None:
     )
     if docname in SECTIONS:
         source[0] += "\n".join(
-            ["\n```{toctree}", ":hidden:", "", *(f"/{child}" for child in SECTIONS[docname]), "```\n"]
+            ["\n```{toctree}", ":hidden:", "", *(SHORT.get(child, f"/{child}") for child in SECTIONS[docname]), "```\n"]
         )
 
 
