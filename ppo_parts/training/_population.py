@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._base.doors import check_as
+from .._base.doors import check_as, checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
@@ -138,6 +138,7 @@ class Population(Train):
         return super().evaluate_policy(key, state.best[0], episodes, mode=mode)
 
 
+@checked
 def population(
     make_train: Callable[..., Train],
     ranges: Mapping[str, Range],
@@ -199,7 +200,6 @@ def population(
     if round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
-    check_as("population", "ranges", ranges, Mapping)
     for name, limits in ranges.items():
         check_as("population", f"ranges[{name!r}]", limits, Range)
 
