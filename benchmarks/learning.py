@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppo_parts import training
+from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
@@ -49,6 +49,22 @@ def task(recipe: Any, preset: str, threshold: float, why: str, episodes: int = 1
     """A preset of a recipe with some fields changed."""
     config = dataclasses.replace(recipe.PRESETS[preset], **changes)
     return Task(recipe.make_train, config, threshold, why, episodes)
+
+
+def discretized(config: Any) -> training.Train:
+    """Golf with one choice among 3 clubs, 16 directions and 4 strengths, instead of a hybrid action."""
+    env = envs.make(config.env_id)
+    angle, strength = np.meshgrid(np.arange(16) * np.pi / 8, np.arange(1, 5) / 4)
+    strokes = jax.numpy.asarray(np.stack([strength * np.cos(angle), strength * np.sin(angle)], -1).reshape(-1, 2))
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> Any:
+        club, index = jax.numpy.divmod(action, len(strokes))
+        stroke = jax.numpy.broadcast_to(strokes[index][:, None], (len(action), 3, 2))
+        return env.step(key, state, {"club": club, "stroke": stroke})
+
+    chosen = env._replace(step=step, action_space=envs.Discrete(3 * 64))
+    chosen = chosen._replace(evaluation=lambda state: chosen)
+    return cleanrl_ppo.make_train(config, chosen)
 
 
 GYMNASIUM, ALL_OF_IT = "Gymnasium's reward threshold", "the largest return is 1000"
@@ -111,6 +127,8 @@ TASKS = {
             "connect_four_self_play": {"env_id": "pgx:connect_four,opponent=self"},
         }.items()
     },
+    "hybrid_golf": task(cleanrl_ppo, "golf", 4, "four strokes"),
+    "hybrid_golf_discretized": Task(discretized, cleanrl_ppo.PRESETS["golf"], 4, "four strokes"),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }  # fmt: skip
 
