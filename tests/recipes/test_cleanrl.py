@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,11 +82,11 @@ def test_rescaled_actions_reach_the_bounds_of_the_box():
 
 
 def test_an_observation_without_a_shape_is_refused(monkeypatch):
-    parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
+    parts = object()
     cartpole = envs.make("CartPole-v1")
     for changes in ({"observation_space": parts}, {"action_space": parts}):
         monkeypatch.setattr(envs, "make", lambda env_id, changes=changes: cartpole._replace(**changes))
-        with pytest.raises(ValueError, match=r"Dict\(.*\) is not a space of arrays.* flatten"):
+        with pytest.raises(ValueError, match="object.* is not a space of arrays.* flatten"):
             make_train(tiny())
 
 
