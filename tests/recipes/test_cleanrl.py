@@ -86,7 +86,7 @@ def test_an_observation_without_a_shape_is_refused(monkeypatch):
     cartpole = envs.make("CartPole-v1")
     for changes in ({"observation_space": parts}, {"action_space": parts}):
         monkeypatch.setattr(envs, "make", lambda env_id, changes=changes: cartpole._replace(**changes))
-        with pytest.raises(ValueError, match="object.* is not a space of arrays.* flatten"):
+        with pytest.raises(ValueError, match=r"object.* is not a space of arrays.* flatten"):
             make_train(tiny())
 
 
