@@ -121,9 +121,10 @@ def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
     rooms = {room for pair in pairs for room in pair}
     found["rooms, arrows"] = f"{len(rooms)}, {len(pairs)}"
     found["floors, arrows in cycles"] = "{}, {}".format(*floors(pairs))
-    pages = [path for path in root.rglob("*.md") if ".venv" not in path.parts]
-    words = sum(len(path.read_text().split()) for path in pages)
-    found["words of documentation in Markdown"] = f"{words:,}"
+    texts = [path.read_text() for path in (root / "README.md", *(root / "docs").rglob("*.md"))]
+    prose = [re.sub(r"^```.*?^```$|<!-- \w.*?<!-- end -->", "", text, flags=re.DOTALL | re.MULTILINE) for text in texts]
+    words = [sum(len(text.split()) for text in each) for each in (texts, prose)]
+    found["words of README and docs (without code and generated tables)"] = "{:,} ({:,})".format(*words)
     out = subprocess.run(
         [sys.executable, "-c", FRAMES], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
     )
