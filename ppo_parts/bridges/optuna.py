@@ -112,8 +112,10 @@ def sweep(
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
     if result["complete"] < 2:  # nothing to compare
         return result
-    require_package("matplotlib", "train").use("Agg")
-    with lock, warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+    matplotlib = require_package("matplotlib", "train")
+    matplotlib.use("Agg")
+    silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
+    with lock, silent, matplotlib.rc_context():  # optuna sets a style of its own
         (folder / "best.yaml").write_text(require_package("yaml", "train").safe_dump(study.best_params))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)

@@ -33,6 +33,7 @@ class Joint(TreeDistribution):
         TypeError: no distributions; an action with other entries. ShapeError: the parts differ in their batch axes.
 
     Example:
+        >>> from ppo_parts.distributions import Categorical, Normal
         >>> parts = {"move": Categorical(jnp.zeros((5, 3))), "strength": Normal(jnp.zeros((5, 2)), 1.0)}
         >>> policy = Joint(parts)
         >>> action, log_prob = policy.sample_and_log_prob(seed=jax.random.key(0))

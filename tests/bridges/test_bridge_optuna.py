@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import optuna
 import pytest
 
@@ -81,13 +82,17 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
 
 
 def test_several_workers_share_a_study(tmp_path):
-    given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
+    given, colors = (
+        {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12},
+        matplotlib.rcParams["axes.prop_cycle"],
+    )
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
     result = sweep(make_train, Config(), {**given, "trials": 15}, tmp_path / "study")
     assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth
     assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
     assert (tmp_path / "study/importance.png").read_bytes().startswith(b"\x89PNG")
+    assert matplotlib.rcParams["axes.prop_cycle"] == colors  # of the pictures that the caller draws
 
 
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):

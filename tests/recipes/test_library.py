@@ -110,7 +110,7 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
         ("tianshou", {"target_kl": 0.1}, r"target_kl must be None, because tianshou has no such option, got 0\.1"),
         ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
         ("rsl_rl", {"shared": True}, "shared must be False, because rsl_rl clips the gradients of two networks"),
-        ("rl_games", {"env_id": "CartPole-v1"}, "the actions of CartPole-v1 are discrete"),
+        ("rl_games", {"env_id": "CartPole-v1"}, r"the actions of CartPole-v1 are Discrete\(2"),
         ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
         ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
         (

@@ -190,7 +190,7 @@ def test_config_file_sets_what_flags_do_not(tmp_path):
 def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     for content, says in (
-        ("preset: contiuous", "--preset must be one of 'discrete', 'continuous', got 'contiuous'"),
+        ("preset: contiuous", "--preset must be one of 'discrete', 'continuous', 'golf', got 'contiuous'"),
         ("- 3", ".*mine.yaml must map names of options to values, got [3]"),
         ("a: [", ".*mine.yaml cannot be read: "),
         ("num_envs: 8\nnum_envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
@@ -222,7 +222,7 @@ def test_flags_that_would_be_ignored_are_refused(tmp_path, monkeypatch):
     for flag in ("--resume", "--init-from"):
         says = f"--preset continuous is for new runs, and {flag} takes the settings"
         refused(flag, str(tmp_path), "--preset", "continuous", says=says)
-    refused("--preset", "x", says="--preset must be one of 'discrete', 'continuous', got 'x'")
+    refused("--preset", "x", says="--preset must be one of 'discrete', 'continuous', 'golf', got 'x'")
 
 
 def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():
