@@ -185,6 +185,9 @@ def mujoco(link: Link) -> list[str]:
         [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
         for task, (one, three, others, more) in PUBLISHED.items()
     ]
+    preset = interval(records("humanoid")["preset_1"]["results"]["last_evaluation"])
+    own = link("`--preset humanoid`", "humanoid.jsonl#preset_1")
+    rows.insert(1, [f"Humanoid-v5, {own}, last evaluation", preset, *(len(head) - 2) * [""]])
     return table(head, rows)
 
 

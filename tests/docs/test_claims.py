@@ -154,6 +154,13 @@ def test_claims_state_dependent_exploration():
         assert f"{np.mean(returns([f'classic_mountain_car_continuous{seeds}'])):.1f}" == "97.8"
 
 
+def test_claims_a_discretized_action_reaches_less_than_a_hybrid_one():
+    names = ("hybrid_golf", "hybrid_golf_discretized")
+    hybrid, one = (results("learning", name)["evaluation_100_episodes_return"] for name in names)
+    assert f"the recipe reaches [{_pages.interval(one, 2)}]" in words("docs/results.md")
+    assert max(one["per_seed"]) < min(hybrid["per_seed"])
+
+
 def test_claims_differences_between_libraries():
     page = words("docs/libraries.md").replace(",", "")
     for task in _tables.comparisons("differences", differences.VARIANTS):
