@@ -234,7 +234,6 @@ def cases() -> dict[str, Case]:
         "pp.value_loss": part(pp.value_loss(), loss, *values, wrt=0),
         "pp.entropy_bonus": part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
         "pp.advantage_weight": part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
-        "pp.loss_weight": part(pp.chain(pp.value_loss(), pp.loss_weight("value")), loss, *values, "weight", wrt=0),
         "pp.kl_early_stop": part(
             pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, "log_prob", "current_log_prob"
         ),

@@ -46,7 +46,6 @@ from ._parts.lens import within as within
 from ._parts.losses import clipped_surrogate as clipped_surrogate
 from ._parts.losses import clipped_value_loss as clipped_value_loss
 from ._parts.losses import entropy_bonus as entropy_bonus
-from ._parts.losses import loss_weight as loss_weight
 from ._parts.losses import policy_diagnostics as policy_diagnostics
 from ._parts.losses import policy_loss as policy_loss
 from ._parts.losses import value_loss as value_loss

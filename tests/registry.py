@@ -131,7 +131,6 @@ CASES = (
     minibatch(pp.critics.critic_loss, pp.functional.huber_value_loss, coef=0.5, delta=0.3),
     rollout(pp.critics.normalize_target, lambda params, old, new: params, rate=0.1),
     minibatch(pp.entropy_bonus, coef=0.01),
-    minibatch(pp.loss_weight, "given"),
     minibatch(pp.kl_early_stop, target_kl=0.1),
     minibatch(pp.kl_early_stop, note="sum", target_kl=5.0, estimator="k1", reduction="sum"),
     minibatch(pp.kl_early_stop, note="epoch", target_kl=0.1, check="epoch"),

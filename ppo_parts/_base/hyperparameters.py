@@ -24,13 +24,17 @@ class Field:
     """What `field` returns, and the range of the hyperparameter that it stands for."""
 
     path: str
+    factor: float | Array = 1.0
     low: float = -np.inf
     high: float = np.inf
     open_low: bool = False
 
-    def in_range(self, x: Any) -> Array:
-        """Return the numbers of the field, NaN where they are out of range."""
-        return _nan_outside(x, self.low, self.high, self.open_low)
+    def __rmul__(self, factor: float | Array) -> Field:
+        return dataclasses.replace(self, factor=factor * self.factor)
+
+    def scaled(self, x: Any) -> Array:
+        """Return the numbers of the field times the factor, NaN where they are out of range."""
+        return _nan_outside(self.factor * x, self.low, self.high, self.open_low)
 
 
 Numeric = float | Array | Callable[[Any], Any] | Field
@@ -43,11 +47,13 @@ def field(path: str) -> Field:
     The arguments `gamma`, `gae_lambda`, `rho_clip`, `c_clip`, `pg_rho_clip`, `pg_lambda`, `clip_eps`, `clip_eps_high`,
     `dual_clip` and `coef` of the parts that compute one number per element, and the coefficients of
     `combine_advantages`, may be fields, which the part then requires. The number of an unmasked element that is out of
-    the range of the argument becomes NaN, which the learner counts. Gradients flow to a field of `current`.
+    the range of the argument becomes NaN, which the learner counts. Gradients flow to a field of `current`. A field can
+    be multiplied by a number: `0.5 * pp.field("weight")`.
 
     Args:
         path: a field of `Batch`: "extras.low" has one number per element, "per_segment.weight" one per segment,
-            "shared.scale" one for all, and "current.aux.coef" those that the policy returns.
+            "shared.scale" one for all, "weight" that of the sampler, and "current.aux.coef" those that the policy
+            returns.
 
     Example:
         An option that lasts k steps discounts what follows it by the power k of the discount:
@@ -84,7 +90,7 @@ def check_number(
     if isinstance(value, Field):
         if not field:
             raise wrong_type(f"must be one number for the whole batch, and cannot be the field {value.path!r} of it")
-        return Field(value.path, low, high, open_low)
+        return dataclasses.replace(value, low=low, high=high, open_low=open_low)
     if callable(value) and schedule:
         return _schedule(wrong_type, wrong_value, value, low, high, open_low)
     if callable(value):

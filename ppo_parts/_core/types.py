@@ -507,7 +507,7 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
         x = unsqueezed(x, max(rank, x.ndim))
         if batch.mask is not None:
             x = jnp.where(batch.mask.astype(bool), x, 1)  # a masked element has no number
-    return number.in_range(x)
+    return number.scaled(x)
 
 
 def fields_of(numbers: Iterable[Any]) -> tuple[str, ...]:

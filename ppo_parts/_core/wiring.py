@@ -111,7 +111,7 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
         return
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if written == ["weight"]:
-        remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
+        remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or set beta=0"
     elif not any(_adds_loss(later) for path in paths for later in path):
         why, remedy = "because there is no loss", "put one, such as clipped_surrogate(), after the sampler"
     raise UserValueError(

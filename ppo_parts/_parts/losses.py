@@ -18,7 +18,7 @@ from .._base.hyperparameters import Field, Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
-from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_loss
+from .common import POLICY, check_numbers, loss_part
 
 
 @checked
@@ -218,44 +218,6 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
         return -entropy, {name: entropy}
 
     return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",), elementwise=True)
-
-
-@checked
-def loss_weight(*names: str) -> Part:
-    """Multiply the named losses by the sampler's importance weight: L_i <- w_i L_i.
-
-    Args:
-        *names: keys of `losses`, e.g. "policy", "value".
-
-    Place: after those losses, which have one number per element or per segment, and a sampler that provides weights.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> part = pp.loss_weight("policy", "value")
-
-    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
-    """
-    if not names:
-        raise UserTypeError(f'loss_weight: name the losses to weight, e.g. loss_weight("policy"), got {names!r}')
-
-    def update(batch: Batch) -> Batch:
-        found = {name: named_loss("loss_weight", batch, name) for name in names}
-        weighed = {name: loss * _weight_of(batch, name, loss) for name, loss in found.items()}
-        return batch.replace(losses={**batch.losses, **weighed})
-
-    return stateless(update, name="loss_weight", requires=("losses", "weight"), reads=(), **LOSS)
-
-
-def _weight_of(batch: Batch, name: str, loss: Array) -> Array:
-    """Return the weights with the axes of a loss, which has one number for each element or for each segment."""
-    if not jnp.ndim(loss):
-        raise UserValueError(
-            f"loss_weight: the loss {name!r} is a single number, which cannot be weighted: put loss_weight before the "
-            "part that reduces it"
-        )
-    if loss.ndim < len(batch.axes):  # one number for each segment
-        return batch.weight.astype(loss.dtype)
-    return align_weight(batch, loss)
 
 
 def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:

@@ -190,9 +190,9 @@ def prioritized_sampler(
 
     where N' counts the segments with a positive priority; see `functional.segment_priorities` and
     `functional.importance_weights`. Each minibatch is drawn independently, so a segment can be in several minibatches
-    of an epoch, or in none. `advantage_weight` or `loss_weight` applies the weight, `batch.weight`. Fully masked
-    segments are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from
-    each, as if it were the whole rollout.
+    of an epoch, or in none. `advantage_weight`, or a loss with `coef=pp.field("weight")`, applies the weight. Fully
+    masked segments are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn
+    from each, as if it were the whole rollout.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.

@@ -61,7 +61,6 @@ def own_sampler(axis, draw, name="mine", num_minibatches=2):
 
 
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
-WHOLE_LOSS = pp.stateless(lambda b: b.add_loss("whole", jnp.sum(b.value), per="batch"), provides=("losses",))
 
 
 def rollout_of(env, **options):
@@ -189,7 +188,6 @@ VALUE_ERRORS = {
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
     "prioritized_sampler ... put gae before": lambda: pp.chain(PRIORITIZED, GAE),
-    "loss_weight ... put value_loss before": lambda: pp.chain(GAE, FULL, pp.loss_weight("value"), VALUE),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
     "stateless: place must be one of 'anywhere', ": lambda: pp.stateless(abs, place="after"),
     "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()": lambda: learner(
@@ -216,8 +214,6 @@ VALUE_ERRORS = {
     "advantage_weight needs batch.weight ... prioritized_sampler()": lambda: update(
         GAE, FULL, pp.advantage_weight(), SURROGATE
     ),
-    "no loss is named 'value' ... after the losses": lambda: update(GAE, PRIORITIZED, pp.loss_weight("value")),
-    "'policy' ... losses are: value": lambda: update(GAE, PRIORITIZED, VALUE, pp.loss_weight("policy")),
     "'value' ... name=\"...\"": lambda: update(GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
     "'early_stop_kl' ... another name": lambda: update(GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
     "'loss' ... another name": lambda: update(GAE, FULL, VALUE, pp.entropy_bonus(coef=0.1, name="loss")),
@@ -319,9 +315,6 @@ VALUE_ERRORS = {
     "requested a stop, which only parts after it may do": lambda: update(UNDECLARED_STOP, GAE, FULL, SURROGATE),
     "surrogate, undeclared) requested a stop but does not declare it": lambda: update(
         GAE, FULL, SURROGATE, UNDECLARED_STOP
-    ),
-    "loss 'whole' is a single number, which cannot be weighted": lambda: update(
-        GAE, PRIORITIZED, SURROGATE, WHOLE_LOSS, pp.loss_weight("whole")
     ),
     "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
         pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
@@ -441,8 +434,6 @@ TYPE_ERRORS = {
     "missing a required argument: 'clip_eps'; it has no 'clip_epsilon'": lambda: pp.policy_loss(
         f.clipped_surrogate, clip_epsilon=0.2
     ),
-    'loss_weight("policy")': lambda: pp.loss_weight(),
-    "loss_weight: names must be a string, got 1": lambda: pp.loss_weight(1),
     # batches
     "ppo_parts.Batch ... dict": lambda: update(batch={"obs": BATCH.obs}),
     "value must be floating ... int32 ... astype": lambda: update(batch=given(value=BATCH.action)),

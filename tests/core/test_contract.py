@@ -12,7 +12,6 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import distributions
-from ppo_parts.testing import example_batch, example_context
 from tests.common import SEGMENTS, TIME, Categorical, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core.common import (
     GAE,
@@ -364,20 +363,6 @@ def test_losses_and_metrics_are_reduced_as_they_say():
         metrics["nothing"]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_losses_of_segments_are_weighted(masked):
-    """With and without a mask, like those of elements, which have the axis of time in front."""
-    batch, context = example_batch(after_sampler=True), example_context()
-    batch = batch if masked else batch.replace(mask=None)
-    chain = pp.chain(SURROGATE, pp.tokens.aggregate("policy", by="sequence_mean"))
-    plain, weighted = (
-        each.update(batch, each.init({}), context)[0].losses["policy"]
-        for each in (chain, pp.chain(chain, pp.loss_weight("policy")))
-    )
-    np.testing.assert_allclose(weighted, plain * batch.weight, rtol=1e-6)
-    assert weighted.shape == batch.weight.shape
-
-
 def stopping(discard, **declared):
     def update(batch, state, context):
         return batch.replace(stop=None).add_stop(discard=discard), state
@@ -524,9 +509,14 @@ def test_within_prefixes_losses_as_it_does_metrics():
     both = losses(VALUE, second)
     assert set(both) == {"value", "second/value"}
     np.testing.assert_array_equal(both["second/value"], both["value"])
-    inside = losses(VALUE, pp.within(pp.chain(VALUE, pp.loss_weight("value")), name="second"))
+
+    def doubled(batch):
+        return batch.replace(losses={"value": 2 * batch.losses["value"]})
+
+    twice = pp.stateless(doubled, requires=("losses",), provides=("losses",), place="after_sampler")
+    inside = losses(VALUE, pp.within(pp.chain(VALUE, twice), name="second"))
     np.testing.assert_array_equal(inside["second/value"], 2 * inside["value"])
-    outside = losses(VALUE, pp.within(pp.loss_weight("value"), name="second"))  # it changes a loss that is there
+    outside = losses(VALUE, pp.within(twice, name="second"))  # it changes a loss that is there
     assert set(outside) == {"value"}
     np.testing.assert_array_equal(outside["value"], 2 * both["value"])
     with pytest.raises(ValueError, match="within 'second': a loss named 'second/value' is already in this chain"):

@@ -395,8 +395,8 @@ def test_weights_reach_the_advantage_or_the_losses():
 
     weight = np.broadcast_to([[0.5, 2.0]], (TIME, 2))
     np.testing.assert_array_equal(after(pp.advantage_weight()).advantage, weight)
-    plain, weighed = after(*LOSSES).losses, after(*LOSSES, pp.loss_weight("value")).losses
-    assert_close(weighed, {"policy": plain["policy"], "value": weight * plain["value"]})
+    plain, weighed = (after(pp.value_loss(coef=coef)).losses["value"] for coef in (0.5, 0.5 * pp.field("weight")))
+    assert_close(weighed, weight * plain)
 
 
 # --- early stop ------------------------------------------------------------------------------------------------------
