@@ -21,7 +21,7 @@ class Dict:
     spaces: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.spaces, Mapping) or not self.spaces or any(map(_is_no_space, self.spaces.values())):
+        if not isinstance(self.spaces, Mapping) or not self.spaces or not all(map(_is_space, self.spaces.values())):
             raise UserTypeError(f"Dict: spaces must be a dict of spaces, got {self.spaces!r}")
 
 
@@ -32,13 +32,13 @@ class Tuple:
     spaces: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.spaces, tuple | list) or not self.spaces or any(map(_is_no_space, self.spaces)):
+        if not isinstance(self.spaces, tuple | list) or not self.spaces or not all(map(_is_space, self.spaces)):
             raise UserTypeError(f"Tuple: spaces must be a tuple of spaces, got {self.spaces!r}")
         object.__setattr__(self, "spaces", tuple(self.spaces))
 
 
-def _is_no_space(x: Any) -> bool:
-    return not any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+def _is_space(x: Any) -> bool:
+    return any(hasattr(x, name) for name in ("shape", "n", "spaces"))
 
 
 def is_tree(space: Any) -> bool:
@@ -71,7 +71,7 @@ def is_image(space: Any) -> bool:
 
 
 def leaf_spaces(space: Any) -> list[Any]:
-    """Return the spaces in a tree of spaces, in the order of the leaves of an element; [space] if it is no tree."""
+    """Return the spaces in a tree of spaces, in the order of the leaves of an element; a single space is one leaf."""
     found: list[Any] = []
     map_space(found.append, space)
     return found

@@ -46,8 +46,8 @@ def rescale_action(env: Env) -> Env:
     def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
         with np.errstate(over="ignore", invalid="ignore"):
             center, half = (low + high) / 2, (high - low) / 2
-            fits = np.isfinite([center, half]).all() and np.isfinite(np.array([center, half], np.float32)).all()
-        if not (fits and (half >= 0).all()):
+            finite = np.isfinite(np.array([center, half], np.float32)).all()
+        if not (finite and (half >= 0).all()):
             raise UserValueError(
                 f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
             )
@@ -120,8 +120,8 @@ def prepare(
     check_env("prepare", env)
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
-        flat = all(is_discrete(space) or len(space.shape) == 1 for space in leaf_spaces(env.action_space))
-        env = env if flat else flatten_action(env)
+        if not all(is_discrete(space) or len(space.shape) == 1 for space in leaf_spaces(env.action_space)):
+            env = flatten_action(env)
     if not normalize:
         for name, given in (("per_agent", per_agent), ("obs_clip", obs_clip)):
             if given:
@@ -140,9 +140,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state, and `evaluation` freezes them. They include every observation
-    that the policy acts on, before it acts. Observations are stored as the policy saw them, so the first ratio of an
-    update is 1. With several shards (see `rollout`), each of them adds its own observations during a rollout, and at
-    its end these are merged.
+    that the policy acts on, before it acts. With several shards (see `rollout`), each of them adds its own
+    observations during a rollout, and at its end these are merged.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
     statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized; of a `Dict` or `Tuple`, the
@@ -164,15 +163,17 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     """
     check_env("normalize_observation", env)
     clip, eps = _constants("normalize_observation", clip, eps)
-    whole, picked = not is_tree(env.observation_space), []
+
+    def is_standardized(space: Any) -> bool:
+        integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
+        return not is_tree(env.observation_space) or not (integers or is_discrete(space) or is_image(space))
 
     def standardized(space: Any) -> Any:
         shape = array_shape("observations", space)
-        integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
-        picked.append(whole or not (integers or is_discrete(space) or is_image(space)))
-        return Box(shape, -clip, clip) if picked[-1] else space
+        return Box(shape, -clip, clip) if is_standardized(space) else space
 
     space = space_of(map_space(standardized, env.observation_space))
+    picked = [is_standardized(leaf) for leaf in leaf_spaces(env.observation_space)]
     if not any(picked):
         raise UserValueError(f"normalize_observation: {env.observation_space} has nothing to standardize: leave it out")
     picked.append(True)  # what is privileged
@@ -272,7 +273,7 @@ def normalize_reward(
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
 
-    Each agent is a separate segment, and one policy plays all of them. Each agent has its own episode return.
+    Each agent is a separate segment with its own episode return, and one policy plays all of them.
 
     Args:
         env: multi-agent environment.
@@ -359,14 +360,6 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
-def _bounds(where: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of the actions, `[1, ...]`, in the precision of their box."""
-    shape = array_shape("actions", space)
-    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
-        raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
-    return np.broadcast_to(np.asarray(space.low), shape)[None], np.broadcast_to(np.asarray(space.high), shape)[None]
-
-
 def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
     """Return constants in the precision of actions, which is at least that of float32."""
     return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
@@ -375,8 +368,8 @@ def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
 def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callable[[Env], Env]) -> Env:
     """Change the actions of boxes before they enter the environment.
 
-    `of_box(space, low, high)` returns the space of the policy's actions, and the function that changes these. `wrap`
-    does the same in the environment of evaluations.
+    `of_box(space, low, high)`, with bounds `[1, ...]`, returns the space of the policy's actions, and the function that
+    changes these. `wrap` does the same in the environment of evaluations.
     """
     where = wrap.__name__
     check_env(where, env)
@@ -384,7 +377,12 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
         raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
 
     def of_space(space: Any) -> tuple[Any, Any]:
-        return (space, lambda action: action) if is_discrete(space) else of_box(space, *_bounds(where, space))
+        if is_discrete(space):
+            return space, lambda action: action
+        shape = array_shape("actions", space)
+        if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
+            raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
+        return of_box(space, *(np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high)))
 
     made, act = map_space(of_space, env.action_space), env.act or (lambda action: action)
 
@@ -448,7 +446,7 @@ def seen(obs: Any, picked: list[bool], axes: int) -> Array:
     Those of several leaves become one array `[N, D]`, or, with 2 axes, `[N, A, D]`.
     """
     leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
-    leaves = [x for x, pick in zip(leaves, picked, strict=False) if pick]
+    leaves = list(itertools.compress(leaves, picked))
     return leaves[0] if len(leaves) == 1 else jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in leaves], axis=-1)
 
 
@@ -456,13 +454,9 @@ def with_seen(obs: Any, x: Array, picked: list[bool]) -> Any:
     """Return the observation with other numbers in place of `seen(obs)`."""
     whole = as_observation(obs)
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
-    where = [i for i, (_, pick) in enumerate(zip(leaves, picked, strict=False)) if pick]
-    if len(where) > 1:
-        axes = x.ndim - 1
-        sizes = [math.prod(leaves[i].shape[axes:]) for i in where]
-        parts = jnp.split(x, list(itertools.accumulate(sizes[:-1])), axis=-1)
-    else:
-        parts = [x]
+    where = list(itertools.compress(range(len(leaves)), picked))
+    ends = itertools.accumulate(math.prod(leaves[i].shape[x.ndim - 1 :]) for i in where)
+    parts = [x] if len(where) == 1 else jnp.split(x, list(ends)[:-1], axis=-1)
     for i, part in zip(where, parts, strict=True):
         leaves[i] = part.reshape(leaves[i].shape)
     whole = jax.tree.unflatten(structure, leaves)._replace(available=whole.available)

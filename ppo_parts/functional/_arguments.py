@@ -31,7 +31,7 @@ from ._common import (
 from ._errors import ShapeError, UserTypeError, UserValueError
 
 F = TypeVar("F", bound=Callable[..., Any])
-Implementation = Literal["auto", "scan", "associative", "pallas"]
+Implementation = Literal["auto", "scan", "associative"]
 MaskMode = Literal["cut", "skip"]
 Level = Literal["sequence", "token"]
 Reduction = Literal["mean", "sum"]

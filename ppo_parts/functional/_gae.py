@@ -11,7 +11,7 @@ from ._arguments import CONSTANT, Implementation, MaskMode, public, serializable
 from ._common import Array, Number, chosen, kept, visible
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence
-from ._steps import Estimator, Steps, check_padding, unless
+from ._steps import Steps, check_padding, solve, unless
 
 
 @serializable
@@ -72,9 +72,8 @@ def gae(
             otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.
         implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another.
-            "associative": `lax.associative_scan`. "pallas": one kernel on NVIDIA GPUs, for values of 32 or 16 bits; an
-            error elsewhere. "auto": the kernel where the program is compiled for a GPU that can run it, the associative
-            scan on other GPUs, and the scan on CPUs.
+            "associative": `lax.associative_scan`. "auto": the associative scan where the program is compiled for a GPU,
+            and the scan elsewhere.
 
     Example:
         Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
@@ -92,17 +91,15 @@ def gae(
         trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda))
         return delta, trace
 
-    # The solver applies the mask and solves the recurrence, which as a plain loop is
+    # `solve` applies the mask and solves the recurrence, which as a plain loop is
     #
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
-    #
-    # as a scan, an associative scan or a kernel. Then it adds the value, which gives the target.
-    estimator = Estimator("gae", terms, skip=mask_mode == "skip" and mask is not None)
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    steps = estimator.prepared(steps, stop_gradient)
-    return Advantages(*estimator.solver(steps, implementation)(steps))
+    skip = mask_mode == "skip" and mask is not None
+    advantage, steps = solve("gae", terms, steps, implementation, stop_gradient, skip)
+    return Advantages(advantage.astype(value.dtype), (advantage + steps.value).astype(value.dtype))
 
 
 @public(raw=True, along_time=True, other_shape="last_value")

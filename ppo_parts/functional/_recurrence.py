@@ -1,9 +1,8 @@
-"""The backward recursion A_t = delta_t + c_t A_{t+1}: three ways, the choice between them, and the public function."""
+"""The backward recursion A_t = delta_t + c_t A_{t+1}: two ways, the choice between them, and the public function."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 
 from ._arguments import REALS, Implementation, public
 from ._common import Array, accumulator_dtype
-from ._errors import UserValueError
 
 
 def recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -29,23 +27,17 @@ def zeros_like_rows(delta: Array, trace: Array) -> Array:
     return jnp.sum(delta[:0] + trace[:0], axis=0)
 
 
-def scan(step: Callable[..., Any], last: Any, inputs: Any) -> Any:
-    """Return the outputs of every `later, outputs = step(later, inputs_t)`, from the last step to the first.
+def scan(terms: tuple[Array, Array]) -> Array:
+    """Compute every A_t = delta_t + trace_t A_{t+1}, one after another.
 
-    Inputs without axes are the same at each step. The scan is not unrolled, because XLA's CPU compiler turns an
-    unrolled scan into a fusion that is several times slower.
+    The scan is not unrolled: XLA's CPU compiler turns an unrolled one into a fusion that is several times slower.
     """
-    leaves, tree = jax.tree.flatten(inputs)
-
-    def body(later: Any, rows: list[Array]) -> tuple[Any, Any]:
-        row = iter(rows)
-        return step(later, jax.tree.unflatten(tree, [next(row) if jnp.ndim(x) else x for x in leaves]))
-
-    return jax.lax.scan(body, last, [x for x in leaves if jnp.ndim(x)], reverse=True)[1]
+    return jax.lax.scan(recur, zeros_like_rows(*terms), terms, reverse=True)[1]
 
 
-def associative(delta: Array, trace: Array) -> Array:
+def associative(terms: tuple[Array, Array]) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
+    delta, trace = terms
 
     def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
         return now[0] + now[1] * later[0], now[1] * later[1]
@@ -55,52 +47,27 @@ def associative(delta: Array, trace: Array) -> Array:
 
 
 def choose(
-    where: str, implementation: Implementation, value: Array, ways: Mapping[str, Callable[[Any], Any]]
+    implementation: Implementation, by_scan: Callable[[Any], Any], by_associative: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Choose the implementation for arrays like `value`: the requested one, or the one that suits the platform.
+    """Choose the requested implementation, or the associative scan on GPUs and the scan elsewhere.
 
-    "auto" chooses by the platform that a program is compiled for, not by the default platform: on a machine with a GPU,
-    a computation on CPU arrays is compiled for the CPU. Without a GPU the kernel is not even traced.
+    "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a
+    computation on CPU arrays is compiled for the CPU. Without a GPU the associative scan is not even traced.
     """
-    if implementation == "pallas" and (
-        reason := unsupported(value) or (None if has_device("cuda") else "no NVIDIA GPU is among JAX's devices")
-    ):
-        raise UserValueError(
-            f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then '
-            "computes the same numbers in another way"
-        )
-    if implementation != "auto":
-        return ways[implementation]
-    if not (has_device("cuda") or has_device("rocm")):
-        return ways["scan"]
-    cuda = ways["associative" if unsupported(value) else "pallas"]
-    return lambda inputs: jax.lax.platform_dependent(inputs, cuda=cuda, rocm=ways["associative"], default=ways["scan"])
+    if implementation == "associative":
+        return by_associative
+    if implementation == "scan" or not has_gpu():
+        return by_scan
+    gpu = {"cuda": by_associative, "rocm": by_associative}
+    return lambda inputs: jax.lax.platform_dependent(inputs, **gpu, default=by_scan)
 
 
-def has_device(platform: str) -> bool:
-    """Return whether this process has a device of that platform."""
+def has_gpu() -> bool:
+    """Return whether this process has a GPU."""
     try:
-        return bool(jax.devices(platform))
+        return bool(jax.devices("gpu"))
     except RuntimeError:
         return False
-
-
-def unsupported(value: Array) -> str | None:
-    """Return why the kernel cannot compute arrays like `value` on any machine, or None if it can."""
-    if value.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        return f"the kernel computes in float32, but the values are {value.dtype}"
-    kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # JAX before 0.6 has no explicit shardings
-    if any(axis is not None for axis in getattr(getattr(kind, "sharding", None), "spec", ())):
-        return f"the values are sharded over an explicit mesh, {kind}, but only jax.shard_map splits a kernel"
-    if 0 in value.shape:
-        return f"there is nothing to compute in an array of shape {value.shape}"
-    try:
-        triton = importlib.import_module("jax.experimental.pallas.triton")
-    except ImportError:
-        triton = None
-    if not hasattr(triton, "load"):
-        return f"jax {jax.__version__} has no jax.experimental.pallas.triton.load"
-    return None
 
 
 @public(raw=True, along_time=True, trace=REALS)
@@ -117,23 +84,4 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         [1.75, 1.5, 1.0]
     """
     dtype = accumulator_dtype(delta)
-
-    def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        return inputs[0].astype(dtype), inputs[1].astype(dtype)
-
-    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        later, _ = recur(later, widened(now))
-        return later, later.astype(delta.dtype)
-
-    def by_kernel(inputs: tuple[Array, Array]) -> Array:
-        from . import _kernel  # on demand, because Pallas takes a while to import
-
-        return _kernel.backwards(step, zeros, inputs)
-
-    zeros = zeros_like_rows(*widened((delta, trace)))
-    ways = {
-        "scan": lambda inputs: scan(recur, zeros, widened(inputs)).astype(delta.dtype),
-        "associative": lambda inputs: associative(*widened(inputs)).astype(delta.dtype),
-        "pallas": by_kernel,
-    }
-    return choose("reverse_recurrence", implementation, delta, ways)((delta, trace))
+    return choose(implementation, scan, associative)((delta.astype(dtype), trace.astype(dtype))).astype(delta.dtype)

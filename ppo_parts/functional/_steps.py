@@ -38,10 +38,6 @@ class Steps(NamedTuple):
     pg_rho_clip: Any = None
     pg_lambda: Any = None
 
-    def rows(self, rows: slice) -> Steps:
-        """Select some of the steps; a hyperparameter that is a single number stays the same."""
-        return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
-
     def counts(self) -> Array:
         """Return the mask, which must be given, as booleans."""
         return jnp.asarray(self.mask).astype(bool)
@@ -59,111 +55,75 @@ def unless(flag: Array | None, x: Array) -> Array:
     return keep * jnp.where(keep <= 0, 0, x)
 
 
-class Estimator(NamedTuple):
-    """An estimator, given by its equations, and three ways to compute it.
+def solve(
+    where: str,
+    terms: Callable[[Steps], tuple[Array, Array]],
+    x: Steps,
+    implementation: Implementation,
+    stop_gradient: bool,
+    skip: bool = False,
+) -> tuple[Array, Steps]:
+    """Solve the recursion A_t = delta_t + trace_t A_{t+1} of an estimator.
 
-    The equations are elementwise: they compute a single step or all steps at once.
-
-    Attributes:
-        where: its name in error messages.
-        terms: `steps -> (delta, trace)` of the recursion A_t = delta_t + trace_t A_{t+1}.
-        policy_advantage: `(steps, next target) -> policy advantage`; None: there is none. "skip" excludes it.
+    Args:
+        where: name of the estimator in error messages.
+        terms: `steps -> (delta, trace)`, elementwise, so that it computes a single step or all steps at once.
+        x: what the estimator was given.
+        implementation, stop_gradient: as in `gae`.
         skip: whether masked steps are passed over, and not treated as the ends of trajectories.
+
+    Returns:
+        The solution A, and the steps as the equations read them, both in the accumulator dtype.
     """
+    x = _prepared(where, x, stop_gradient, skip)
 
-    where: str
-    terms: Callable[[Steps], tuple[Array, Array]]
-    policy_advantage: Callable[[Steps, Array], Array] | None = None
-    skip: bool = False
-
-    def prepared(self, x: Steps, stop_gradient: bool) -> Steps:
-        """Return the steps with hyperparameters in the dtype to compute in, and in a shape that fits."""
-        shape, dtype = x.value.shape, accumulator_dtype(x.value)
-        given = {name: getattr(x, name) for name in HYPERPARAMETERS if getattr(x, name) is not None}
-        x = x._replace(**{name: fit(self.where, name, number, shape, dtype) for name, number in given.items()})
-        if self.skip:  # where it was known, it has been checked
-            reward = x.reward.astype(jnp.result_type(x.reward, x.value))
-            left = unfinished(x.terminated, x.truncated, x.mask)
-            x = x._replace(reward=jnp.where(left, jnp.nan, reward))
-        # Applied to the inputs, so that no derivatives of the computation are traced.
-        return jax.lax.stop_gradient(x) if stop_gradient else x
-
-    def solver(self, x: Steps, implementation: Implementation) -> Callable[[Steps], tuple[Array, ...]]:
-        """Return the function that computes the solution, the target (= solution + value) and the policy advantage."""
-        ways = {"scan": self._by_scan, "associative": self._by_associative_scan, "pallas": self._by_kernel}
-        return choose(self.where, implementation, x.value, ways)
-
-    def _by_scan(self, x: Steps) -> tuple[Array, ...]:
-        x = self._cut(x)
-        # For wide rows, a single pass never writes delta and the trace to memory, which saves a third of the time on
-        # CPUs. Narrow rows are too short to vectorize, so everything that can be is computed for all steps at once. The
-        # same holds for bfloat16, which the single pass would have to convert row by row.
-        if _narrow(x.value.shape[1:]) or x.value.dtype != x.gamma.dtype:
-            terms = self._terms(x)
-            error = jax.lax.scan(recur, zeros_like_rows(*terms), terms, reverse=True)[1]
-        else:
-            error = scan(lambda later, now: recur(later, self._terms(now)), self._first(x), x)
-        return _cast(self._outputs(x, error), x)
-
-    def _by_associative_scan(self, x: Steps) -> tuple[Array, ...]:
-        x = self._cut(x)
-        return _cast(self._outputs(x, associative(*self._terms(x))), x)
-
-    def _by_kernel(self, x: Steps) -> tuple[Array, ...]:
-        from . import _kernel  # on demand, because Pallas takes a while to import
-
-        zeros = self._first(x)
-        last_target = zeros + effective(x.rows(slice(-1, None))).next_value[0]
-        counts = None if x.mask is None else zeros == 0
-        return _kernel.backwards(self._step, (zeros, last_target, counts), x)
-
-    def _step(self, later: tuple[Array, Array, Array | None], now: Steps) -> tuple[Any, tuple[Array, ...]]:
-        """Compute all outputs of one step from the error, the target and the mask of the step that follows it."""
-        error, next_target, next_counts = later
-        now = self._cut(now, next_counts)
-        error, _ = recur(error, self._terms(now))
-        outputs = self._outputs(now, error, next_target)
-        counts = None if now.mask is None else now.counts()
-        return (error, outputs[1], counts), _cast(outputs, now)
-
-    def _cut(self, x: Steps, next_counts: Array | None = None) -> Steps:
-        """Mark masked steps, and those before them, as truncated, so that no trace passes from or to a masked step.
-
-        For one step, `next_counts` is whether the step that follows counts; for all of them the mask tells.
-        """
-        if self.skip or x.mask is None:
-            return x
-        counts = x.counts()
-        if next_counts is None:
-            next_counts = jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])])
-        cut = ~(counts & next_counts)
-        # Elsewhere the flag stays as it is, so that one that is neither 0 nor 1 is seen.
-        truncated = cut if x.truncated is None else jnp.where(cut, 1, x.truncated).astype(x.truncated.dtype)
-        return x._replace(truncated=truncated)
-
-    def _terms(self, x: Steps) -> tuple[Array, Array]:
-        delta, trace = self.terms(effective(x))
-        if self.skip:  # A_t = A_{t+1} at masked steps
+    def of(x: Steps) -> tuple[Array, Array]:
+        delta, trace = terms(_effective(x))
+        if skip:  # A_t = A_{t+1} at masked steps
             delta, trace = jnp.where(x.counts(), delta, 0), jnp.where(x.counts(), trace, 1)
         return delta, trace
 
-    def _first(self, x: Steps) -> Array:
-        return zeros_like_rows(*self._terms(x.rows(slice(0))))
+    def by_scan(x: Steps) -> Array:
+        # For wide rows, a single pass never writes delta and the trace to memory, which saves a third of the time on
+        # CPUs. Narrow rows are too short to vectorize, so everything that can be is computed for all steps at once. The
+        # same holds for bfloat16, which the single pass would have to convert row by row.
+        if _is_narrow(x.value.shape[1:]) or x.value.dtype != x.gamma.dtype:
+            return scan(of(x))
+        leaves, tree = jax.tree.flatten(x)
 
-    def _outputs(self, x: Steps, error: Array, next_target: Array | None = None) -> tuple[Array, ...]:
-        """Compute the outputs of all steps, or of one, from the solution of the recursion."""
-        if self.skip:
-            error = jnp.where(x.counts(), error, 0)
-        x = effective(x)
-        target = error + x.value
-        if self.policy_advantage is None:
-            return error, target
-        if next_target is None:
-            next_target = jnp.concatenate([target[1:], x.next_value[-1:]])
-        return error, target, self.policy_advantage(x, next_target)
+        def step(later: Array, rows: list[Array]) -> tuple[Array, Array]:
+            row = iter(rows)
+            return recur(later, of(jax.tree.unflatten(tree, [next(row) if leaf.ndim else leaf for leaf in leaves])))
+
+        first = zeros_like_rows(*of(jax.tree.map(lambda leaf: leaf[:0] if leaf.ndim else leaf, x)))
+        return jax.lax.scan(step, first, [leaf for leaf in leaves if leaf.ndim], reverse=True)[1]
+
+    error = choose(implementation, by_scan, lambda x: associative(of(x)))(x)
+    return jnp.where(x.counts(), error, 0) if skip else error, _effective(x)
 
 
-def effective(x: Steps) -> Steps:
+def _prepared(where: str, x: Steps, stop_gradient: bool, skip: bool) -> Steps:
+    """Return the steps with hyperparameters in the dtype to compute in, and with traces that end where they must."""
+    shape, dtype = x.value.shape, accumulator_dtype(x.value)
+    given = {name: getattr(x, name) for name in HYPERPARAMETERS if getattr(x, name) is not None}
+    x = x._replace(**{name: fit(where, name, number, shape, dtype) for name, number in given.items()})
+    if skip:  # where it was known, it has been checked
+        reward = x.reward.astype(jnp.result_type(x.reward, x.value))
+        left = unfinished(x.terminated, x.truncated, x.mask)
+        x = x._replace(reward=jnp.where(left, jnp.nan, reward))
+    # Applied to the inputs, so that no derivatives of the computation are traced.
+    x = jax.lax.stop_gradient(x) if stop_gradient else x
+    if skip or x.mask is None:
+        return x
+    # No trace passes from or to a masked step: it, and the one before it, are truncated.
+    counts = x.counts()
+    cut = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
+    # Elsewhere the flag stays as it is, so that one that is neither 0 nor 1 is seen.
+    truncated = cut if x.truncated is None else jnp.where(cut, 1, x.truncated).astype(x.truncated.dtype)
+    return x._replace(truncated=truncated)
+
+
+def _effective(x: Steps) -> Steps:
     """Return the steps as the equations read them: in the accumulator dtype, with the contents of masked steps as 0.
 
     Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
@@ -180,14 +140,10 @@ def effective(x: Steps) -> Steps:
     return x._replace(**read)
 
 
-def _narrow(shape: tuple[Any, ...]) -> bool:
+def _is_narrow(shape: tuple[Any, ...]) -> bool:
     """Return whether a row has fewer than 64 elements; a size that `jax.export` leaves open counts as large."""
     sizes = [n for n in shape if isinstance(n, int)]
     return len(sizes) == len(shape) and math.prod(sizes) < 64
-
-
-def _cast(outputs: tuple[Array, ...], x: Steps) -> tuple[Array, ...]:
-    return tuple(output.astype(x.value.dtype) for output in outputs)
 
 
 def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:

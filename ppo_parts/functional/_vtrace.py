@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ._arguments import Implementation, public, serializable
 from ._common import Array, Number, chosen
-from ._steps import Estimator, Steps, unless
+from ._steps import Steps, solve, unless
 
 
 @serializable
@@ -90,18 +90,15 @@ def vtrace(
         trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda * c))
         return td_error(x, x.next_value, x.rho_clip), trace
 
-    def policy_advantage(x: Steps, next_target: Array) -> Array:
-        follows = chosen(x.truncated, x.next_value, next_target)
-        if x.pg_lambda is not None:
-            follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
-        return td_error(x, follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
-
-    # The solver applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
-    estimator = Estimator("vtrace", terms, policy_advantage)
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio)
     steps = steps._replace(rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda)
-    steps = estimator.prepared(steps, stop_gradient)
-    return VTrace(*estimator.solver(steps, implementation)(steps))
+    error, x = solve("vtrace", terms, steps, implementation, stop_gradient)
+    target = error + x.value
+    follows = chosen(x.truncated, x.next_value, jnp.concatenate([target[1:], x.next_value[-1:]]))
+    if x.pg_lambda is not None:
+        follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
+    policy_advantage = td_error(x, follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
+    return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
 
 
 def _ratio(x: Steps) -> Array:

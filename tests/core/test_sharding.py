@@ -12,10 +12,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from ppo_parts import functional as f
-from ppo_parts.functional import _recurrence
 
 DEVICES = 4
 P = jax.sharding.PartitionSpec
@@ -169,25 +167,6 @@ def check_learner():
     same(update(key, state, placed)[0].params, update(key, state, batch)[0].params)
 
 
-def check_kernel():
-    """Compiled for CUDA, though there is none: in `shard_map` each device runs the kernel, else XLA splits a scan."""
-    _recurrence.has_device = lambda platform: platform == "cuda"
-    given, columnwise = data(64), P(None, "d")
-    del given["log_ratio"]
-
-    def estimate(given, way="auto"):
-        return f.gae(**given, gamma=0.9, gae_lambda=0.8, implementation=way)
-
-    def has_kernel(function, given):
-        return "triton" in jax.jit(function).trace(given).lower(lowering_platforms=("cuda",)).as_text()
-
-    assert has_kernel(shard_map(estimate, mesh_of_all("Auto"), (columnwise,), columnwise), given)
-    placed = jax.device_put(given, jax.sharding.NamedSharding(mesh_of_all("Explicit"), columnwise))
-    assert not has_kernel(estimate, placed)
-    with pytest.raises(ValueError, match=r"gae: implementation=\"pallas\" cannot run, .* over an explicit mesh, f.*@d"):
-        estimate(placed, "pallas")
-
-
 def check_all():
     """In one process, as starting it takes longer than most of the checks."""
     assert jax.device_count() == DEVICES
@@ -196,8 +175,6 @@ def check_all():
     check_what_devices_share(8)
     check_one_gamma_for_each_device(8)
     check_learner()
-    if _recurrence.unsupported(jnp.ones(1)) is None:
-        check_kernel()
 
 
 def test_several_devices():
