@@ -15,7 +15,7 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import require_package
-from ppo_parts.bridges import optuna, tunix
+from ppo_parts.bridges import tunix
 from ppo_parts.commands import export
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_the_citation_names_the_version():
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
-        ("optuna", "optuna", lambda folder: optuna.objective(None, None, {})),
+        ("optuna", "optuna", lambda folder: training.objective(None, None, {})),
         ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
         ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
     ],

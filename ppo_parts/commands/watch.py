@@ -5,6 +5,7 @@ python -m ppo_parts.watch runs/first --output first.gif
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +19,11 @@ import numpy as np
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.policy import apply_policy, carry_after, initial_carry_of, policy_keys
+from .._core.policy import initial_carry_of
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
+from ..training._evaluate import play_step
 from ..training._files import check_writable, replacing
 from ._shared import add_episodes, load_run, report, run_parser, state_of_seed
 
@@ -51,20 +53,13 @@ def frames_of(
         raise UserValueError(
             "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
         )
-    policy, initial_carry = train.policy, initial_carry_of(train.policy)
+    initial_carry = initial_carry_of(train.policy)
 
     @jax.jit
     def reset(key: jax.Array) -> Any:
         return *env.reset(key, 1), None if initial_carry is None else initial_carry(1)
 
-    @jax.jit
-    def play(key: jax.Array, env_state: Any, obs: Any, memory: Any, begins: jax.Array) -> Any:
-        action_key, env_key = jax.random.split(key)
-        own = policy_keys(policy, action_key, 1)
-        output = apply_policy(policy, state.learner.params, obs, memory, begins, own)
-        action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
-        return *env.step(env_key, env_state, action), carry_after(policy, output, action)
-
+    play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
     agents = () if env.num_agents is None else (env.num_agents,)
     for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
         env_state, obs, memory = reset(jax.random.fold_in(key, max_steps))

@@ -33,6 +33,7 @@ from ._run import run as run
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
 from ._statistics import summary as summary
+from ._sweep import objective as objective
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState

@@ -18,7 +18,6 @@ import jax
 from .._base.doors import check_as
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
-from ..bridges import optuna
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
@@ -30,6 +29,7 @@ from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._program import devices_of
 from ._run import run as run_on_host
+from ._sweep import sweep
 from ._train import Train
 
 CACHE_LIMIT = 2**30
@@ -84,7 +84,7 @@ def main(
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
         if given.sweep is not None:
             folder = options.directory / (options.name or given.sweep.stem)
-            found = optuna.sweep(make_train, config, _content(given.sweep), folder, options.num_seeds)
+            found = sweep(make_train, config, _content(given.sweep), folder, options.num_seeds)
             logger.info(f"{folder}: {found}")
             return found
         train = make_train(config).of_recipe(recipe)

@@ -34,6 +34,20 @@ class EpisodeResults(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
 
+def play_step(
+    env: Any, policy: Evaluate, params: Params, key: Array, env_state: Any, obs: Any, memory: Any, begins: Array, *,
+    mode: bool,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Act once in each of N environments; return their state, their step, and the policy's memory.
+
+    `begins` is `[N]` or `[N, A]`, whether an episode begins.
+    """
+    action_key, env_key = jax.random.split(key)
+    output = apply_policy(policy, params, obs, memory, begins, policy_keys(policy, action_key, len(begins)))
+    action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
+    return *env.step(env_key, env_state, action), carry_after(policy, output, action)
+
+
 @checked
 def evaluate_episodes(
     env: Any,
@@ -77,11 +91,8 @@ def evaluate_episodes(
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
     def play(key: Array, env_state: Any, obs: Any, memory: Any, steps: Array) -> Any:
-        action_key, env_key = jax.random.split(key)
         begins = jnp.broadcast_to(steps == 0, each)  # as a rollout begins; only first episodes count here
-        output = apply_policy(policy, params, obs, memory, begins, policy_keys(policy, action_key, episodes))
-        action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
-        return *env.step(env_key, env_state, action), carry_after(policy, output, action)
+        return play_step(env, policy, params, key, env_state, obs, memory, begins, mode=mode)
 
     def step(carry: Any) -> Any:
         key, env_state, obs, memory, results, steps = carry

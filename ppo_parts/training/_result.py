@@ -185,12 +185,9 @@ def _numbers(name: str, x: Any) -> np.ndarray:
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
     """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
-    known = np.isfinite(returns)
-    total = np.cumsum(np.where(known, returns, 0), axis=0)
-    number = np.cumsum(known, axis=0)
-    before = np.zeros_like(total[:1])
-    total = total - np.concatenate([np.repeat(before, min(window, len(total)), 0), total])[: len(total)]
-    number = number - np.concatenate([np.repeat(before, min(window, len(number)), 0), number])[: len(number)]
+    known, before = np.isfinite(returns), np.zeros((min(window, len(returns)), *returns.shape[1:]))
+    sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]
+    total, number = (x[len(before) :] - x[: -len(before)] for x in sums)
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 

@@ -1,4 +1,4 @@
-"""Search the hyperparameters of a recipe with Optuna; `sweep` is the command, `objective` is for a study of your own.
+"""Search the hyperparameters of a recipe with Optuna: `sweep` is the command, `objective` is for a study of your own.
 
 python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
 """
@@ -19,17 +19,18 @@ import numpy as np
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
+from ._train import Train
 
 
 def objective(
-    make_train: Callable[[Any], Any],
+    make_train: Callable[[Any], Train],
     config: Any,
     search: Mapping[str, Any],
     *,
     metric: str = "episode_return",
     num_seeds: int = 1,
 ) -> Callable[[Any], float]:
-    """Make the objective of a study: a run with the hyperparameters of a trial, and its metric at the end.
+    """Make the objective of an Optuna study: a run with the hyperparameters of a trial, and its metric at the end.
 
     A trial reports the metric after each tenth of its updates (rounded down), and a pruner may end it there. Floats are
     arguments of one compiled program that all trials share; each combination of other values compiles its own. All
@@ -55,18 +56,18 @@ def objective(
 
     @functools.lru_cache(maxsize=16)
     def programs(**fixed: Any) -> tuple[int, Any, Any]:
-        def of(**numbers: Any) -> Any:
+        def train(numbers: Any) -> Train:
             return make_train(dataclasses.replace(config, **fixed, **numbers))
 
         def init(numbers: Any, seed: Any) -> Any:
-            return of(**numbers).init(jax.random.key(seed))
+            return train(numbers).init(jax.random.key(seed))
 
         def advance(numbers: Any, state: Any) -> Any:
-            train = of(**numbers)
-            state, metrics = jax.lax.scan(lambda state, _: train.step(state), state, None, length=each)
+            step = train(numbers).step
+            state, metrics = jax.lax.scan(lambda state, _: step(state), state, None, length=each)
             return state, metrics[metric]
 
-        updates = of().num_updates
+        updates = train({}).num_updates
         each = max(1, updates // 10)
         return updates // each, jax.jit(jax.vmap(init, (None, 0))), jax.jit(jax.vmap(advance, (None, 0)))
 
@@ -87,8 +88,21 @@ def objective(
     return train_and_report
 
 
+def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]]:
+    """Return the method of a trial that draws a field, and its arguments."""
+    now, entries = getattr(config, name, ()), set(given) if isinstance(given, Mapping) else set()
+    if entries == {"choices"} and hasattr(config, name):
+        return "suggest_categorical", dict(given)
+    if isinstance(now, (bool, str, tuple)) or not {"low", "high"} <= entries <= {"low", "high", "log", "step"}:
+        says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
+        raise UserValueError(says, where="sweep", argument=name)
+    kind: Any = int if isinstance(now, int) else float
+    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}  # YAML reads 1e-5 as a word
+    return f"suggest_{kind.__name__}", numbers
+
+
 def sweep(
-    make_train: Callable[[Any], Any], config: Any, given: Mapping[str, Any], folder: Path, num_seeds: int = 1
+    make_train: Callable[[Any], Train], config: Any, given: Mapping[str, Any], folder: Path, num_seeds: int = 1
 ) -> dict[str, Any]:
     """Run the trials of a study that are left, and return how many ended in which way, and the best.
 
@@ -121,16 +135,3 @@ def sweep(
         axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
         axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
     return result | {"value": study.best_value, "best": study.best_params}
-
-
-def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]]:
-    """Return the method of a trial that draws a field, and its arguments."""
-    now, entries = getattr(config, name, ()), set(given) if isinstance(given, Mapping) else set()
-    if entries == {"choices"} and hasattr(config, name):
-        return "suggest_categorical", dict(given)
-    if isinstance(now, (bool, str, tuple)) or not {"low", "high"} <= entries <= {"low", "high", "log", "step"}:
-        says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
-        raise UserValueError(says, where="sweep", argument=name)
-    kind: Any = int if isinstance(now, int) else float
-    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}  # YAML reads 1e-5 as a word
-    return f"suggest_{kind.__name__}", numbers

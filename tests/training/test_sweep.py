@@ -1,4 +1,4 @@
-"""`bridges.optuna`: studies over a recipe, with the real package."""
+"""Studies over a recipe, with the real package."""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from ppo_parts import training
-from ppo_parts.bridges.optuna import objective, sweep
+from ppo_parts.training._sweep import objective, sweep
 from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import arguments, tiny
 
