@@ -11,8 +11,8 @@ import optuna
 import pytest
 
 from ppo_parts import training
-from ppo_parts.training._sweep import objective, sweep
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training._sweep import objective, sweep
 from tests.runs import arguments, tiny
 
 SEARCH = {"learning_rate": {"low": "1e-4", "high": 1, "log": True}, "num_steps": {"low": 2, "high": 3}}
