@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import __main__ as command_line
 from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, train
-from ppo_parts import training
 
 programs = train.programs
 
@@ -113,7 +112,7 @@ def test_records_are_added_and_replaced_by_name(tmp_path):
         _records.store(path, {})
 
 
-def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monkeypatch):
+def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     printed = "global_step=10, episodic_return=[1.]\nSPS: 7\nglobal_step=90, episodic_return=[-3.]\nSPS: 9\n"
     given = []
     monkeypatch.setattr(hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
@@ -121,41 +120,6 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     theirs = atari.cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
     assert theirs == {"seed": 5, "steps_per_second": 9.0, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
-    ours = {"seed": 5, "steps_per_second": 1234.0, "games": [[80, 1.0, 2], [100, 4.0, 1]]}
-    runs = {"ppo_parts": [ours], "cleanrl": [theirs]}
-    result = {"task": config.env_id, "config": {"seed": 5}, "env_steps": 100, "runs": runs, "complete": True}
-    result["cleanrl_versions"] = {"ale-py": "0.8.1", "torch": "2.13", "sha256 of the script": "ab"}
-    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    _records.store(f"{tmp_path}/atari.jsonl#one", {"results": result})
-    row = _tables.atari(lambda text, *addresses: f"{text} {len(addresses)}")[2]
-    assert row == "| ale:space_invaders 1 | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 |"
-    another = {name: [run | {"seed": 6} for run in each] for name, each in runs.items()}
-    _records.store(f"{tmp_path}/atari.jsonl#two", {"results": result | {"config": {"seed": 6}, "runs": another}})
-    row = _tables.atari(lambda text, *addresses: f"{text} {len(addresses)}")[2]
-    assert row.startswith("| ale:space_invaders 2 | 100 | 5 - 6 | 4.00 [4.00, 4.00] |")
-
-
-def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-
-    def write(first, evaluations, variant="recipe", complete=True):
-        curve = [
-            {"env_steps": 10 * (i + 1), "evaluation": x, "last_100_episodes": x} for i, x in enumerate(evaluations)
-        ]
-        result = {"task": "Ant-v5", "variant": variant, "env_steps": 20, "complete": complete, "curve": curve}
-        result |= {"seeds": [first, first + 1], "config": {}, "last_evaluation": training.summary(evaluations[-1])}
-        _records.store(f"{tmp_path}/mujoco.jsonl#{variant}_{first}", {"results": result})
-
-    write(11, [[5.0, 6.0], [7.0, 2.0]])
-    write(1, [[1.0, 2.0], [3.0, 4.0]])
-    write(1, [[0.0, 0.0], [0.0, 0.0]], variant="tianshou")
-    write(21, [[9.0, 9.0], [9.0, 9.0]], complete=False)
-    one, other = _tables.runs("mujoco")
-    assert (one["seeds"], other["seeds"]) == ([1, 2, 11, 12], [1, 2])
-    assert one["addresses"] == ["mujoco.jsonl#recipe_1", "mujoco.jsonl#recipe_11"]
-    assert [row["evaluation"] for row in one["curve"]] == [[1, 2, 5, 6], [3, 4, 7, 2]]
-    assert one["best_evaluation"]["per_seed"] == [3, 4, 7, 6]
-    assert one["last_evaluation"]["per_seed"] == one["last_100_episodes"]["per_seed"] == [3, 4, 7, 2]
 
 
 def test_a_difference_of_means_has_an_interval_over_seeds():

@@ -110,7 +110,6 @@ traces = functools.partial(pp.vtrace, gamma=0.9)
 surrogate = functools.partial(pp.clipped_surrogate, clip_eps=0.2)
 prioritized = functools.partial(pp.prioritized_sampler, 2, alpha=1.0, beta=1.0)
 stop = functools.partial(pp.kl_early_stop, target_kl=0.1)
-epoch_stop = functools.partial(stop, check="epoch")
 penalty = functools.partial(pp.kl_penalty, coef=1.0)
 OUTSIDE = (-0.1, 1.5, np.float32(1.01), np.nan)
 OUT_OF_RANGE = [

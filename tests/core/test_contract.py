@@ -42,13 +42,6 @@ def with_aux(params, batch):
     return pp.Output(distributions.Categorical(distribution.logits), value, aux=aux)
 
 
-def test_outputs_tuples_and_policies_mean_the_same():
-    pipeline = pp.chain(GAE, pp.full_batch(2), SURROGATE, VALUE)
-    expected = run(pipeline)
-    assert_same(run(pipeline, policy=lambda p, b: pp.Output(*evaluate(p, b))), expected)
-    assert_same(run(pipeline, policy=pp.Policy(lambda key: make_params(), evaluate)), expected)
-
-
 @pytest.mark.parametrize("size", [None, 4])
 def test_aux_is_differentiable_and_survives_microbatches(size):
     def loss(batch, state, context):
@@ -104,15 +97,6 @@ def test_a_policy_in_microbatches_keeps_its_memory():
     assert pp.microbatched(policy, 4).initial_carry is policy.initial_carry
 
 
-def test_a_function_of_batch_and_context_is_a_part():
-    batch, context = rollout(), pp.Context(key=KEY, step=3)
-    for function, factor in (
-        (lambda batch, context: batch.replace(reward=batch.reward * context.step), 3),
-        (lambda batch, by=2.0: batch.replace(reward=batch.reward * by), 2),
-    ):
-        assert_same(pp.stateless(function).update(batch, (), context)[0].reward, batch.reward * factor)
-
-
 # --- the optimizer hears the parts -----------------------------------------------------------------------------------
 
 
@@ -144,10 +128,9 @@ def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_s
     assert metrics["minibatches"] == 4
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters(masked):
+def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters():
     """SAM steps along the gradient at the worst point nearby; a line search shortens a step that is far too long."""
-    batch, params, contrib = rollout(masked=masked), make_params(), optax.contrib
+    batch, params, contrib = rollout(), make_params(), optax.contrib
     batch = batch.replace(target=jnp.ones((TIME, SEGMENTS)))
     pipeline = pp.chain(pp.full_batch(), VALUE)
 
@@ -449,33 +432,6 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
 CLIPPED = pp.clipped_value_loss(clip_eps=0.2)
 
 
-def test_within_runs_a_part_on_other_fields():
-    batch, other = rollout(), rollout(1)
-    values = {"value": batch.value * 2, "next_value": batch.next_value * 2}
-    batch = batch.replace(extras={"reward": other.reward, **values})
-    read = {name: f"extras.{name}" for name in ("reward", "value", "next_value")}
-    lens = pp.within(GAE, read=read, write={"advantage": "extras.advantage"}, name="second")
-    chain = pp.chain(GAE, lens, pp.combine_advantages({"advantage": 1.0, "extras.advantage": 0.5}))
-    out, _ = chain.update(batch, chain.init(None), CONTEXT)
-    swapped = batch.replace(reward=other.reward, **values)
-    first, second = (GAE.update(b, (), CONTEXT)[0] for b in (batch, swapped))
-    np.testing.assert_allclose(out.advantage, first.advantage + 0.5 * second.advantage, rtol=1e-5)
-    np.testing.assert_allclose(out.target, first.target)
-    np.testing.assert_allclose(out.metrics["second/explained_variance"], second.metrics["explained_variance"])
-
-
-def test_within_reads_the_policy_being_trained():
-    params = make_params() | {"second": jnp.ones(3)}
-    batch = rollout(masked=False)
-    batch = batch.replace(extras={"target": batch.reward})
-    loss = pp.within(VALUE, read={"value": "current.aux.second", "target": "extras.target"}, name="second")
-    state, metrics = run(pp.chain(pp.full_batch(), loss), batch, params=params, policy=with_aux)
-    gradient = jax.grad(lambda w: 0.5 * jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
-    np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
-    assert_same(state.params["value"], params["value"])
-    assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
-
-
 def test_within_clips_the_value_of_a_critic_around_its_own():
     batch, now, old = rollout(masked=False), rollout(1).value, rollout(2).value
     batch = batch.replace(extras={"old": old}, target=batch.reward)
@@ -614,18 +570,6 @@ def test_a_chain_in_a_lens_amends_and_finishes_and_draws_keys_of_its_own():
 # --- samplers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("burn_in", [0, 1])
-def test_time_chunks_count_every_step_once(burn_in):
-    batch = rollout(masked=False)
-    batch = batch.replace(extras={"row": ROWS}, carry=jnp.ones((SEGMENTS, 1)), reset=jnp.zeros((TIME, SEGMENTS)))
-    sampler = pp.time_chunks(6, length=2, burn_in=burn_in)
-    pipeline = pp.chain(GAE, sampler, recorder(6, 2 + burn_in, 2, unmasked_only=burn_in > 0), VALUE)
-    state, _ = run(pipeline, batch)
-    seen, _, count = pp.part_state(state, pipeline, "recorder")
-    assert count == 6
-    assert sorted(int(x) for x in np.asarray(seen).ravel() if x >= 0) == list(range(TIME * SEGMENTS))
-
-
 def test_time_chunks_take_all_agents_of_a_segment_along():
     agents = 3
     rows = jnp.arange(TIME * SEGMENTS * agents).reshape(TIME, SEGMENTS, agents)
@@ -738,28 +682,6 @@ def test_a_phase_trains_what_it_says(trains, moved):
     (policy, value), (old_policy, old_value) = (jax.tree.leaves(x) for x in (state.params, two_entries()))
     changed = {"actor": not np.array_equal(policy, old_policy), "critic": not np.array_equal(value, old_value)}
     assert {name for name, has in changed.items() if has} == moved
-
-
-def test_a_phase_runs_every_so_many_updates_and_replays():
-    batch, seen = rollout(masked=False), []
-    like = jax.eval_shape(lambda: batch.replace(target=batch.value, truncated=None))
-
-    def look(batch, state, context):
-        seen.append(batch.log_prob.shape)
-        return batch.add_metrics("sum", counted=jnp.sum(batch.mask)), state
-
-    policy = pp.phase(pp.chain(pp.full_batch(), SURROGATE), trains="actor")
-    auxiliary = pp.chain(pp.replay(3, like), pp.full_batch(), part(look), VALUE, counter())
-    pipeline = pp.chain(GAE, pp.phases(policy=policy, auxiliary=pp.phase(auxiliary, trains=None, every=2)))
-    learner = pp.learner(both, pipeline, {"policy": optax.sgd(0.1), "auxiliary": optax.sgd(0.1)})
-    state, update, found = learner.init(two_entries()), jax.jit(learner.update), []
-    for _ in range(5):
-        state, metrics = update(KEY, state, batch)
-        counts = (metrics["auxiliary/minibatches"], pp.part_state(state, pipeline, "auxiliary/count"))
-        found.append((*map(int, counts), metrics["auxiliary/counted"] / (TIME * SEGMENTS)))
-    # what there is in updates 1 and 3, their own rollouts included: two rollouts and the latest three
-    assert found == [(0, 0, 0), (1, 1, 2), (0, 1, 0), (1, 2, 3), (0, 2, 0)]
-    assert (TIME, 3 * SEGMENTS) in seen
 
 
 def test_a_phase_that_does_not_run_does_not_finish():

@@ -293,14 +293,6 @@ def test_chains_nest_and_have_an_identity():
         assert chain.parts == parts
 
 
-def test_a_chain_is_the_fold_of_its_parts():
-    parts = (growing_reward(), GAE, pp.advantage_normalize(), growing_reward())
-    chained, batch = pp.chain(*parts), rollout()
-    state = chained.init(make_params())
-    assert_same(chained.update(batch, state, CONTEXT), fold(parts, state, batch, CONTEXT))
-    assert_same(pp.chain().update(batch, (), CONTEXT), (batch, ()))
-
-
 # --- samplers --------------------------------------------------------------------------------------------------------
 
 
@@ -332,20 +324,6 @@ def test_segment_minibatches_keep_segments_whole():
     epochs = columns[:, 0].reshape(4, -1)
     assert all(sorted(epoch) == list(range(SEGMENTS)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-
-
-def test_full_batch_is_the_rollout_as_it_is():
-    [(rows, _)] = rows_seen(pp.full_batch(3), (3, TIME, SEGMENTS))
-    np.testing.assert_array_equal(rows, np.broadcast_to(np.arange(24).reshape(TIME, SEGMENTS), rows.shape))
-
-
-def test_given_indices_are_what_is_drawn():
-    [(rows, _)] = rows_seen(pp.given_indices(ORDER), (6, 8))
-    np.testing.assert_array_equal(rows.reshape(ORDER.shape), ORDER)
-    given = np.array([[0.5, 1.0], [2.0, 3.0]])
-    [(rows, weights)] = rows_seen(pp.given_indices(COLUMNS[0], "segment", given), (2, TIME, 2))
-    np.testing.assert_array_equal(rows[:, 0], COLUMNS[0])
-    np.testing.assert_array_equal(weights, given)
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -383,20 +361,6 @@ def test_carries_and_extras_go_with_their_segment():
     np.testing.assert_array_equal(out.shared["table"], np.arange(7))
     counts = np.asarray(out.mask, bool)
     np.testing.assert_array_equal(out.current.value, np.where(counts, evaluate(make_params(), out)[1], out.value))
-
-
-def test_weights_reach_the_advantage_or_the_losses():
-    sampler = pp.given_indices(COLUMNS[0], "segment", [[0.5, 2.0], [1.5, 0.25]])
-    batch = rollout().replace(advantage=jnp.ones((TIME, SEGMENTS)), target=jnp.zeros((TIME, SEGMENTS)))
-
-    def after(*parts):
-        chained = pp.chain(sampler, *parts)
-        return chained.update(batch, chained.init(None), CONTEXT)[0]
-
-    weight = np.broadcast_to([[0.5, 2.0]], (TIME, 2))
-    np.testing.assert_array_equal(after(pp.advantage_weight()).advantage, weight)
-    plain, weighed = (after(pp.value_loss(coef=coef)).losses["value"] for coef in (0.5, 0.5 * pp.field("weight")))
-    assert_close(weighed, weight * plain)
 
 
 # --- early stop ------------------------------------------------------------------------------------------------------
@@ -490,16 +454,6 @@ def test_a_divergence_that_is_not_a_number_stops(unstopped):
     after, metrics = update(jnp.inf, KEY, state, batch.replace(log_prob=batch.log_prob.at[t, n].set(jnp.nan)))
     assert (metrics["minibatches"], metrics["early_stopped"]) == (1, 1)  # the second is the one that has the NaN
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
-
-
-def test_several_stops_and_the_first_counts(unstopped):
-    batch, trace = unstopped
-    loose = pp.kl_early_stop(100.0, name="loose")
-    tight = pp.kl_early_stop(0.999 * trace.kl[2], check="epoch", name="tight")
-    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), tight, loose)
-    _, metrics = run(pipeline, batch, optimizer=optax.adam(0.1))
-    assert (metrics["minibatches"], metrics["early_stopped"]) == (3, 1)
-    assert {"loose", "tight"} <= set(metrics)
 
 
 def test_stopping_skips_the_work(unstopped):
@@ -671,38 +625,6 @@ def run_phases(actor, critic, *before):
     return run(pipeline, optimizer=optimizers, params=ENTRIES, policy=both)
 
 
-@pytest.fixture(scope="module")
-def two_phases():
-    return run_phases(ACTOR, CRITIC)
-
-
-def test_phases_train_their_own_entry_and_nothing_else(two_phases):
-    state, metrics = two_phases
-    actor, actor_metrics = run(pp.chain(GAE, ACTOR), optimizer=optax.adam(0.1), params=ENTRIES, policy=both)
-    critic, critic_metrics = run(pp.chain(GAE, CRITIC), params=ENTRIES, policy=both)
-    assert_close(state.params["actor"], actor.params["actor"])
-    assert_close(state.params["critic"], critic.params["critic"])
-    assert_same(state.params["other"], ENTRIES["other"])
-    assert set(state.opt_state) == {"actor", "critic"}
-    assert jax.tree.structure(state.opt_state["actor"][0].mu) == jax.tree.structure(ENTRIES["actor"])
-    assert metrics["actor/minibatches"] == 6
-    assert metrics["critic/minibatches"] == 4
-    for name, alone in (("actor", actor_metrics), ("critic", critic_metrics)):
-        for measured in ("loss", "grad_norm", "epochs"):
-            np.testing.assert_allclose(metrics[f"{name}/{measured}"], alone[measured], rtol=1e-4)
-    assert "explained_variance" in metrics
-
-
-def test_a_stop_in_one_phase_leaves_the_other_alone(two_phases):
-    free, _ = two_phases
-    stopped, metrics = run_phases(pp.chain(ACTOR, pp.kl_early_stop(0.0)), CRITIC)
-    assert metrics["actor/early_stopped"] == 1
-    assert metrics["actor/minibatches"] == 0  # this rollout is another policy's: the first divergence is positive
-    assert_same(stopped.params["actor"], ENTRIES["actor"])
-    assert_same(stopped.params["critic"], free.params["critic"])
-    assert "critic/early_stopped" not in metrics
-
-
 def test_phases_run_in_order_and_share_what_stands_before_them():
     look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
     epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
@@ -735,13 +657,12 @@ def policy_of(kind):
 
 @pytest.mark.parametrize(
     ("sampler", "microbatch", "elementwise"),
-    [("step", 3, True), ("segment", 1, True), ("full", 12, False), ("weighted", 6, True)],
+    [("step", 3, True), ("full", 12, False), ("weighted", 6, True)],
 )
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     """Losses of single elements need one evaluation of each piece, others two."""
     samplers = {
         "step": pp.given_indices(ORDER),
-        "segment": pp.given_indices(COLUMNS[0], "segment"),
         "full": pp.full_batch(2),
         "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5),
     }

@@ -137,8 +137,3 @@ def test_the_end_of_a_schedule_is_accepted_without_jit():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), eager.losses, jitted.losses)
     with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\]"):
         pp.functional.gae(*[jnp.zeros(2)] * 4, gamma=jnp.float32(1.01), gae_lambda=1.0)
-
-
-def test_a_schedule_may_anneal_an_open_range_to_its_end():
-    schedule = check_number("clipped_surrogate", "clip_eps", pp.linear_schedule(0.2, 0.0, 2), 0, open_low=True)
-    assert [round(float(schedule(step)), 6) for step in range(4)] == [0.2, 0.1, 0, 0]

@@ -143,14 +143,8 @@ def check_learner():
     import ppo_parts as pp
     from tests.common import evaluate, make_params, rollout
 
-    pipeline = pp.chain(
-        pp.gae(gamma=0.9, gae_lambda=0.8),
-        pp.shuffled_minibatches(2, num_epochs=2, refresh="epoch"),
-        pp.advantage_normalize(),
-        pp.clipped_surrogate(clip_eps=0.2),
-        pp.value_loss(),
-        pp.kl_early_stop(0.1, check="epoch"),
-    )
+    estimate, losses = pp.gae(gamma=0.9, gae_lambda=0.8), (pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
+    pipeline = pp.chain(estimate, pp.shuffled_minibatches(2), pp.advantage_normalize(), *losses)
     learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
     state, key = learner.init(make_params()), jax.random.key(0)
     batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)

@@ -12,7 +12,6 @@ import pytest
 import ppo_parts as pp
 from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
-from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from ppo_parts._core.pieces import evaluate_shards
 from tests.common import OBS, Categorical, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
@@ -298,18 +297,6 @@ def test_shards_normalize_by_what_all_saw_before_the_rollout_and_they_saw_since(
             assert_close(batch.reward[t, own], np.clip(batch.action[t, own] / scale, -10, 10), 1e-4)
 
 
-def test_what_is_not_finite_in_one_shard_does_not_enter_its_statistics():
-    before = envs.Moments.of(jnp.zeros(1)).updated(jnp.array([[1.0], [2.0]]))
-    x = jnp.array([[3.0], [5.0], [jnp.nan], [1.0]])
-    after = ShardMoments.of(before, 2).updated(x)
-    rows = after.of_rows(4)
-    assert_close(rows.mean[:, 0], np.array([2.75, 2.75, 1.5, 1.5]))
-    merged = merged_moments(NormalizedState(None, after)).moments
-    assert_close((merged.mean, merged.seen), (np.array([2.75]), 4.0))
-    nothing = NormalizedState(None, ShardMoments.of(envs.Moments.of(jnp.zeros(1)), 2).updated(x * jnp.nan))
-    assert_close(merged_moments(nothing).moments, envs.Moments.of(jnp.zeros(1)))
-
-
 def test_explained_variance_of_shards_is_that_of_all():
     rng, shape = np.random.default_rng(0), (T, N)
     target, noise = rng.normal(size=shape), 0.5 * rng.normal(size=shape)
@@ -379,7 +366,7 @@ def test_what_does_not_divide_is_refused(message):
 LARGE = (32, 64)
 SAMPLERS = ("shuffled", "segments", "prioritized")
 REFRESHES = ("rollout", "epoch", "minibatch")
-COVERING = list(zip(SAMPLERS, REFRESHES, strict=True))
+COVERING = [("segments", "epoch"), ("prioritized", "minibatch")]
 MINIBATCHES = 4
 
 
@@ -424,10 +411,7 @@ def check_learner(cases):
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
             assert share == pytest.approx(1 / DEVICES, rel=0.02)
-        if (sampler, refresh) == COVERING[0]:
-            smaller, _ = compiled_on_devices(learner.update, state, rollout(shape=(T, N)).replace(shards=SHARDS))
-            assert collectives(smaller) == found  # in number, kind and size
-        if (sampler, refresh) == COVERING[1]:  # placed by the user, on a mesh with explicit axes
+        if (sampler, refresh) == COVERING[0]:  # placed by the user, on a mesh with explicit axes
             assert_close(jax.jit(learner.update)(KEY, state, on_explicit_mesh(batch)), expected, 2e-5, 1e-5)
 
 
@@ -439,6 +423,7 @@ def check_communication(found, sampler, refresh):
     gathers = [x for x in found if x.kind != "all-reduce"]
     assert {x.kind for x in gathers} <= ({"all-gather"} if sampler == "prioritized" else set()), found
     assert all(x.size == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
+    assert all(x.size < LARGE[0] * LARGE[1] for x in found), found  # bytes: none grows with the batch
     number = sum(x.times for x in found if x.kind == "all-reduce")
     estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, all at once
     apart = refresh != "rollout"  # non-finite numbers are counted before the loop in which estimates are made
@@ -466,18 +451,16 @@ def check_recurrent():
     assert len(sums) <= 4, sums  # of rounds, episodes, means and variances
     assert batch.log_prob.sharding.is_equivalent_to(batch.sharding(mesh).log_prob, 2)
 
-    chunks = pp.chain(pp.time_chunks(2, 2, length=4, burn_in=2), *LOSSES, pp.kl_early_stop(1e-3))
-    again = pp.chain(pp.replay(2, jax.tree.map(jnp.asarray, expected[1])), GAE, pp.full_batch(), pp.value_loss())
-    phases = pp.phases(first=pp.phase(chunks, trains=None), second=pp.phase(again, trains=None))
-    learner = pp.learner(REMEMBERING, pp.chain(GAE, phases), {"first": optax.sgd(0.5), "second": optax.sgd(0.5)})
+    chunks = pp.chain(GAE, pp.time_chunks(2, 2, length=4, burn_in=2), *LOSSES, pp.kl_early_stop(1e-3))
+    learner = pp.learner(REMEMBERING, chunks, optax.sgd(0.5))
     learner_state = learner.init(params)
     several, arguments = compiled_on_devices(learner.update, learner_state, batch)
     found = several(*arguments)
     assert_close(found, jax.jit(learner.update)(KEY, learner_state, expected[1]), 2e-5, 1e-5)
-    assert found[1]["first/early_stopped"] == 1
+    assert found[1]["early_stopped"] == 1
     memory = sorted(params["memory"].shape)
     sums = [x.times for x in collectives(several) if memory in [sorted(shape) for shape in x.sizes]]
-    assert sum(sums) == 4 + 1, sums  # once per minibatch, and not in every step of the recurrence
+    assert sum(sums) == 4, sums  # once per minibatch, and not in every step of the recurrence
     assert counted(collectives(several)).keys() == {"all-reduce"}
 
     message = (

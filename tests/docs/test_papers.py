@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from benchmarks import _records, _tables, papers
+from benchmarks import _tables, papers
 from benchmarks.paper_index import PAPERS
 from ppo_parts.recipes import cleanrl_ppo
 
@@ -20,13 +20,3 @@ def test_every_chain_is_traced(name):
 def test_chains_are_those_of_the_records():
     recorded = [record["results"]["arms"] for record in _tables.records("papers").values()]
     assert set(PAPERS) == set().union(*recorded) - {"plain"}
-
-
-def test_differences_whose_interval_excludes_0_are_bold(tmp_path, monkeypatch):
-    found = {"mean": 1.0, "difference": {"mean": 2.0, "95": [0.5, 3.0]}}
-    arm = {"return_over_training": found, "evaluation_return": {"difference": {"mean": 2.0, "95": [-0.5, 3.0]}}}
-    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    _records.store(f"{tmp_path}/papers.jsonl#one", {"results": {"arms": {"xie_2024": arm}}})
-    row = _tables.papers(None, "one")[2]
-    assert row.startswith("| [Xie et al. 2024](https://arxiv.org/abs/2401.16025) |")
-    assert row.endswith("| **+2.0 [+0.5, +3.0]** | +2.0 [-0.5, +3.0] |")

@@ -3,7 +3,6 @@
 import dataclasses
 from types import SimpleNamespace
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,46 +153,6 @@ def test_permuted_agents_are_permuted_results(mortal):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b[::-1], rtol=1e-4, atol=1e-6), after.params, turned_after.params
     )
-
-
-def test_a_recurrent_state_goes_on_from_rollout_to_rollout_as_if_there_were_none():
-    """The state at the end is that of playing the steps again: nothing has been fed to the network twice."""
-    train = ippo.make_train(dataclasses.replace(SMALL, memory="gru", agent_id=True), probe())
-    state = jax.jit(train.init)(jax.random.key(0))
-    params = state.learner.params
-    after, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), params, state.rollout)
-    replayed = jax.jit(train.policy.evaluate)(params, batch).carry
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.carry, replayed)
-
-
-def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
-    def evaluate(params, batch):
-        x = batch.obs
-        return distrax.Categorical(x @ params["actor"]), x @ params["critic"]
-
-    pipeline = pp.chain(
-        pp.gae(gamma=0.9, gae_lambda=0.9),
-        pp.phases(
-            actor=pp.chain(pp.shuffled_minibatches(2), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2)),
-            critic=pp.chain(pp.shuffled_minibatches(2), pp.value_loss()),
-        ),
-    )
-    learner = pp.learner(evaluate, pipeline, {"actor": optax.adam(0.1), "critic": optax.adam(0.1)})
-    keys = jax.random.split(jax.random.key(0), 5)
-    shape, state = (6, 4), learner.init({"actor": jnp.ones((3, 2)), "critic": jnp.ones(3)})
-    batch = pp.Batch(
-        obs=jax.random.normal(keys[0], (*shape, 3)),
-        action=jax.random.bernoulli(keys[1], shape=shape).astype(int),
-        log_prob=jax.random.normal(keys[2], shape),
-        value=jax.random.normal(keys[3], shape),
-        reward=jax.random.normal(keys[4], shape),
-        terminated=jnp.zeros(shape, bool),
-        next_value=jnp.ones(shape),
-    )
-    update = jax.jit(learner.update)
-    single = update(jax.random.key(1), state, batch)
-    agents = update(jax.random.key(1), state, jax.tree.map(lambda x: x[:, :, None], batch))
-    jax.tree.map(np.testing.assert_array_equal, single, agents)
 
 
 def test_clipping_per_agent_is_each_agents_own():

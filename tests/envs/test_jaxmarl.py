@@ -171,7 +171,6 @@ def nothing_can_be_done_outside_the_room(out):
 
 
 REAL = {
-    "MPE_simple_spread_v3": ((3, 18), None, {"truncated"}, nothing_else),
     "MPE_simple_speaker_listener_v4": ((2, 11), (2, 5), {"truncated"}, nothing_else),
     "switch_riddle": ((3, 2), (3, 3), {"terminated"}, nothing_can_be_done_outside_the_room),
     "SMAX/3m": ((3, 75), (3, 8), {"terminated", "truncated"}, the_dead_are_paid),  # all walk into the wall

@@ -209,6 +209,8 @@ def test_moments_take_only_finite_numbers_of_the_present():
     moments = envs.Moments.of(jnp.zeros(2)).updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
     for bad in (jnp.inf, jnp.nan, 3e38):
         assert_same(moments.updated(jnp.array([[1.0, bad], [2.0, -bad]])), moments)
+    spoilt = ShardMoments.of(moments, 2).updated(jnp.array([[3.0, jnp.nan], [1.0, 1.0], [5.0, 6.0], [7.0, 8.0]]))
+    np.testing.assert_allclose(spoilt.of_rows(4).mean, [[2, 3]] * 2 + [[4, 5]] * 2, rtol=1e-6)  # not in its own shard
     x = jnp.array([[[1.0], [2.0]], [[3.0], [jnp.nan]], [[5.0], [jnp.inf]], [[9.0], [8.0]]])  # [N, A, 1]
     present = jnp.array([[True, True], [True, False], [True, False], [False, False]])
     empty = envs.Moments.of(x[0], per_agent=True)

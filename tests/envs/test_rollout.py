@@ -100,20 +100,6 @@ def test_equals_a_slow_loop_over_two_rollouts(cartpole):
         assert int(metrics["episodes"]) == len(finished)
 
 
-def test_fields_are_what_the_learner_takes(cartpole):
-    init, collect = cartpole
-    _, batch, _ = collect(jax.random.key(1), WEIGHTS, init(jax.random.key(0)))
-    assert batch.obs.shape == (T, N, 4)
-    for name in ("log_prob", "value", "reward", "next_value"):
-        assert getattr(batch, name).shape == (T, N)
-        assert getattr(batch, name).dtype == jnp.float32, name
-    assert batch.terminated.dtype == batch.truncated.dtype == bool
-    assert jnp.issubdtype(batch.action.dtype, jnp.integer)
-    for name in ("mask", "advantage", "target", "weight", "current", "carry", "reset"):
-        assert getattr(batch, name) is None
-    assert batch.axes == ("time", "segment")
-
-
 def test_values_are_the_same_with_each_step_and_after_the_last(cartpole):
     shapes = []
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import ppo_parts as pp
 from ppo_parts import distributions, envs, networks, training
 from ppo_parts._parts.losses import entropy_of
-from ppo_parts.commands import evaluate, export, watch
+from ppo_parts.commands import export, watch
 from ppo_parts.recipes import cleanrl_ppo
 
 KEY = jax.random.key(0)
@@ -249,7 +249,6 @@ def test_a_recipe_with_hybrid_actions_from_the_command_line(tmp_path, capsys):
     ]  # fmt: skip
     training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, arguments)
     run = str(tmp_path / "golf")
-    evaluate.main([run, "--episodes", "4"])
     frames = watch.main([run, "--output", str(tmp_path / "golf.gif")])
     model = export.main([run, "--output", str(tmp_path / "golf.onnx")])
     printed = capsys.readouterr().out

@@ -166,37 +166,19 @@ def hyperparameters(settings: dict[str, Any]) -> HyperParameters:
     return HyperParameters(**{x: settings[x] for x in names}, actor_optimizer_params=optimizer("actor"), **critic)
 
 
-def truncations(terminated: np.ndarray, limit: int) -> np.ndarray:
-    """Where the time limit ended an episode, which the library does not keep."""
-    length, cut = np.zeros(len(terminated), int), np.zeros_like(terminated)
-    for t in range(terminated.shape[1]):
-        length += 1
-        cut[:, t] = length >= limit
-        length[terminated[:, t] | cut[:, t]] = 0
-    return cut
-
-
 def update(settings: dict[str, Any]) -> recorder.Arrays:
     """One update, by `train()`."""
     agent = Agent(settings)
     last, _ = agent.train(jax.random.PRNGKey(settings["seed"]), hyperparameters(settings))
     arrays, minibatches = agent.arrays, settings["batch_size"] // settings["minibatch_size"]
-    arrays["traj/truncated"] = truncations(arrays["traj/terminated"], settings["max_episode_steps"])
     arrays["minibatch_idx"] = agent.order()
     for phase, training in (("actor", last.actor_training), ("critic", last.critic_training)):
         for kind in (phase, f"{phase}_mb_grads", f"{phase}_mb_params"):
             rows = agent.tape.read(kind).items()
             agent.copy(kind, {name: x.reshape(-1, minibatches, *x.shape[1:]) for name, x in rows})
-        ended = {name: x[:, -1] for name, x in agent.arrays.items() if name.startswith(f"{phase}_mb_params/")}
-        arrays |= {name.replace("_mb_params/", "_epoch_params/"): x for name, x in ended.items()}
-        adam, loss = training.opt_state[1][0], getattr(last, f"{phase}_loss")[0]
-        for kind, tree in {"final": training.params, "adam_mu": adam.mu, "adam_nu": adam.nu}.items():
-            agent.copy(f"{phase}_{kind}", flat(tree))
+        agent.copy(f"{phase}_final", flat(training.params))
         epochs = np.int32(len(agent.arrays[f"{phase}/mb_loss"]))
-        agent.copy(phase, {"epochs_run": epochs, "final_loss": loss, "adam_count": adam.count})
-        agent.copy("train", {f"{phase}_loss": loss})
-    arrays["actor/epoch_kl"] = arrays["actor/mb_kl"][:, -1]
-    arrays["actor/epoch_counter_after"] = 2 + np.arange(len(arrays["actor/epoch_kl"]), dtype=np.int32)
+        agent.copy(phase, {"epochs_run": epochs, "adam_count": training.opt_state[1][0].count})
     return arrays
 
 
@@ -216,7 +198,7 @@ def updates(out: Path, seed: int) -> None:
                     continue
                 if not stop:
                     break
-                *before, last = arrays["actor/epoch_kl"]
+                *before, last = arrays["actor/mb_kl"][:, -1]
                 highest = max(0.0, *before)
                 if last > highest + 0.1:
                     settings["kl_threshold"] = float(highest + last) / 2

@@ -39,13 +39,6 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any], int
 }
 FIELDS = ("obs", "action", "reward", "done", "value", "log_prob", "ratio")
 GIVEN = ("value", "reward", "ratio", "done")
-OPTIMIZER = {  # where the state of the optimizer is, and its name in the recording
-    "opt_state/1/inner_states/adam/inner_state/0": "adam",
-    "opt_state/1/inner_states/adam/inner_state/2": "adam_schedule",
-    "opt_state/1/inner_states/muon/inner_state/0": "muon",
-    "opt_state/1/inner_states/muon/inner_state/3": "muon_schedule",
-    "opt_state/2": "apply_every",
-}
 
 
 def flat(state: Any) -> recorder.Arrays:
@@ -56,15 +49,6 @@ def flat(state: Any) -> recorder.Arrays:
 
 def parameters(model: Any) -> recorder.Arrays:
     return flat(nnx.state(model, nnx.Param))
-
-
-def optimizer_state(optimizer: Any) -> recorder.Arrays:
-    def renamed(path: str) -> str:
-        for place, name in OPTIMIZER.items():
-            path = path.replace(f"{place}/", f"{name}_")
-        return {"step": "nnx_step"}.get(path, path.replace("grad_acc", "acc"))
-
-    return {renamed(path): x for path, x in flat(nnx.state(optimizer)).items()}
 
 
 class Tape(recorder.Tape):
@@ -104,7 +88,6 @@ class Tape(recorder.Tape):
             return call
 
         def recorded_update(optimizer: Any, model: Any, grads: Any) -> None:
-            self.write("params_before", parameters(model))
             update(optimizer, model, grads)
             self.write("params_after", parameters(model))
 
@@ -147,15 +130,14 @@ def play(case: str, seed: int) -> dict[str, Any]:
     agents = trainer.env.max_num_agents
     for i in range(number):
         tape = Tape()
-        model, optimizer = nnx.merge(trainer.graphdef, trainer.graphstate)
-        kept = {"params_before": parameters(model), "opt_before": optimizer_state(optimizer)}
+        model, _ = nnx.merge(trainer.graphdef, trainer.graphstate)
+        kept = {"params_before": parameters(model)}
         with tape.watch(type(trainer)):
             trainer, td, metrics = trainer.epoch(trainer, jnp.asarray(i))
-        model, optimizer = nnx.merge(trainer.graphdef, trainer.graphstate)
-        kept |= {"params_after": parameters(model), "opt_after": optimizer_state(optimizer), "metrics": metrics}
+        kept |= {"metrics": metrics}
         kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}, "recompute": tape.read("recompute")}
         kept |= {"td_end": {name: getattr(td, name) for name in FIELDS}}
-        kept |= {f"mb/{group}": tape.read(group) for group in ("params_before", "td", "aux", "grads", "params_after")}
+        kept |= {f"mb/{group}": tape.read(group) for group in ("td", "aux", "grads", "params_after")}
         kept |= {"mb": tape.read("draw") | tape.read("target") | tape.read("loss")}
         for group, parts in kept.items():
             arrays |= recorder.under(f"epoch{i}/{group}", parts)

@@ -104,13 +104,9 @@ class Tape(recorder.Tape):
         self.write("mb", {"grad_norm": torch.nn.utils.get_total_norm(grads.values())})
 
     def recorded_kernel(self, values: Any, rewards: Any, terminals: Any, ratio: Any, *args: Any) -> Any:
-        whole = len(values) == SEGMENTS
-        if whole:
+        if len(values) == SEGMENTS:  # not those of a minibatch, which are discarded
             self.write("mb", {"values_before": values, "ratio_before": ratio})
-        out = self.kernel(values, rewards, terminals, ratio, *args)
-        if not whole:
-            self.write("mb", {"adv_recomputed_unused": out})
-        return out
+        return self.kernel(values, rewards, terminals, ratio, *args)
 
 
 def configuration(changes: dict[str, Any]) -> dict[str, Any]:

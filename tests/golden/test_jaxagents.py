@@ -12,12 +12,7 @@ The peer's choices are settings here:
 * its actors share one network and one loss, but have a log-probability, an advantage and a value each: a third axis;
 * it drops truncations, and goes on across the reset with the value of the state after it: `truncated=None`.
 
-Deviations, stated in the tests by name:
-
-* `shuffled_targets`: the critic loss it reports sets observations in order against targets in shuffled order.
-* `kl_rounding`: a sum of n differences of log-probabilities is only as good as n float32 roundings of them.
-
-The optimizer is optax's on both sides, so nothing has to be allowed for there.
+One deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
 """
 
 from functools import cache, partial
@@ -31,7 +26,6 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import functional as F
 from tests.golden_traces import (
     EPS,
     Arrays,
@@ -49,7 +43,6 @@ from tests.golden_traces import (
 )
 
 CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_trunc", "disc_nostop")
-GAE = jax.jit(F.gae)
 
 
 def time_major(x: np.ndarray) -> jax.Array:
@@ -159,22 +152,10 @@ def rollout(z: Arrays) -> pp.Batch:
     )
 
 
-@partial(jax.jit, static_argnames="discrete")
-def reported(config: Any, params: Any, batch: pp.Batch, advantage: jax.Array, discrete: bool) -> Any:
-    """The actor's loss and the values that the peer reports: on the whole rollout, after the update."""
-    distribution, value = evaluate(params, batch, discrete=discrete)
-    log_ratio, normalized = (
-        distribution.log_prob(batch.action) - batch.log_prob,
-        F.advantage_normalize(advantage, axis=1),
-    )
-    loss = F.clipped_surrogate(log_ratio, normalized, clip_eps=config["eps_clip"])
-    return jnp.mean(loss - config["ent_coeff"] * distribution.entropy()), value
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_ippo(case):
     z, check = load(f"jaxdem_jaxagents/ippo_{case}"), Comparison()
-    config, size, batch = sub(z, "cfg/"), sizes(sub(z, "cfg/")), rollout(z)
+    size, batch = sizes(sub(z, "cfg/")), rollout(z)
     start = {name: sub(z, f"{name}_init/") for name in ("actor", "critic")}
     make_learner = ippo_learner(size, len(batch.reward))
     ((state, metrics),) = replay(make_learner, start, [((traced(z), z["minibatch_idx"]), batch)])
@@ -191,27 +172,20 @@ def test_learner_reproduces_ippo(case):
 
     rows = {name: steps(state.opt_state[name][0], state.params[name]) for name in start}
     for phase in rows:
-        compare_phase(check, phase, rows[phase], state.opt_state[phase][2][0], z)
+        compare_phase(check, phase, rows[phase], z)
         check.close_tensors(f"{phase} final", state.params[phase], sub(z, f"{phase}_final/"), start[phase])
     kl_rounding = z["actor_loss_input/log_prob"][0].size * EPS * np.max(np.abs(z["traj/log_prob"]))
     check.close("actor kl", rows["actor"].numbers["kl"], z["actor/mb_kl"].ravel(), kl_rounding)
     check.close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)
     before, critic = tapes(state.pipeline)
-    advantage, recorded = before["advantage"][0], z["critic_loss_input/targets"]
-    check.close("advantage", advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
+    check.close("advantage", before["advantage"][0].swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
     for targets in np.split(critic["targets"].swapaxes(1, 2), size.critic_epochs):
-        check.close("critic targets", targets, recorded, atol=1e-6)
-
-    loss, value = reported(traced(z), state.params, batch, advantage, discrete=size.discrete)
-    check.close("actor final loss", loss, z["actor/final_loss"], atol=1e-6)
-    shuffled_targets = recorded.reshape(z["traj/value"].shape)
-    error = np.square(np.asarray(value).swapaxes(0, 1) - shuffled_targets)
-    check.close("critic final loss", config["vf_coeff"] * error.mean(), z["critic/final_loss"])
+        check.close("critic targets", targets, z["critic_loss_input/targets"], atol=1e-6)
     check.finish()
 
 
-def compare_phase(check: Comparison, phase: str, rows: Steps, adam: Any, z: Arrays) -> None:
-    """Losses, gradients, parameters and moments, minibatch by minibatch."""
+def compare_phase(check: Comparison, phase: str, rows: Steps, z: Arrays) -> None:
+    """Losses, gradients and parameters, minibatch by minibatch."""
 
     def recorded(kind: str) -> Arrays:
         """With one axis of minibatches in place of epochs and minibatches."""
@@ -222,16 +196,3 @@ def compare_phase(check: Comparison, phase: str, rows: Steps, adam: Any, z: Arra
     check.close_tensors(f"{phase} grads", rows.grad, recorded("grads"))
     after = {name: x[1:] for name, x in rows.params.items()}
     check.close_tensors(f"{phase} params", after, recorded("params"), sub(z, f"{phase}_init/"))
-    check.close_tensors(f"{phase} adam_mu", adam.mu, sub(z, f"{phase}_adam_mu/"))
-    check.close_tensors(f"{phase} adam_nu", adam.nu, sub(z, f"{phase}_adam_nu/"))
-
-
-def test_the_truncated_case_has_truncations_that_matter():
-    """`truncated=None` is a choice: with the truncations the advantages of that rollout are others."""
-    z = load("jaxdem_jaxagents/ippo_cont_trunc")
-    batch, config = rollout(z), sub(z, "cfg/")
-    hyper = {name: float(config[name]) for name in ("gamma", "gae_lambda")}
-    truncated = per_agent(z["traj/truncated"])
-    args = (batch.reward, batch.value, batch.next_value, batch.terminated)
-    with_it = GAE(*args, truncated, **hyper).advantage
-    assert np.max(np.abs(with_it - GAE(*args, **hyper).advantage)) > 0.1

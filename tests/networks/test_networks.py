@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import networks
-from ppo_parts.recipes import ippo, pufferlib_ppo
+from ppo_parts.recipes import pufferlib_ppo
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 
@@ -71,21 +71,11 @@ def test_orthogonal_computes_narrow_types_in_float32():
     assert jax.eval_shape(lambda key: narrow(key, (4, 2), jnp.float16), KEYS[0]).dtype == jnp.float16
 
 
-def recipe(name):
-    sizes = {"total_timesteps": 16, "num_envs": 2, "num_steps": 8, "num_minibatches": 2, "hidden": 8, "memory": "lstm"}
-    if name == "pufferlib_ppo":
-        return pufferlib_ppo.make_train(pufferlib_ppo.Config(**sizes, update_epochs=1))
-    return ippo.make_train(ippo.Config(**sizes, parameters="independent", env_id="switch_riddle"))
-
-
-@pytest.mark.parametrize("name", ["pufferlib_ppo", "ippo"])
-def test_recipes_factorise_one_matrix_at_a_time(name):
-    """A batch of them can block every thread of a CPU; see docs/decisions/0004-batched-lapack.md."""
-    assert ranks_of_factorised(recipe(name).policy.init) == {2}
-
-
 def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypatch):
+    """A batch of them can block every thread of a CPU; see docs/decisions/0004-batched-lapack.md."""
+    sizes = {"total_timesteps": 16, "num_envs": 2, "num_steps": 8, "num_minibatches": 2, "hidden": 8, "memory": "lstm"}
+    train = pufferlib_ppo.make_train(pufferlib_ppo.Config(**sizes, update_epochs=1))
+    assert ranks_of_factorised(train.policy.init) == {2}
     monkeypatch.setattr(networks._dense, "orthogonal", jax.nn.initializers.orthogonal)
-    train = recipe("pufferlib_ppo")
     assert ranks_of_factorised(train.policy.init) == {3}
     assert ranks_of_factorised(train) == {2}

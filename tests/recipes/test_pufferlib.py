@@ -3,9 +3,7 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ppo_parts as pp
@@ -14,52 +12,6 @@ from ppo_parts.recipes.pufferlib_ppo import Config, make_train
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 SMALL = Config(total_timesteps=128, num_envs=4, num_steps=16, num_minibatches=2, update_epochs=1, hidden=8)
-MEMORY = dataclasses.replace(SMALL, env_id="MemoryChain-bsuite", memory="gru")
-
-
-@pytest.fixture(scope="module")
-def recurrent():
-    """A recurrent run with two rollouts collected: `(train, params, states, batches)`."""
-    train = make_train(MEMORY)
-    start = jax.jit(train.init)(jax.random.key(0))
-    collect, params = jax.jit(train.rollout.collect), start.learner.params
-    middle, first, _ = collect(jax.random.key(1), params, start.rollout)
-    _, second, _ = collect(jax.random.key(2), params, middle)
-    return train, params, middle, (first, second)
-
-
-def test_recurrent_first_ratio_is_one(recurrent):
-    train, params, _, batches = recurrent
-    for batch in batches:  # the second starts from a carry that is not zero
-        distribution, value, *_ = jax.jit(train.policy.evaluate)(params, batch)
-        np.testing.assert_allclose(distribution.log_prob(batch.action), batch.log_prob, atol=1e-6)
-        np.testing.assert_allclose(value, batch.value, atol=1e-6)
-    assert np.abs(batches[1].carry).max() > 0
-
-
-def test_recurrent_state_is_zeroed_where_an_episode_begins(recurrent):
-    train, params, middle, (first, second) = recurrent
-    ended = first.terminated | first.truncated
-    np.testing.assert_array_equal(first.reset[0], True)
-    np.testing.assert_array_equal(first.reset[1:], ended[:-1])
-    np.testing.assert_array_equal(second.reset[0], ended[-1])
-    np.testing.assert_array_equal(second.carry, middle.carry)
-    step = int(np.argmax(np.asarray(first.reset[1:, 0]))) + 1
-    assert bool(first.reset[step, 0])
-    alone = pp.Batch(obs=first.obs[step:, :1], carry=jnp.zeros((1, 8)), reset=first.reset[step:, :1])
-    evaluate = jax.jit(train.policy.evaluate)
-    distribution, *_ = evaluate(params, alone)
-    np.testing.assert_allclose(distribution.log_prob(first.action[step:, :1]), first.log_prob[step:, :1], atol=1e-6)
-    kept = evaluate(params, first.replace(reset=jnp.zeros_like(first.reset)))[0]
-    assert not np.allclose(kept.log_prob(first.action), first.log_prob, atol=1e-4)
-
-
-def test_recurrent_batches_refuse_single_steps(recurrent):
-    train, params, _, (first, _) = recurrent
-    losses = (pp.gae(gamma=0.9, gae_lambda=0.9), pp.shuffled_minibatches(2), pp.clipped_surrogate(clip_eps=0.2))
-    learner = pp.learner(train.policy, pp.chain(*losses), optax.sgd(0.1))
-    with pytest.raises(ValueError, match="segment_minibatches"):
-        learner.update(jax.random.key(0), learner.init(params), first)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
     assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
 
 
+def test_resume_from_the_command_line_keeps_the_configuration_and_the_options(make_train, whole):
+    seen = []
+
+    def run(train, config, options):
+        seen.append((config, options.eval_episodes, options.tensorboard, options.num_seeds))
+        return {}
+
+    for flags in ([], ["--eval-episodes", "7", "--no-tensorboard"]):
+        training.main(make_train, cleanrl_ppo.PRESETS, ["--resume", str(whole[0]), *flags], run=run)
+    assert seen == [(tiny(), 3, True, 1), (tiny(), 7, False, 1)]
+
+
 def full_disk(*args, **given):
     raise OSError(errno.ENOSPC, "No space left on device")
 
