@@ -279,12 +279,12 @@ def test_redo_equals_a_step_by_hand():
     whole, part = MINIBATCHES.reshape(1, -1), module.redo(share=1e9, every=2)
     pipeline = pp.chain(*(part if each.name == "redo" else each for each in module.plastic.parts))
 
-    def updated(rate):
-        learner = pp.learner(module.tanh_policy, given(pipeline, indices=whole), optax.adam(rate))
-        first, _ = jax.jit(learner.update)(KEY, learner.init(params), batch)
-        return first, jax.jit(learner.update)(KEY, first, batch)[0]
+    def learner(rate):
+        return pp.learner(module.tanh_policy, given(pipeline, indices=whole), optax.adam(rate))
 
-    (kept, reset), (first, second) = updated(0.0), updated(0.1)
+    update = jax.jit(lambda rate, state: learner(rate).update(KEY, state, batch)[0])
+    kept, first = (update(rate, learner(0.1).init(params)) for rate in (0.0, 0.1))
+    reset, second = update(0.0, kept), update(0.1, first)
     assert_equal(kept.params, params)  # not due
     assert float(jnp.min(jnp.abs(reset.params["hidden"] - params["hidden"]))) > 0
     assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(x == 0)), {**reset.params, "hidden": jnp.zeros(1)}))

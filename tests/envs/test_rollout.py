@@ -234,41 +234,6 @@ def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environmen
     np.testing.assert_allclose(batch.log_prob, log_density, rtol=1e-5)
 
 
-@pytest.mark.lenient_ranks  # gymnax
-def test_the_first_ratio_of_an_update_is_one():
-    """Within 1e-5: the same numbers, evaluated in batches of another size; the running statistics move in between."""
-    env = envs.prepare(envs.make("Pendulum-v1", max_steps_in_episode=9), normalize=True, gamma=0.9)
-
-    def evaluate(params, batch):
-        out = batch.obs @ params["policy"]
-        return distrax.MultivariateNormalDiag(out, jnp.full_like(out, 0.7)), batch.obs @ params["value"]
-
-    def worst(batch):
-        return batch.add_metrics(log_ratio_max=jnp.max(jnp.abs(batch.current_log_ratio())))
-
-    def pipeline(epochs):
-        parts = (pp.shuffled_minibatches(1, epochs), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
-        return pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), *parts, pp.stateless(worst))
-
-    rollout = pp.rollout(env, evaluate, num_envs=4, num_steps=16)
-    once, more = (pp.learner(evaluate, pipeline(epochs), optax.adam(0.05)) for epochs in (1, 3))
-
-    @jax.jit
-    def update(key, learner_state, state):
-        state, batch, _ = rollout.collect(key, learner_state.params, state)
-        _, metrics = once.update(key, learner_state, batch)
-        learner_state, moved = more.update(key, learner_state, batch)
-        return learner_state, state, metrics["log_ratio_max"], moved["log_ratio_max"]
-
-    rng = np.random.default_rng(0)
-    params = {"policy": rng.normal(size=(3, 1)), "value": rng.normal(size=3)}
-    learner_state, state = once.init(jax.tree.map(jnp.float32, params)), rollout.init(jax.random.key(0))
-    for number in range(3):
-        learner_state, state, first, moved = update(jax.random.key(number), learner_state, state)
-        assert float(first) < 1e-5
-        assert float(moved) > 1e-2
-
-
 def choosing(policy):
     """Two choices at once, with this policy."""
     step = lambda key, x, action: envs.Step(x, x, 0.0, False)  # noqa: E731

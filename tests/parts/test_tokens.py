@@ -3,39 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ppo_parts as pp
 from ppo_parts import functional as f
-from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
-
-
-def test_a_chain_without_a_critic_learns():
-    """One update with every part for tokens, on sequences of different lengths."""
-
-    def policy(params, batch):
-        return Categorical(batch.obs @ params["policy"]), None
-
-    rng, batch = np.random.default_rng(0), rollout(masked=False)
-    mask = jnp.asarray(np.arange(TIME)[:, None] < rng.integers(2, TIME + 1, SEGMENTS))
-    score = {"score": jnp.asarray(rng.normal(size=SEGMENTS), jnp.float32)}
-    batch = batch.replace(mask=mask, value=None, per_segment=score, extras={"reference_log_prob": batch.log_prob})
-    chain = pp.chain(
-        pp.tokens.outcome_reward(kl_coef=0.1),
-        pp.tokens.reward_to_go(),
-        pp.advantage_normalize(ddof=1),
-        pp.segment_minibatches(2),
-        pp.policy_loss(f.gspo, name="gspo", clip_eps=0.2),
-        pp.tokens.clip_cov(clip_eps=0.2, cov_low=0.0, name="clip_cov"),
-        pp.tokens.kl_cov(name="kl_cov"),
-        pp.tokens.aggregate("gspo"),
-    )
-    learner, params = pp.learner(policy, chain, optax.sgd(0.1)), {"policy": make_params()["policy"]}
-    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch)
-    assert np.all(np.isfinite(state.params["policy"]))
-    assert np.any(state.params["policy"] != params["policy"])
-    assert pp.nonfinite_report(metrics) is None
+from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
 
 
 def test_gae_skips_before_and_after_the_sampler_alike():

@@ -17,7 +17,7 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from tests.core.test_sharding import alone
 from tests.runs import checkpoint, go, rows, tiny
 
-CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, shards=4, normalize_env=True)
+CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, num_minibatches=1, shards=4, normalize_env=True)
 CHECKSUM = "checksum of the rest"
 
 
@@ -79,14 +79,13 @@ def check_seeds(place):
     """Four seeds on two devices: the bits of one device, and no device needs another."""
     config = dataclasses.replace(CONFIG, shards=None, normalize_env=False)
     train = cleanrl_ppo.make_train(config)
-    run = functools.partial(go, train, place, config=config, num_seeds=4, eval_episodes=3)
-    expected, result = run("one")
+    run = functools.partial(go, train, place, config=config, num_seeds=4)
+    expected, _ = run("one")
     with compiled_programs() as programs:
-        several, other = run("several", num_devices=2)
+        several, _ = run("several", num_devices=2)
     (program,) = programs
     assert collectives(program) == []
     assert rows(several) == rows(expected)
-    assert other["evaluation"] == result["evaluation"]
     found, whole = checkpoint(several), checkpoint(expected)
     for name in whole:
         np.testing.assert_array_equal(found[name], whole[name], err_msg=name)

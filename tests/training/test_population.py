@@ -28,11 +28,10 @@ def first(population):
 
 def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
-    options = {"eval_every": 6, "eval_episodes": 2}
-    whole, result = go(population, tmp_path, "whole", **options)
+    whole, result = go(population, tmp_path, "whole", eval_episodes=2)
     with pytest.raises(Crash):
-        go(population, tmp_path, "killed", compile=acting(6, crash), **options)
-    killed, _ = go(population, None, None, resume=tmp_path / "killed", **options)
+        go(population, tmp_path, "killed", compile=acting(6, crash))
+    killed, _ = go(population, None, None, resume=tmp_path / "killed")
     assert_same_run(killed, whole)
     assert result["evaluation"]["episodes"] == 2
     found = training.load(whole, training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY))
