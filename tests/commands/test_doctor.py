@@ -135,8 +135,9 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
     policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
-    with pytest.raises((pp.errors.UserError), match="critic"):
-        training.probe(dataclasses.replace(train, policy=policy), jax.jit(train.init)(jax.random.key(0)))
+    actor = dataclasses.replace(train, policy=policy)
+    with pytest.raises(pp.errors.UserError, match="critic"):
+        jax.eval_shape(lambda key: training.probe(actor, train.init(key)), jax.random.key(0))
 
 
 def status(*arguments) -> int:

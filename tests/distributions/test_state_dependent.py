@@ -54,7 +54,7 @@ def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():
     env = envs.make("Pendulum-v1")
     policy = networks.actor_critic(env, (4,), log_std=-1.0, squash=True, gsde=True)
     params, batch = jax.jit(policy.init)(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 3)))
-    distribution = policy(params, batch).distribution
+    distribution = jax.jit(policy.evaluate)(params, batch).distribution
     assert isinstance(distribution, pp.distributions.StateDependentTanhNormal)
     u = distribution.base.sample(seed=jax.random.key(1))
     np.testing.assert_allclose(distribution.sample(seed=jax.random.key(1)), 2 * np.tanh(u), rtol=1e-6)  # in [-2, 2]

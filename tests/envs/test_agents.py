@@ -60,7 +60,6 @@ def probe(mortal: bool = False) -> envs.Env:
 
 SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
 LAYOUTS = {
-    "independent": {"parameters": "independent"},
     "central": {"critic": "central", "agent_id": True},
     "shared, with memory": {"agent_id": True, "memory": "gru", "num_steps": 8},
 }

@@ -57,7 +57,7 @@ def test_trees_follow_the_laws_and_wrappers_change_their_boxes(env):
     assert (env.observation_space.spaces["camera"], env.observation_space.spaces["kind"]) == tuple(
         SEEN.spaces[name] for name in ("camera", "kind")
     )
-    state, obs = env.reset(KEY, 64)
+    state, obs = jax.jit(env.reset, static_argnums=1)(KEY, 64)
     assert obs.obs["camera"].dtype == jnp.uint8
     for x in obs.obs["place"]:
         np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-3)
@@ -65,7 +65,9 @@ def test_trees_follow_the_laws_and_wrappers_change_their_boxes(env):
     arm = jnp.full((64, 4), 3.0), jnp.zeros((64, 2), int)
     action = {"move": jnp.zeros(64, int), "arm": arm}
     assert env.act(action)["arm"][0].shape == (64, 2, 2)
-    np.testing.assert_array_equal(env.step(KEY, state, action)[1].episode_return, 8)  # four numbers, clipped to 2
+    np.testing.assert_array_equal(
+        jax.jit(env.step)(KEY, state, action)[1].episode_return, 8
+    )  # four numbers, clipped to 2
 
 
 @pytest.mark.lenient_ranks  # flax
@@ -75,7 +77,7 @@ def test_a_network_encodes_each_entry_and_has_a_head_for_each(env):
     assert params["params"]["Conv_0"]["kernel"].shape == (8, 8, 3, 32)
     assert params["params"]["Dense_1"]["kernel"].shape == (256 + 4 + 2 + 1, 8)
     assert params["params"]["log_std"].shape == (4,)
-    _, obs = env.reset(KEY, 5)
+    _, obs = jax.jit(env.reset, static_argnums=1)(KEY, 5)
     output = jax.jit(policy.evaluate)(params, pp.Batch(obs=obs, axes=("segment",)))
     parts = output.distribution.parts
     assert (networks.action_size(env.action_space), output.value.shape) == (3 + 4 + 4, (5,))

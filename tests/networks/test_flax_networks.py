@@ -171,7 +171,8 @@ def test_a_central_critic_sees_what_all_agents_see():
     other = obs.at[:, 1].add(1.0)
     for policy, moves in ((own, False), (central, True)):
         params = jax.jit(policy.init)(jax.random.key(0))
-        one, two = (policy(params, pp.Batch(obs=envs.Observation(x))) for x in (obs, other))
+        evaluate = jax.jit(policy.evaluate)
+        one, two = (evaluate(params, pp.Batch(obs=envs.Observation(x))) for x in (obs, other))
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
 

@@ -101,7 +101,7 @@ def test_zero_sum_refuses(estimator, error, says):
 def test_both_sides_of_a_game_are_played(nim):
     assert nim.zero_sum
     assert not envs.make("pgx:nim").zero_sum
-    state, obs = nim.reset(jax.random.key(0), 32)
+    state, obs = jax.jit(nim.reset, static_argnums=1)(jax.random.key(0), 32)
     assert set(obs.obs[:, 0].tolist()) == {5.0}  # nobody has moved
     seats, step = [], jax.jit(nim.step)
     for t in range(5):

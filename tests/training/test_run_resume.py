@@ -41,7 +41,7 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
     assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
 
 
-def test_resume_from_the_command_line_keeps_the_configuration_and_the_options(make_train, whole):
+def test_resume_from_the_command_line_keeps_the_configuration_and_the_options(whole):
     seen = []
 
     def run(train, config, options):
@@ -49,7 +49,7 @@ def test_resume_from_the_command_line_keeps_the_configuration_and_the_options(ma
         return {}
 
     for flags in ([], ["--eval-episodes", "7", "--no-tensorboard"]):
-        training.main(make_train, cleanrl_ppo.PRESETS, ["--resume", str(whole[0]), *flags], run=run)
+        training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, ["--resume", str(whole[0]), *flags], run=run)
     assert seen == [(tiny(), 3, True, 1), (tiny(), 7, False, 1)]
 
 
