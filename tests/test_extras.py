@@ -1,6 +1,7 @@
 """What is imported when, what is said where a package is missing, and copies of the package inside another one."""
 
 import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._base.errors import MissingPackage
-from ppo_parts._base.extras import require_package
+from ppo_parts._base.extras import deferred, require_package
 from ppo_parts.bridges import tunix
 from ppo_parts.commands import export
 
@@ -148,22 +149,22 @@ def test_every_import_inside_the_package_is_relative():
             assert not [name for name in names if name.partition(".")[0] == "ppo_parts"], path
 
 
-def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch):
+def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, capsys):
     (tmp_path / "drawing_library.py").write_text("print('imported')\nred = 'r'")
     (tmp_path / "an_environment.py").write_text("import drawing_library\ndef draw(): return drawing_library.red")
     (tmp_path / "an_eager_one.py").write_text("import drawing_library\ncolor = drawing_library.red")
-    source = """
-import sys
-from ppo_parts._base.extras import deferred
-with deferred("drawing_library"):
-    import an_environment
-print("drawing_library" in sys.modules, an_environment.draw(), an_environment.draw())
-del sys.modules["drawing_library"]
-with deferred("drawing_library"):
-    import an_eager_one
-print(an_eager_one.color, sys.modules["drawing_library"].red)
-"""
-    assert python(source, tmp_path).split() == ["imported", "False", "r", "r", "imported", "r", "r"]
+    monkeypatch.syspath_prepend(tmp_path)
+    with deferred("drawing_library"):
+        environment = importlib.import_module("an_environment")
+    assert "drawing_library" not in sys.modules
+    assert [environment.draw(), environment.draw()] == ["r", "r"]
+    assert capsys.readouterr().out == "imported\n"
+    del sys.modules["drawing_library"]
+    with deferred("drawing_library"):
+        assert importlib.import_module("an_eager_one").color == "r"
+    assert capsys.readouterr().out == "imported\n"
+    for name in ("drawing_library", "an_environment", "an_eager_one"):
+        del sys.modules[name]
 
 
 def test_an_environment_of_gymnax_is_made_without_the_libraries_that_draw_it(tmp_path):

@@ -34,7 +34,11 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     killed, _ = go(population, None, None, resume=tmp_path / "killed")
     assert_same_run(killed, whole)
     assert result["evaluation"]["episodes"] == 2
-    found = training.load(whole, training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY))
+
+    def make_train(config: cleanrl_ppo.Config):
+        return population
+
+    found = training.load(whole, make_train)
     best = int(np.argmax(found.state.scores))
     for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
         np.testing.assert_array_equal(raw(x)[best], raw(of_best))
