@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import Any
 
 from .._base.command_line import seed
 from .._base.errors import UserError, UserTypeError, UserValueError
@@ -35,8 +34,7 @@ def load(name: str) -> Env:
             f"{prefix!r} is neither a module that can be imported from here nor one of the prefixes "
             f"{', '.join(prefixes())}"
         )
-    found: Any = getattr(importlib.import_module(prefix), attribute, None)
-    if found is None:
+    if (found := getattr(importlib.import_module(prefix), attribute, None)) is None:
         raise UserValueError(f"the module {prefix} has no {attribute}")
     if isinstance(found, type):
         raise UserTypeError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
-from ._env import Array, Box, Env, Observation, check_interface, check_known
+from ._env import Array, Box, Env, Observation, as_observation, check_interface, check_known
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
 
@@ -41,11 +41,10 @@ def from_brax(
 
     Args:
         env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
-        time_limit, reset_ratio: as in `auto_reset`.
+        time_limit, reset_ratio: as in `auto_reset`; `time_limit` counts actions.
         obs_key: the entry that the policy sees, if observations are a dict.
         critic_obs_key: the entry that the critic sees, such as "privileged_state"; None: that of the policy.
-        action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
-            episode. `time_limit` counts actions.
+        action_repeat: how many steps of `env` each action lasts; their rewards are summed.
     """
     names = ("reset", "step", "action_size")
     check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
@@ -79,12 +78,11 @@ def from_brax(
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
     draw = None if model is None else mujoco_renderer(model, positions)
 
-    obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    privileged = obs.privileged if isinstance(obs, Observation) else None
+    obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
     return auto_reset(
         reset,
         step,
-        Box((obs if privileged is None else obs.obs).shape),
+        Box(obs.shape),
         Box((env.action_size,), -1.0, 1.0),
         time_limit=time_limit,
         reset_ratio=reset_ratio,

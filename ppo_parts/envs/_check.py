@@ -9,14 +9,23 @@ import jax
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from ..functional import ShapeError
-from ._env import SEATS, Array, Env, Observation, Transition, action_struct, check_env, count_options, describe
+from ._env import (
+    SEATS,
+    Array,
+    Env,
+    Transition,
+    action_struct,
+    as_observation,
+    check_env,
+    check_items,
+    count_options,
+    describe,
+)
 from ._spaces import is_tree, map_space
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
-    """Raise unless an environment follows the protocol: it is traced, but not run.
-
-    This checks every shape and dtype of `reset`, `step` and `evaluation`; the error names the field and the remedy.
+    """Raise unless every shape and dtype of `reset`, `step` and `evaluation` is valid; they are traced, but not run.
 
     Args:
         env: the environment.
@@ -24,7 +33,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         action: actions of all N environments, leaves `[N, ...]`; None: zeros of the action space.
 
     Raises:
-        UserTypeError, ShapeError: names the first violation.
+        UserTypeError, ShapeError: names the first violation, and the remedy.
 
     Example:
         >>> from ppo_parts import envs
@@ -38,10 +47,11 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     check_env("check", env)
     each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
     key = jax.random.key(0)
-    state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))
+    returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
+    state, obs = check_items("check", "reset", returned, "(state, obs)")
     if action is None:
         action = action_struct(env.action_space, each)
-    after, out = _pair("step", jax.eval_shape(env.step, key, state, action))
+    after, out = check_items("check", "step", jax.eval_shape(env.step, key, state, action), "(state, Transition)")
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)
@@ -77,27 +87,19 @@ def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
 
 def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     """Raise unless observations, and their action masks, fit the spaces."""
-    shape, available = getattr(env.observation_space, "shape", None), None
-    if isinstance(obs, Observation):
-        obs, available, privileged = obs
-        expected, given = getattr(env.privileged_space, "shape", None), getattr(privileged, "shape", None)
-        if (None if given is None else given[len(each) :]) != (None if expected is None else tuple(expected)):
-            raise ShapeError(
-                f"check: privileged_space has shape {expected}, but obs.privileged {given} for {each} environments: "
-                "give both, or neither"
-            )
-    if is_tree(env.observation_space):
-        shapes = map_space(lambda space: getattr(space, "shape", None), env.observation_space)
-        given = jax.tree.map(lambda x: x.shape[len(each) :], obs)
-        if shapes != given:
-            raise ShapeError(
-                f"check: the entries of observation_space have the shapes {shapes}, but observations {given}"
-            )
-    leaves = jax.tree.leaves(obs)
-    if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
+    obs, available, privileged = as_observation(obs)
+    shapes = map_space(lambda space: getattr(space, "shape", None), env.observation_space)
+    given = jax.tree.map(lambda x: x.shape[len(each) :], obs)
+    expected, seen = getattr(env.privileged_space, "shape", None), getattr(privileged, "shape", None)
+    if (None if seen is None else seen[len(each) :]) != (None if expected is None else tuple(expected)):
         raise ShapeError(
-            f"check: observation_space has shape {tuple(shape)}, but observations have {leaves[0].shape[len(each) :]}"
+            f"check: privileged_space has shape {expected}, but obs.privileged {seen} for {each} environments: give "
+            "both, or neither"
         )
+    if is_tree(env.observation_space) and shapes != given:
+        raise ShapeError(f"check: the entries of observation_space have the shapes {shapes}, but observations {given}")
+    if hasattr(obs, "shape") and shapes is not None and given != tuple(shapes):
+        raise ShapeError(f"check: observation_space has shape {tuple(shapes)}, but observations have {given}")
     if available is None:
         return
     masks = []
@@ -122,11 +124,3 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     map_space(check_mask, env.action_space, available)
     if len(masks) != len(jax.tree.leaves(available)):
         raise UserTypeError(f"check: obs.available has entries that {env.action_space} lacks: {describe(available)}")
-
-
-def _pair(name: str, returned: Any) -> tuple[Any, Any]:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        second = "obs" if name == "reset" else "Transition"
-        got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
-        raise UserTypeError(f"check: {name} must return (state, {second}), got {got}")
-    return returned

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -23,25 +23,22 @@ Array = jax.Array
 
 
 class Transition(NamedTuple):
-    """The result of a step of N environments; every leaf begins with `[N]`.
-
-    In multi-agent environments, `obs`, `reward`, `terminated`, `truncated`, `final_obs` and `episode_return` begin with
-    `[N, A]`.
+    """The result of a step of N environments.
 
     Attributes:
-        obs: the next observation of the policy; where an episode just ended, the first of a new episode.
-        reward: reward of this step.
+        obs: `[N, ...]`, with agents `[N, A, ...]`, the next observation of the policy; where an episode just ended, the
+            first of a new episode.
+        reward: `[N]`, with agents `[N, A]`, as the next four.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode, even if only
-            for the learner, as a lost life in Atari may do.
+        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode (if only for
+            the learner, as a lost life in Atari may do).
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
-        episode_length: number of steps of the episode so far, including this step.
+        episode_length: `[N]`, number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode of all agents ended; None, for one agent: `terminated | truncated`.
         info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
-            `rollout(keep_info=)` keeps those of every step. "return", "length", "episode_return", "episode_length",
-            "terminated" and "truncated" are reserved.
+            `rollout(keep_info=)` keeps those of every step.
     """
 
     obs: Any
@@ -62,11 +59,9 @@ class Transition(NamedTuple):
         return self.ended, self.ended & jnp.any(self.truncated.reshape(*self.ended.shape, -1), axis=-1)
 
     def check(self, obs: Any, each: tuple[int, ...]) -> None:
-        """Raise unless the shapes and dtypes of all fields are valid, which costs nothing at run time.
+        """Raise unless the shapes and dtypes of all fields are valid, when traced.
 
-        Args:
-            obs: the observation of the previous step.
-            each: `(N,)`, or `(N, A)` with several agents.
+        `obs` is the observation of the previous step, and `each` is `(N,)`, or `(N, A)` with several agents.
         """
         for name in ("obs", "final_obs"):
             if (given := describe(getattr(self, name))) != describe(obs):
@@ -80,9 +75,9 @@ class Transition(NamedTuple):
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
         for name, dtype in DTYPES.items():
             x, shape = getattr(self, name), each[:1] if name in ("episode_length", "ended") else each
-            if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
-                continue
-            if x is None and name == "ended":
+            if x is None and name in ("mask", "ended"):
+                if name == "mask" or len(each) == 1:
+                    continue
                 raise UserTypeError(
                     "Transition: with several agents, ended must say where the episode of all ended, a boolean array "
                     f"of shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
@@ -92,8 +87,9 @@ class Transition(NamedTuple):
             if x.shape != shape:
                 raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
             if not jnp.issubdtype(x.dtype, dtype):
-                kind, remedy = ("boolean", f"return {name} > 0") if dtype is np.bool_ else ("floating", "return floats")
-                raise UserTypeError(f"Transition: {name} must be {kind}, got {x.dtype}: {remedy}")
+                rule = f"boolean, got {x.dtype}: return {name} > 0"
+                rule = rule if dtype is np.bool_ else f"floating, got {x.dtype}: return floats"
+                raise UserTypeError(f"Transition: {name} must be {rule}")
         for name, x in self.info.items():
             if name in TAKEN:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
@@ -101,11 +97,8 @@ class Transition(NamedTuple):
                 raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
 
 
-DTYPES: dict[str, Any] = {
-    **dict.fromkeys(("reward", "episode_return"), np.floating),
-    "episode_length": np.number,
-    **dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_),
-}
+DTYPES: dict[str, Any] = {"reward": np.floating, "episode_return": np.floating, "episode_length": np.number}
+DTYPES |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_)
 """The kinds of numbers in the fields of a `Transition`."""
 
 TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
@@ -132,9 +125,8 @@ class Observation(NamedTuple):
     Attributes:
         obs: `[N, ...]` or `[N, A, D]`, or a tree of such arrays.
         available: `[..., n]`, True where an action may be taken; None: all always may. For a `MultiDiscrete`, it has
-            the options of the first choice, then those of the second, and so on; for a `Dict` or `Tuple`, it is a dict
-            or a tuple of masks, in which those of always available actions are None. The policies of
-            `ppo_parts.networks` apply it; your own policy can do so with `ppo_parts.distributions.mask_logits`.
+            the options of all choices, one after another; for a `Dict` or `Tuple`, it is a dict or a tuple of masks or
+            None. The policies of `ppo_parts.networks` apply it; your own can do so with `distributions.mask_logits`.
         privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None: it sees `obs`.
     """
 
@@ -218,10 +210,9 @@ class Env(NamedTuple):
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
-        observe: `observe(state, obs) -> obs` applies the wrappers to an observation `[N, ...]` of the innermost
-            environment, with the running statistics in `state`; None: they do not change it.
-        act: `act(action) -> action` applies the wrappers to an action `[N, ...]` of the policy, before the innermost
-            environment receives it; None: they do not change it.
+        observe: `observe(state, obs) -> obs` applies the wrappers to an observation of the innermost environment, with
+            the running statistics in `state`; None: they do not change it.
+        act: `act(action) -> action` does so with an action, before the innermost environment receives it.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of the first of the N environments, made on the host;
             None: the environment cannot be rendered.
         privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
@@ -266,20 +257,21 @@ def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
     lowered = {name.lower(): name for name in known}
     near = " or ".join(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
     text = f"; did you mean {near}?" if near else f"; it has {', '.join(known)}"
-    if _in_gymnasium(env_id):
-        text = (
-            f", but Gymnasium has, for one agent: its name here is 'gym:{env_id}'"
-            + f"; {library} has {near}" * bool(near)
-        )
+    with contextlib.suppress(ImportError):
+        import gymnasium
+
+        if env_id in gymnasium.registry:
+            text = f", but Gymnasium has, for one agent: its name here is 'gym:{env_id}'"
+            text += f"; {library} has {near}" * bool(near)
     raise UserValueError(f"{library} has no environment {env_id!r}{text}")
 
 
-def _in_gymnasium(env_id: Any) -> bool:
-    try:
-        import gymnasium
-    except ImportError:
-        return False
-    return env_id in gymnasium.registry
+def check_items(where: str, what: str, returned: Any, expected: str, remedy: str = "") -> tuple[Any, ...]:
+    """Return what a function returned, after checking that it is a tuple like the one that is written in `expected`."""
+    if isinstance(returned, tuple) and len(returned) == expected.count(",") + 1:
+        return returned
+    got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
+    raise UserTypeError(f"{where}: {what} must return {expected}{remedy}, got {got}")
 
 
 def count_options(space: Any) -> tuple[int, ...]:
@@ -301,11 +293,7 @@ def is_discrete(space: Any) -> bool:
 
 
 def action_struct(space: Any, each: tuple[int, ...]) -> Any:
-    """Return the shapes and dtypes of actions with the leading axes `each`.
-
-    Raises:
-        ValueError: the space does not consist of arrays.
-    """
+    """Return the shapes and dtypes of actions with the leading axes `each`."""
 
     def struct(space: Any) -> jax.ShapeDtypeStruct:
         shape = () if hasattr(space, "n") else array_shape("actions", space)
@@ -315,16 +303,12 @@ def action_struct(space: Any, each: tuple[int, ...]) -> Any:
 
 
 def size(space: Any) -> int:
-    """Return how many numbers an element of a space has (1 for `Discrete`), in all entries of a `Dict` or `Tuple`.
-
-    Raises:
-        ValueError: a space has no shape, such as one of texts or graphs.
-    """
+    """Return how many numbers an element of a space has: 1 for `Discrete`, the sum for a `Dict` or `Tuple`."""
     return sum(math.prod(array_shape("elements", each)) for each in leaf_spaces(space))
 
 
 def array_shape(what: str, space: Any) -> tuple[int, ...]:
-    """Return the shape of a space of arrays; otherwise raise an error that names `what` and the remedy."""
+    """Return the shape of a space of arrays."""
     shape = getattr(space, "shape", None)
     if shape is None:
         raise UserValueError(
@@ -335,30 +319,14 @@ def array_shape(what: str, space: Any) -> tuple[int, ...]:
 
 
 def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
-    """Return a copy of `x` in another dtype: floats may be rounded, but no number may change otherwise.
-
-    Raises:
-        UserValueError: a number does not fit the dtype, as 0.5 or 300 in uint8, 1e39 in float32 or 2**40 in int32.
-    """
-    both_float = x.dtype.kind == dtype.kind == "f"
-    if np.can_cast(x.dtype, dtype) or (both_float and _is_below(x.ravel(), dtype)):
-        return x.astype(dtype)  # nearly always; what follows takes ten times as long
+    """Return a copy of `x` in another dtype, or raise if it lacks a number, as uint8 lacks 0.5; floats are rounded."""
+    if np.can_cast(x.dtype, dtype):
+        return x.astype(dtype)
     with np.errstate(all="ignore"):
-        cast = x.astype(dtype)
+        cast, both_float = x.astype(dtype), x.dtype.kind == dtype.kind == "f"
+        if both_float and math.isfinite(np.vdot(cast, cast)):  # nearly always; what follows takes longer
+            return cast
         wrong = np.isfinite(x) & ~np.isfinite(cast) if both_float else cast != x
     if not np.count_nonzero(wrong):
         return cast
     raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} does not have: {remedy}")
-
-
-def _is_below(x: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return True only if the floats of a vector are finite in another dtype: a fast test, which may miss some."""
-    try:
-        return bool(x.dot(x) < _largest_square(dtype))
-    except RuntimeWarning:  # the square overflowed, in a program that makes warnings errors
-        return False
-
-
-@functools.cache
-def _largest_square(dtype: np.dtype[Any]) -> float:
-    return float(np.finfo(dtype).max) ** 2

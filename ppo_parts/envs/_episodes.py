@@ -105,9 +105,8 @@ def auto_reset(
         privileged_space, zero_sum: see `Env`.
 
     Raises:
-        ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: `reset` or `step` does not take these
-            arguments; (when traced) `step` does not return a `Step`, or its state or observation is not like that of
-            `reset`.
+        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; (when traced)
+            `step` does not return a `Step`, or its state or observation is not like that of `reset`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -141,12 +140,9 @@ def auto_reset(
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)
-        for name, x, y in zip(("a state", "an observation"), fresh, old, strict=True):
-            kinds = [(jax.tree.structure(z), [(a.shape, a.dtype) for a in jax.tree.leaves(z)]) for z in (x, y)]
-            if kinds[0] != kinds[1]:
-                raise UserTypeError(
-                    f"auto_reset: step must return {name} like that of reset, {describe(x)}, got {describe(y)}"
-                )
+        for name, x, y in zip(("a state", "an observation"), map(describe, fresh), map(describe, old), strict=True):
+            if x != y:
+                raise UserTypeError(f"auto_reset: step must return {name} like that of reset, {x}, got {y}")
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:

@@ -62,10 +62,10 @@ def make(
     def make_one() -> Any:
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
         space, spaces = env.observation_space, gymnasium.spaces
-        known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-        if isinstance(space, spaces.Dict | spaces.Tuple) and all(isinstance(x, known) for x in leaf_spaces(space)):
+        known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary) if is_tree(space) else ()
+        if all(isinstance(leaf, known or spaces.Box) for leaf in leaf_spaces(space)):
             return env
-        return env if isinstance(space, spaces.Box) else gymnasium.wrappers.FlattenObservation(env)
+        return gymnasium.wrappers.FlattenObservation(env)
 
     def make_vector(num_envs: int) -> Any:
         try:
@@ -111,10 +111,8 @@ class _Environments:
         over = [i for i in range(self.num_envs) if terminated[i] or truncated[i]]
         if not over:
             return obs, reward, terminated, truncated, _Infos(infos)
-        final = {
-            "final_obs": _rows(self.single_observation_space, obs, self.num_envs),
-            "final_info": _Infos(infos.copy()),
-        }
+        final_obs = _rows(self.single_observation_space, obs, self.num_envs)
+        final = {"final_obs": final_obs, "final_info": _Infos(infos.copy())}
         for i in over:
             each[i], infos[i] = self.envs[i].reset()
         return self._stacked(each), reward, terminated, truncated, _Infos(infos, final)
@@ -135,7 +133,7 @@ def _rows(space: Any, x: Any, number: int) -> Any:
 
 
 class _Infos(Mapping[str, Any]):
-    """The `info` of several environments: a list for each name, with NaN where an environment does not report it."""
+    """The `info` of several environments: a list for each name, with NaN where one does not report it."""
 
     def __init__(self, infos: Sequence[dict[str, Any]], final: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.infos, self.final = infos, final

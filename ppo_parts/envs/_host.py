@@ -1,10 +1,9 @@
 """Environments that step on the host, in Python or C++, with the interface of those written in JAX.
 
-A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work
-as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on
-the host has a hidden state. Therefore the JAX state contains the number of a vector environment and a count of its
-steps, and the vector environment checks the count: a state may be stepped only once. Repeating a step with the same
-action returns the same result, so that JAX may repeat or batch a callback.
+A step is a callback, which must not depend on anything but its arguments, and an environment on the host has a hidden
+state. Therefore the JAX state contains the number of a vector environment and a count of its steps, and the vector
+environment checks the count: a state may be stepped only once. Repeating a step with the same action returns the same
+result, so that JAX may repeat or batch a callback.
 """
 
 from __future__ import annotations
@@ -43,28 +42,24 @@ def from_gymnasium(
 ) -> Env:
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
-    It works wherever an `Env` does, with two differences. A checkpoint cannot contain the state of such an environment,
-    so a resumed run begins new episodes. And only the latest state of a rollout can be stepped, once. Each `reset`
-    makes new vector environments, which live as long as the `Env`: reset once, and begin again with `restart` only.
-
-    Gymnasium's automatic reset mode must be SAME_STEP. NEXT_STEP, its default, spends a step on each reset, which a
-    learner must not see.
+    A checkpoint cannot contain the state of such an environment, so a resumed run begins new episodes. Only the latest
+    state of a rollout can be stepped, once. Each `reset` makes new vector environments, which live as long as the
+    `Env`: reset once, and begin again with `restart` only.
 
     Args:
         make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
+            Its automatic reset mode must be SAME_STEP: NEXT_STEP, Gymnasium's default, spends a step on each reset.
         info: names of numbers that the environment reports in `info`, such as "is_success". They become
-            `Transition.info`: those of the step that ended an episode are metrics, and `rollout(keep_info=)` keeps all.
-            They are NaN in a step that does not report them; a step that ends an episode must report them.
+            `Transition.info`, NaN for a step that does not report them; one that ends an episode must report them.
         action_mask: name of the entry of `info`, such as "action_mask", with the mask of the available actions after
-            every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`, and the
-            policies of `ppo_parts.networks` take only available actions.
+            every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`.
         timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from
             other threads.
 
     Raises:
         UserTypeError: the environment is not a vector environment. UserValueError: it does not declare how it resets,
-            or its spaces are not supported. At a step: an error that names the invalid value that the environment
-            returned, or UserTimeoutError.
+            or its spaces are not supported. At a step: an error that names what is wrong with the value that the
+            environment returned, or UserTimeoutError.
 
     Example:
         >>> import gymnasium, jax
@@ -124,14 +119,15 @@ def from_gymnasium(
             fields = {"obs": obs, "final_obs": final_obs, "info": dict(zip(names, numbers[4:], strict=True)), **ends}
             return state.advance(inner, ends["ended"], numbers[0], **fields)
 
-        def restart(key: Array, state: EpisodeState) -> tuple[EpisodeState, Any]:
-            return reset(key, state.episode_length.shape[-1])
-
-        def render(state: EpisodeState) -> np.ndarray:
-            return instances.each[int(state.inner.instance)].env.render()
-
-        spaces = example.observation_space, example.action_space
-        env = Env(reset, step, *spaces, lambda state: env, restart=restart, render=render)
+        env = Env(
+            reset,
+            step,
+            example.observation_space,
+            example.action_space,
+            evaluation=lambda state: env,
+            restart=lambda key, state: reset(key, state.episode_length.shape[-1]),
+            render=lambda state: instances.each[int(state.inner.instance)].env.render(),
+        )
         return env
 
     evaluating = env_of(Instances(make_vector, reuse=True))
@@ -168,15 +164,13 @@ class Instance:
 BEGIN = "begin new episodes with env.restart(key, state)"
 
 
+@dataclasses.dataclass
 class Instances:
-    """The vector environments of an `Env`, by number.
+    """The vector environments of an `Env`, by number."""
 
-    With `reuse`, a reset ends the episodes of earlier ones instead of making new ones, as for evaluations.
-    """
-
-    def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool = False) -> None:
-        self.make, self.reuse = make, reuse
-        self.each: list[Instance] = []
+    make: Callable[[int], GymnasiumVector]
+    reuse: bool = False  # whether a reset uses earlier ones instead of making new ones, as for evaluations
+    each: list[Instance] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
         """Reset a vector environment for each seed; return their numbers, observations and action masks."""
@@ -196,9 +190,7 @@ class Instances:
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
 
-        Args:
-            which: `[..., 2]`, the number of each vector environment, and how many steps it has done.
-            *action: `[..., N, ...]`, the leaves of a tree.
+        `which`, `[..., 2]`, has the number of each, and how many steps it has done; actions are `[..., N, ...]`.
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's

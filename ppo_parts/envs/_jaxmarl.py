@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -93,13 +92,12 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     If agents differ in the size of their observations, these are padded with zeros; if they differ in the number of
     actions, the padding actions are not available. An agent whose own `done` comes before the end of the episode is
-    absent from then on: its `Transition.mask` and its rewards are 0. SMAX is an exception: dead units receive the
-    rewards of their team, so they end with the episode, as in JaxMARL's baselines.
+    absent from then on: its `Transition.mask` and its rewards are 0. In SMAX dead units receive the rewards of their
+    team, so they end with the episode, as in JaxMARL's baselines.
 
     JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
     overcooked environments, those with both sides alive in SMAX, those that Brax truncates in MABrax, and none
-    elsewhere. In `switch_riddle` an agent outside the room has a single available action, because its actions have no
-    effect.
+    elsewhere. In `switch_riddle` an agent outside the room has a single available action.
 
     Args:
         env: the environment.
@@ -125,77 +123,56 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
     family, options = _family(env), tuple(space.n for space in spaces) if discrete else ()
     limited = discrete and (family.available is not None or len(set(options)) > 1)
-    timed_out = timed_out or functools.partial(family.timed_out, env)
-    wrapper = _Agents(env, agents, family, timed_out, observed, options if limited else None)
-    observation_space = Box((observed,))
-    action_space = Discrete(max(options)) if discrete else spaces[0]
-    wrapped = Env(
-        wrapper.reset, wrapper.step, observation_space, action_space, lambda state: wrapped, num_agents=len(agents)
-    )
-    return wrapped
+    over_time = timed_out or functools.partial(family.timed_out, env)
 
+    def seen(obs: dict[str, Array], inner: Any) -> Observation:
+        rows = [ravel_pytree(obs[agent])[0].astype(jnp.float32) for agent in agents]
+        stacked = jnp.stack([jnp.pad(row, (0, observed - row.size)) for row in rows])
+        if not limited:
+            return Observation(stacked)
+        masks = [jnp.ones(n, bool) for n in options] if family.available is None else family.available(env, inner)
+        return Observation(stacked, jnp.stack([jnp.pad(mask, (0, max(options) - mask.size)) for mask in masks]))
 
-@dataclasses.dataclass(frozen=True)
-class _Agents:
-    """A JaxMARL environment with arrays `[N, A, ...]` instead of dicts keyed by agent."""
+    def reset_one(key: Array) -> tuple[Observation, Any]:
+        obs, inner = env.reset(key)
+        return seen(obs, inner), without_weak_types(inner)
 
-    env: Any
-    agents: tuple[str, ...]
-    family: _Family
-    timed_out: Callable[[Any], Array]
-    observed: int  # size of the largest observation
-    options: tuple[int, ...] | None  # number of actions of each agent; None: all actions are always available
-
-    def observation(self, obs: dict[str, Array], inner: Any) -> Observation:
-        rows = [ravel_pytree(obs[agent])[0].astype(jnp.float32) for agent in self.agents]
-        stacked = jnp.stack([jnp.pad(row, (0, self.observed - row.size)) for row in rows])
-        return Observation(stacked, None if self.options is None else self.available(inner))
-
-    def available(self, inner: Any) -> Array:
-        assert self.options is not None
-        if self.family.available is None:
-            rows = [jnp.ones(number, bool) for number in self.options]
-        else:
-            rows = self.family.available(self.env, inner)
-        return jnp.stack([jnp.pad(row, (0, max(self.options) - row.size)) for row in rows])
-
-    def reset_one(self, key: Array) -> tuple[Observation, Any]:
-        obs, inner = self.env.reset(key)
-        return self.observation(obs, inner), without_weak_types(inner)
-
-    def step_one(self, key: Array, inner: Any, action: Array) -> Any:
-        by_agent = {agent: action[i] for i, agent in enumerate(self.agents)}
-        obs, inner, reward, done, _ = self.env.step_env(key, inner, by_agent)
-        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in self.agents])
-        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in self.agents])
+    def step_one(key: Array, inner: Any, action: Array) -> Any:
+        by_agent = {agent: action[i] for i, agent in enumerate(agents)}
+        obs, inner, reward, done, _ = env.step_env(key, inner, by_agent)
+        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
+        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
         ended = jnp.asarray(done["__all__"], bool).reshape(())
-        return self.observation(obs, inner), without_weak_types(inner), rewards, gone, ended
+        return seen(obs, inner), without_weak_types(inner), rewards, gone, ended
 
-    def reset(self, key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
+    def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
         """Reset N environments; the inner state is theirs, and which agents are present."""
-        obs, inner = jax.vmap(self.reset_one)(jax.random.split(key, num_envs))
-        everybody = jnp.ones((num_envs, len(self.agents)), bool)
-        return EpisodeState.begin((inner, everybody), num_envs, len(self.agents)), obs
+        obs, inner = jax.vmap(reset_one)(jax.random.split(key, num_envs))
+        everybody = jnp.ones((num_envs, len(agents)), bool)
+        return EpisodeState.begin((inner, everybody), num_envs, len(agents)), obs
 
-    def step(self, key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
+    def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
         inner, alive = state.inner
-        final_obs, inner, reward, gone, ended = jax.vmap(self.step_one)(step_keys, inner, action)
-        cut = ended & jax.vmap(lambda inner: jnp.asarray(self.timed_out(inner)))(inner)
-        won = self.family.won
-        info = {} if won is None else {"won": jax.vmap(functools.partial(won, self.env))(inner)}
-        if self.family.together:
+        final_obs, inner, reward, gone, ended = jax.vmap(step_one)(step_keys, inner, action)
+        cut = ended & jax.vmap(lambda inner: jnp.asarray(over_time(inner)))(inner)
+        info = {} if family.won is None else {"won": jax.vmap(functools.partial(family.won, env))(inner)}
+        if family.together:
             gone = jnp.broadcast_to(ended[:, None], gone.shape)
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
         truncated = cut[:, None] & alive & ~died
         reward = jnp.where(alive, reward, 0)  # those that left may still be given some
-        first_obs, first = jax.vmap(self.reset_one)(reset_keys)
+        first_obs, first = jax.vmap(reset_one)(reset_keys)
         everybody = jnp.ones_like(alive)
         obs, *after = choose(ended, (first_obs, first, everybody), (final_obs, inner, alive & ~gone))
         terminated = (gone | ended[:, None] | ~alive) & ~truncated
         fields = {"obs": obs, "final_obs": final_obs, "terminated": terminated, "truncated": truncated, "info": info}
-        mask = None if self.family.together else alive
+        mask = None if family.together else alive
         return state.advance(tuple(after), ended, reward, mask=mask, ended=ended, **fields)
+
+    action_space = Discrete(max(options)) if discrete else spaces[0]
+    wrapped = Env(reset, step, Box((observed,)), action_space, lambda state: wrapped, num_agents=len(agents))
+    return wrapped
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:
@@ -242,19 +219,14 @@ def _available_in_the_room(env: Any, inner: Any) -> list[Array]:
 class _Family(NamedTuple):
     """Properties of one kind of JaxMARL environment that the environments do not expose themselves.
 
-    Attributes:
-        kinds: names of their base classes.
-        timed_out: takes the environment and the state in which an episode ended; returns whether it is at a time limit.
-        together: whether the episode ends for all agents at once.
-        available: takes the environment and a state; returns the available actions of each agent. None: all.
-        won: takes the environment and a state; returns whether the episode was won. None: episodes are not won.
+    The functions take the environment and a state.
     """
 
-    kinds: frozenset[str] = frozenset()
-    timed_out: Callable[[Any, Any], Any] = lambda env, inner: False
-    together: bool = False
-    available: Callable[[Any, Any], list[Array]] | None = None
-    won: Callable[[Any, Any], Array] | None = None
+    kinds: frozenset[str] = frozenset()  # names of their base classes
+    timed_out: Callable[[Any, Any], Any] = lambda env, inner: False  # whether an episode that ended was cut
+    together: bool = False  # whether the episode ends for all agents at once
+    available: Callable[[Any, Any], list[Array]] | None = None  # the available actions of each agent; None: all
+    won: Callable[[Any, Any], Array] | None = None  # whether the episode was won; None: episodes are not won
 
 
 FAMILIES = (

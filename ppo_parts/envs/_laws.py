@@ -21,25 +21,15 @@ Act = Callable[[Array, Any], Any]
 
 
 class Played(NamedTuple):
-    """T steps of N environments with random actions, as NumPy arrays.
-
-    Attributes:
-        env: the environment.
-        first: the observation of the reset, leaves `[N, ...]`.
-        out: the transitions, leaves `[T, N, ...]`.
-        ended: `[T, N]`, True where an episode ended.
-        again: another run from the same key, as `(first, out)`.
-        other: observations of a reset of 8 N environments with another key; None if those of `first` are not all alike.
-        unscaled: the transitions of the same steps in the environment of `evaluation`.
-    """
+    """T steps of N environments with random actions, as NumPy arrays."""
 
     env: Env
-    first: Any
-    out: Transition
-    ended: np.ndarray
-    again: tuple[Any, Transition]
-    other: Any
-    unscaled: Transition
+    first: Any  # the observation of the reset, leaves `[N, ...]`
+    out: Transition  # leaves `[T, N, ...]`
+    ended: np.ndarray  # `[T, N]`, True where an episode ended
+    again: tuple[Any, Transition]  # `first` and `out` of another run from the same key
+    other: Any  # observations of a reset of 8 N environments with another key; None if those of `first` are not alike
+    unscaled: Transition  # of the same steps in the environment of `evaluation`
 
 
 Law = Callable[[Played], str | None]
@@ -60,7 +50,9 @@ def reproducible(played: Played) -> str | None:
 
 def separate(played: Played) -> str | None:
     """Environments that are reset together do not all begin with the same draw."""
-    if played.other is None or not _alike(_array(played.other)) or _equal(*_rows(played.first, played.other)):
+    if played.other is None or not _alike(_array(played.other)):
+        return None
+    if _equal(_array(played.first)[0], _array(played.other)[0]):
         return None
     return (
         "reset gives all N environments the same first observation, although it depends on the key: give each "
@@ -96,10 +88,10 @@ def integers(played: Played) -> str | None:
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     each = zip(*map(jax.tree.leaves, (played.first.available, played.out.obs.available)), strict=True)
-    found = [_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each]
-    return next(filter(None, found), None) and (
-        f"obs.available leaves no action {next(filter(None, found))}: at least one must be available wherever the "
-        "policy acts (obs is what it acts on next; where an episode ended it is the first observation of the next)"
+    found = (_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each)
+    return (place := next(filter(None, found), None)) and (
+        f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs is what "
+        "it acts on next; where an episode ended it is the first observation of the next)"
     )
 
 
@@ -175,16 +167,14 @@ def seats(played: Played) -> str | None:
     )
 
 
-def _of_integers(played: Played) -> bool:
-    space = played.env.observation_space
-    return hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu"
-
-
 LAWS: dict[Law, Callable[[Played], bool]] = {
     reproducible: lambda played: True,
     separate: lambda played: True,
     finite: lambda played: True,
-    integers: _of_integers,
+    integers: lambda played: (
+        hasattr(space := played.env.observation_space, "low")
+        and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu"
+    ),
     masks: lambda played: isinstance(played.first, Observation) and played.first.available is not None,
     flags: lambda played: played.out.ended is not None,
     final_observation: lambda played: True,
@@ -213,8 +203,7 @@ def check_laws(env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int 
         env: the environment; `check` runs first.
         num_envs, num_steps: N environments run for T steps, twice.
         seed: seed of the keys.
-        act: `act(key, obs) -> action` for all environments; None: uniformly among the available actions, or within the
-            bounds of the box.
+        act: `act(key, obs) -> action` for all environments; None: uniformly among what is available.
 
     Raises:
         UserTypeError, ShapeError: as `check`. UserValueError: names the first law that is broken, and the remedy.
@@ -270,14 +259,14 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     key, same = jax.random.key(seed), []
     one, two = (played(lambda key: env).lower(key) for _ in range(2))
     compiled = one.compile()
-    first, out = _numpy(compiled(key))
+    first, out = jax.device_get(compiled(key))
     # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
     # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
-    again = _numpy((compiled if one.as_text() == two.as_text() else two.compile())(key))
+    again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
-    other = _numpy(reset_many(jax.random.key(seed + 1))) if _alike(_array(first)) else None
+    other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _alike(_array(first)) else None
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
-    unscaled = out if same[0] else _numpy(played(evaluation)(key)[1])
+    unscaled = out if same[0] else jax.device_get(played(evaluation)(key)[1])
     return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
 
 
@@ -328,17 +317,9 @@ def notes_on(played: Played) -> tuple[str, ...]:
     return tuple(note for note, applies in notes.items() if applies)
 
 
-def _numpy(tree: Any) -> Any:
-    return jax.tree.map(np.asarray, tree)
-
-
 def _array(obs: Any) -> np.ndarray:
     """Return the first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
-
-
-def _rows(*trees: Any) -> tuple[np.ndarray, ...]:
-    return tuple(_array(tree)[0] for tree in trees)
 
 
 def _alike(x: np.ndarray) -> bool:

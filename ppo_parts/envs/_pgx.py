@@ -97,12 +97,7 @@ def random_opponent(key: Array, obs: Observation) -> Array:
 
 
 def frozen_opponent(policy: Any, params: Any) -> Opponent:
-    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy with fixed parameters.
-
-    Args:
-        policy: `ppo_parts.Policy` without memory, or `evaluate`.
-        params: its parameters.
-    """
+    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy without memory."""
     if initial_carry_of(policy) is not None:
         raise UserValueError("frozen_opponent: a policy with memory needs its state; give one without memory")
 

@@ -21,7 +21,7 @@ class UnknownPrefixError(UserValueError):
 
 
 class Source(NamedTuple):
-    """The module of this package that adapts environments, the module that must be installed, and its extra."""
+    """The module here that adapts environments, the module that must be installed, and the extra that installs it."""
 
     adapter: str
     package: str
@@ -52,12 +52,8 @@ def make(env_id: str, **settings: Any) -> Env:
 
     Args:
         env_id: "prefix:name", such as "brax:ant" or "pgx:connect_four"; the prefix is one of `prefixes()`. A name
-            without a prefix is one of gymnax: "CartPole-v1" is "gymnax:CartPole-v1". Settings may follow the name,
-            so that they can be given on a command line: "brax:ant,backend=spring,time_limit=500".
+            without a prefix is one of gymnax. Settings may follow, as on a command line: "brax:ant,backend=spring".
         **settings: settings of the environment; `docs/environments.md` lists those of each prefix.
-
-    Returns:
-        The environment.
 
     Raises:
         ValueError: unknown prefix, name (similar names are listed) or setting. MissingPackage: the package is not
@@ -65,9 +61,8 @@ def make(env_id: str, **settings: Any) -> Env:
 
     Example:
         >>> from ppo_parts import envs
-        >>> envs.make("CartPole-v1", max_steps_in_episode=200).action_space.n
+        >>> envs.make("CartPole-v1,max_steps_in_episode=200").action_space.n
         2
-        >>> env = envs.make("CartPole-v1,max_steps_in_episode=200")  # the same environment
     """
     env_id, settings = split_settings(env_id, settings)
     prefix, name = split_id(env_id)
@@ -84,7 +79,6 @@ def make(env_id: str, **settings: Any) -> Env:
 
 
 def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
-    """Import the function that makes environments of a package."""
     if prefix not in SOURCES:
         near = difflib.get_close_matches(prefix, prefixes(), 1)
         there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
@@ -94,8 +88,7 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     source = SOURCES[prefix]
     with deferred("seaborn", "matplotlib.pyplot"):
         require_package(source.package, source.extra)
-    make_env: Callable[..., Env] = importlib.import_module(f".{source.adapter}", __package__).make
-    return make_env
+    return importlib.import_module(f".{source.adapter}", __package__).make
 
 
 @checked
@@ -103,11 +96,8 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
     """Make `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
 
     Args:
-        prefix: letters, digits, "_" and "-". A prefix that was registered before is replaced.
+        prefix: letters, digits, "_" and "-"; not one that comes with this package. It replaces an earlier registration.
         make: function that returns an `Env`.
-
-    Raises:
-        ValueError: the prefix comes with this package, or contains other characters. TypeError: `make` is not callable.
 
     Example:
         >>> from ppo_parts import envs
@@ -146,11 +136,7 @@ SETTING = re.compile(r"""\s*(\w+)=((?:'[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|[^][
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split "name,a=1,b=word" into the name and its settings, which are added to `settings`.
-
-    Raises:
-        ValueError: what follows the first comma is not a list of settings, or a setting is given twice.
-    """
+    """Split "name,a=1,b=word" into the name and its settings, which are added to `settings`."""
     if not isinstance(env_id, str) or "," not in env_id:
         return env_id, settings
     name, _, text = env_id.partition(",")

@@ -56,9 +56,8 @@ def as_frame(where: str, image: Any) -> np.ndarray:
 def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> Callable[[Any], np.ndarray]:
     """Return `draw(state)` for a `mujoco.MjModel`; `positions(state)` has arrays by name, such as qpos and qvel.
 
-    The model's first camera is used, which follows the body in most models, and a free one if it has none. The
-    renderers of Brax and of Playground make a new `mujoco.Renderer` for each call, which takes ten times as long as
-    rendering.
+    The camera is the model's first, which follows the body in most models. The renderers of Brax and of Playground make
+    a new `mujoco.Renderer` for each call, which takes ten times as long as rendering.
     """
 
     @functools.cache
@@ -87,26 +86,22 @@ CELL = 32
 def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
     """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if it cannot be drawn.
 
-    Gymnasium draws the classic control tasks. Observations that are a grid of channels (such as MinAtar's) are drawn
-    with one color for each channel.
+    Gymnasium draws the classic control tasks; MinAtar's observations are drawn with one color for each channel.
     """
     name = getattr(env, "name", "")
-    if name in CONTROL:
-
-        def draw(state: Any) -> np.ndarray:
-            require_package("pygame", "watch")
-            from gymnax.visualize import vis_gym
-
-            return vis_gym.render_gym_frame(name, state, env_params)
-
-    elif name.endswith("-MinAtar"):
-
-        def draw(state: Any) -> np.ndarray:
-            return draw_grid(np.asarray(env.observe(jax.random.key(0), state, None, env_params)))
-
-    else:
+    if name not in CONTROL and not name.endswith("-MinAtar"):
         return None
-    return lambda state: draw(jax.tree.map(lambda x: np.asarray(x)[0], state))
+
+    def render(states: Any) -> np.ndarray:
+        state = jax.tree.map(lambda x: np.asarray(x)[0], states)
+        if name not in CONTROL:
+            return draw_grid(np.asarray(env.observe(jax.random.key(0), state, None, env_params)))
+        require_package("pygame", "watch")
+        from gymnax.visualize import vis_gym
+
+        return vis_gym.render_gym_frame(name, state, env_params)
+
+    return render
 
 
 def draw_grid(grid: np.ndarray) -> np.ndarray:

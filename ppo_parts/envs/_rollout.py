@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -31,16 +30,12 @@ from ._spaces import is_tree, leaf_spaces
 
 
 class RolloutState(NamedTuple):
-    """The state that a rollout passes to the next: the state of the environments, and the next observations.
-
-    Recurrent policies also have `carry`, their state `[N, ...]`, and `reset`, True where it is zeroed before the next
-    step.
-    """
+    """The state that a rollout passes to the next: the state of the environments, and the next observations."""
 
     env_state: Any
     obs: Any
-    carry: Any = None
-    reset: Any = None
+    carry: Any = None  # the state of a recurrent policy, `[N, ...]`
+    reset: Any = None  # True where it is zeroed before the next step
 
 
 class Rollout(NamedTuple):
@@ -49,14 +44,13 @@ class Rollout(NamedTuple):
     Attributes:
         init: `init(key) -> RolloutState`, with fresh environments.
         collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
-            `episode_length` (means over the episodes that ended, NaN if none did) and `episodes` (their number);
-            with several agents the return is also averaged over them. Entries of the environment's `info` become
-            `episode_<name>`.
+            `episode_length` (means over the episodes that ended and over the agents, NaN if none did), `episodes`
+            (their number), and `episode_<name>` for entries of the environment's `info`.
         sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, which divides the
-            environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
-            does not depend on the number of environments, such as running statistics, are replicated on each device.
-        restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics, for environments
-            whose state cannot be restored from a checkpoint (`Env.restart`); None: every state can be continued.
+            environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves that all
+            environments share, such as running statistics, are replicated.
+        restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics (`Env.restart`); None:
+            every state can be continued.
     """
 
     init: Callable[[Array], RolloutState]
@@ -89,34 +83,31 @@ def rollout(
         env: `ppo_parts.envs.Env`.
         policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
             `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
-            0, and `batch.reset` `[T, N]`. It must zero the state before each step where `reset` is 1, and return
-            `(distribution, value, carry after the last step)`. If the policy has no value, the batch has none.
+            0, which it must zero before each step where `batch.reset` `[T, N]` is 1, and returns `(distribution, value,
+            carry after the last step)`. If the policy has no value, the batch has none.
         num_envs: N.
         num_steps: T.
         value_each_step: keep the value that is computed along with each step's action, as for recurrent policies,
-            instead of computing all after the last step. This is faster if policy and value share layers.
+            instead of computing all after the last step: faster if policy and value share layers.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
             and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
         noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
-            rollout; from `distributions.StateDependentNormal`, they have the same noise matrix, and from other
-            distributions the same noise. More than `num_steps`: the same key for each whole rollout.
+            rollout; `distributions.StateDependentNormal` then has the same noise matrix, others the same noise.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. So that devices do not wait for each other at every step, with S > 1 final observations
-            are evaluated, and the running statistics of normalizing wrappers merged, after the last step.
+            separate device. With S > 1 final observations are evaluated, and the running statistics of normalizing
+            wrappers merged, after the last step, so that devices do not wait for each other.
 
     Returns:
         `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
-        terminated, truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and
-        `keep_...` add.
+        terminated, truncated and next_value, for a recurrent policy carry and reset, and those that arguments add.
 
     Raises:
         TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
             `env.action_space`. ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` or
-            `keep_info` names an entry whose name the batch already has, or (when traced) one that the policy's aux or
-            the environment's info does not have; (when traced) the policy has more actions than the environment.
+            `keep_info` names an entry that the batch already has, or (when traced) that aux or info does not have.
             ShapeError: (when traced) a log-probability, a value or an entry of aux is not one number per element.
 
     Example:
@@ -148,96 +139,69 @@ def rollout(
     check_env("rollout", env)
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
-    each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
-    collector = _Collector(
-        env, policy, each, num_steps, value_each_step, record, keep_next_obs, keep_distribution, keep_info, noise_steps,
-        shards,
-    )  # fmt: skip
-    restart = None if env.restart is None else collector.restart
-    return Rollout(collector.init, collector.collect, collector.sharding, restart)
+    each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)  # (N,), or (N, A)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Collector:
-    """The functions of a rollout; the fields are its arguments, with `each` `(N,)`, or `(N, A)` with agents."""
-
-    env: Any
-    policy: Evaluate
-    each: tuple[int, ...]
-    num_steps: int
-    value_each_step: bool
-    record: tuple[str, ...]
-    keep_next_obs: bool
-    keep_distribution: bool
-    keep_info: tuple[str, ...]
-    noise_steps: int
-    shards: int
-
-    def init(self, key: Array) -> RolloutState:
+    def init(key: Array) -> RolloutState:
         check_key("rollout.init", "key", key)
-        return self._beginning(*self.env.reset(key, self.each[0]))
+        return begin(*env.reset(key, num_envs))
 
-    def restart(self, key: Array, state: RolloutState) -> RolloutState:
-        return self._beginning(*self.env.restart(key, state.env_state))
+    def restart(key: Array, state: RolloutState) -> RolloutState:
+        return begin(*env.restart(key, state.env_state))
 
-    def _beginning(self, env_state: Any, obs: Any) -> RolloutState:
+    def begin(env_state: Any, obs: Any) -> RolloutState:
         state = RolloutState(env_state, obs)
-        if (initial_carry := initial_carry_of(self.policy)) is not None:
-            state = state._replace(carry=initial_carry(self.each[0]), reset=jnp.ones(self.each, bool))
+        if (initial_carry := initial_carry_of(policy)) is not None:
+            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(each, bool))
         return without_weak_types(state)
 
-    def sharding(self, mesh: jax.sharding.Mesh) -> RolloutState:
-        sharding = axis_sharding("Rollout.sharding", mesh, self.shards)
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
+    def sharding(mesh: jax.sharding.Mesh) -> RolloutState:
+        sharding = axis_sharding("Rollout.sharding", mesh, shards)
 
         def of_leaf(x: Any) -> Any:
             """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
             if isinstance(x, Moments):
                 return jax.tree.map(lambda leaf: sharding(None), x)
             rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
-            return sharding(0 if rows and self.each[0] % rows == 0 and rows % self.shards == 0 else None)
+            return sharding(0 if rows and num_envs % rows == 0 and rows % shards == 0 else None)
 
+        shapes = jax.eval_shape(init, jax.random.key(0))
         return jax.tree.map(of_leaf, shapes, is_leaf=lambda x: isinstance(x, Moments))
 
-    def estimates(self, output: Output) -> dict[str, Array]:
+    def estimates(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
-        check_entries("record", self.record, "the policy's aux", output.aux, "return Output(..., aux={{{!r}: ...}})")
+        check_entries("record", record, "the policy's aux", output.aux, "return Output(..., aux={{{!r}: ...}})")
         found = {} if output.value is None else {"value": output.value}
-        return found | {name: output.aux[name] for name in self.record}
+        return found | {name: output.aux[name] for name in record}
 
-    @functools.cached_property
-    def estimates_after(self) -> Callable[[Params, tuple[Any, Any, Any]], dict[str, Array]]:
-        """Compute the estimates of observations `(obs, carry, keys)`: called in three places, traced once."""
+    @jax.jit  # called in three places, traced once
+    def estimates_after(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
+        """Compute the estimates of observations `(obs, carry, keys)`."""
+        obs, carry, keys = seen
+        return estimates(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool), keys))
 
-        def estimates(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
-            obs, carry, keys = seen
-            return self.estimates(apply_policy(self.policy, params, obs, carry, jnp.zeros(self.each, bool), keys))
-
-        return jax.jit(estimates)
-
-    def no_estimates(self, params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
-        shapes = jax.eval_shape(self.estimates_after, params, seen)
+    def no_estimates(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
+        shapes = jax.eval_shape(estimates_after, params, seen)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
+    def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, those of final observations, and the episodes.
 
         With several shards, return the final observations themselves: testing whether there is one needs all devices.
         """
-        own = policy_keys(self.policy, keys[0], self.each[0])
-        output = apply_policy(self.policy, params, state.obs, state.carry, state.reset, own)
+        own = policy_keys(policy, keys[0], num_envs)
+        output = apply_policy(policy, params, state.obs, state.carry, state.reset, own)
         action, log_prob = _sampled(output.distribution, keys[0])
-        check_action(output.distribution, action, self.env.action_space, self.each)
-        env_state, out = self.env.step(keys[1], state.env_state, action)
-        out.check(state.obs, self.each)
+        check_action(output.distribution, action, env.action_space, each)
+        env_state, out = env.step(keys[1], state.env_state, action)
+        out.check(state.obs, each)
         remedy = "return it in each step, info={{{!r}: ...}}"
-        check_entries("keep_info", self.keep_info, "the environment's info", out.info, remedy)
-        if self.keep_distribution:
+        check_entries("keep_info", keep_info, "the environment's info", out.info, remedy)
+        if keep_distribution:
             check_is_tree(output.distribution)
-        carry = carry_after(self.policy, output, action)
+        carry = carry_after(policy, output, action)
         final: Any = (out.final_obs, carry, own)
-        if self.shards == 1:
-            final = cond_any(out.truncated, self.estimates_after, self.no_estimates, params, final)
+        if shards == 1:
+            final = cond_any(out.truncated, estimates_after, no_estimates, params, final)
         recorded = Batch(
             obs=state.obs,
             action=action,
@@ -247,45 +211,46 @@ class _Collector:
             truncated=out.truncated,
             mask=out.mask,
             reset=state.reset,
-            next_obs=out.final_obs if self.keep_next_obs else ABSENT,
-            behavior=output.distribution if self.keep_distribution else ABSENT,
-            extras={name: out.info[name] for name in self.keep_info} | own,
+            next_obs=out.final_obs if keep_next_obs else ABSENT,
+            behavior=output.distribution if keep_distribution else ABSENT,
+            extras={name: out.info[name] for name in keep_info} | own,
         )
         recurrent, (ended, _) = state.carry is not None, out.episode_ends()
         episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
-        begins = jnp.broadcast_to(unsqueezed(ended, len(self.each)), self.each) if recurrent else None
-        found = self.estimates(output) if recurrent or self.value_each_step or self.record else None
+        begins = jnp.broadcast_to(unsqueezed(ended, len(each)), each) if recurrent else None
+        found = estimates(output) if recurrent or value_each_step or record else None
         state = RolloutState(env_state, out.obs, carry, begins)
         return without_weak_types(state), (recorded, found, final, episodes)
 
-    def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
+    def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         check_key("rollout.collect", "key", key)
         # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
-        keys, carry = jax.random.split(key, 2 * self.num_steps).reshape(self.num_steps, 2), state.carry
-        if self.noise_steps > 1:
-            index = jnp.arange(self.num_steps)
-            keys = jnp.stack([keys[index - index % self.noise_steps, 0], keys[:, 1]], axis=1)
-        if self.shards > 1:
-            state = state._replace(env_state=divided_moments(state.env_state, self.shards))
-        steps = scan_hoisted(lambda state, keys: self.step(params, state, keys), state, keys)
+        keys, carry = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2), state.carry
+        if noise_steps > 1:
+            index = jnp.arange(num_steps)
+            keys = jnp.stack([keys[index - index % noise_steps, 0], keys[:, 1]], axis=1)
+        if shards > 1:
+            state = state._replace(env_state=divided_moments(state.env_state, shards))
+        steps = scan_hoisted(lambda state, keys: step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
-        shape = (self.num_steps, *self.each)
+        shape = (num_steps, *each)
         if found is None:
-            output = evaluate_policy(self.policy, params, batch)
+            output = evaluate_policy(policy, params, batch)
             check_value(output, shape)
-            found = self.estimates(output)
+            found = estimates(output)
         check_recorded(batch, found, shape)
-        if self.shards > 1:
+        if shards > 1:
             state = state._replace(env_state=merged_moments(state.env_state))
-            after = functools.partial(self.estimates_after, params)
-            final = evaluate_steps(after, batch.truncated, final, self.shards)
+            final = evaluate_steps(functools.partial(estimates_after, params), batch.truncated, final, shards)
         own = {"policy_key": batch.extras["policy_key"][-1]} if "policy_key" in batch.extras else {}
-        last = self.estimates_after(params, (state.obs, state.carry, own)) if found else {}
+        last = estimates_after(params, (state.obs, state.carry, own)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
         extras = {**batch.extras, **found, **{f"next_{name}": x for name, x in following.items()}}
-        return state, batch.replace(carry=carry, extras=extras, shards=self.shards), episode_metrics(*episodes)
+        return state, batch.replace(carry=carry, extras=extras, shards=shards), episode_metrics(*episodes)
+
+    return Rollout(init, collect, sharding, None if env.restart is None else restart)
 
 
 def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]) -> None:
@@ -312,9 +277,10 @@ def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]
 
 def check_entries(argument: str, names: tuple[str, ...], owner: str, entries: Any, remedy: str) -> None:
     """Raise unless there are entries with the names of an argument of `rollout`."""
+    is_dict = isinstance(entries, Mapping)
     for name in names:
-        if not isinstance(entries, Mapping) or name not in entries:
-            has = f"has the entries {sorted(entries)}" if isinstance(entries, Mapping) else f"is {kind(entries)}"
+        if not is_dict or name not in entries:
+            has = f"has the entries {sorted(entries)}" if is_dict else f"is {kind(entries)}"
             raise UserValueError(
                 f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
             )
@@ -394,8 +360,8 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
 def evaluate_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
     """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
 
-    In round i, every shard evaluates the i-th of its own steps. Devices with one shard each communicate only once, to
-    agree on the number of rounds, instead of in every step.
+    In round i, every shard evaluates the i-th of its own steps, so devices communicate only to agree on the number of
+    rounds.
     """
     by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
     flags = split(wanted, shards, 1)

@@ -13,22 +13,19 @@ import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, array_shape, count_options, exactly
+from ._env import Discrete, MultiDiscrete, array_shape, check_items, count_options, exactly
 from ._rendering import as_frame, opengl_errors
 from ._spaces import is_tree, leaf_spaces, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
+GYMNASIUM = ", as in Gymnasium 1.0"
 
 
 class GymnasiumVector:
     """N environments of a `gymnasium.vector` environment; checks everything that they return.
 
-    Args:
-        env: the vector environment. Its attribute `ended`, if it has one, tells after each step where an episode ended
-            for good, and not only for the learner, as with a lost life in Atari.
-        timeout: seconds that a reset or a step may take; None: no limit.
-        info: names of numbers in the environment's `info` to pass on.
-        action_mask: name of the action mask in `info`; None: all actions are always available.
+    The attribute `ended` of the vector environment, if it has one, tells after each step where an episode ended for
+    good, and not only for the learner, as with a lost life in Atari. Other arguments are those of `from_gymnasium`.
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class GymnasiumVector:
         self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
         self.action_space = space_of(map_space(policy_space, space))
         self.observation_space = space_of(map_space(policy_space, seen)) if is_tree(seen) else seen
-        self.takes = [Actions(each) for each in leaf_spaces(space)]
+        self.takes = [actions_for(each) for each in leaf_spaces(space)]
         self.gives = [Observations(each) for each in leaf_spaces(seen)]
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         if action_mask is not None and not self.options:
@@ -64,28 +61,28 @@ class GymnasiumVector:
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
         returned = within(self.timeout, "reset", functools.partial(self.env.reset, seed=seed))
-        obs, info = _several("reset", returned, "(obs, info)")
+        obs, info = check_items("from_gymnasium", "reset", returned, "(obs, info)", GYMNASIUM)
         return self._checked_obs("reset", obs), self._available("reset", info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
         """Step all environments once; the actions are the leaves of a tree.
 
-        Returns:
-            The observations to act on next, those that followed the step, the masks of the next actions (or None), and
-            `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
+        Return the observations to act on next, those that followed the step, the masks of the next actions (or None),
+        and `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
         """
         taken = [take(x) for take, x in zip(self.takes, action, strict=True)]
         returned = within(self.timeout, "step", functools.partial(self.env.step, tree_of(self.action_space, taken)))
-        fields = _several("step", returned, "(obs, reward, terminated, truncated, info)")
-        obs, info = self._checked_obs("step", fields[0]), fields[4]
-        reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields[1:4])
+        expected = "(obs, reward, terminated, truncated, info)"
+        obs, *fields, info = check_items("from_gymnasium", "step", returned, expected, GYMNASIUM)
+        obs = self._checked_obs("step", obs)
+        reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
         # Pack what is small, which also copies what the environment may overwrite when it steps again.
         reported = [self._info(name, info, over) for name in self.info]
-        numbers = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
+        packed = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
         final_obs = self._final_obs(obs, over, info) if np.count_nonzero(over) else obs  # much faster than over.any()
-        return obs, final_obs, self._available("step", info), numbers
+        return obs, final_obs, self._available("step", info), packed
 
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""
@@ -126,28 +123,26 @@ class GymnasiumVector:
 
     def _info(self, name: str, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        numbers, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
+        reported, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
         for source, where in ((info, ~over), (final, over)):
             for i in np.flatnonzero(where & np.asarray(source.get(f"_{name}", name in source))):
                 one = np.asarray(source[name][i])
-                if one.size != 1 or not _is_numeric(one):
+                if one.size != 1 or one.dtype.kind not in "biuf":
                     raise UserTypeError(
                         f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {source[name][i]!r}: "
                         "leave it out of info=, or reduce it to a number in a wrapper"
                     )
-                numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
-        if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
+                reported[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
+        if missing := np.flatnonzero(over & np.isnan(reported)).tolist():
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
                 f"info= asks for; it reports {_names({**info, **final}, {name, 'final_obs', 'final_info'})}"
             )
-        return numbers
+        return reported
 
     def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
-        finals, given = (
-            [x.copy() for x in self._leaves(obs)],
-            info.get("final_obs") if isinstance(info, Mapping) else None,
-        )
+        finals = [x.copy() for x in self._leaves(obs)]
+        given = info.get("final_obs") if isinstance(info, Mapping) else None
         for i in np.flatnonzero(over):
             row: Any = None if given is None else given[i]
             for final, one, x in zip(finals, self.gives, self._leaves(row), strict=True):
@@ -166,21 +161,19 @@ class GymnasiumVector:
         x = np.asarray(x)
         if x.shape != (self.num_envs,):
             raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
-        if name == "reward" and not _is_numeric(x):
-            raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {x.dtype}")
         if name == "reward":
-            return exactly("from_gymnasium: reward of step", x, FLOAT, "scale it in a wrapper")
+            return numbers("reward of step", x, FLOAT, "scale it in a wrapper")
         if x.dtype.kind != "b":
             raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         return x
 
     def _checked_obs(self, what: str, obs: Any) -> Any:
-        leaves = list(map(np.asarray, self._leaves(obs)))
-        for x, one in zip(leaves, self.gives, strict=True):
-            if x.shape != (self.num_envs, *one.shape):
-                expected = (self.num_envs, *one.shape)
+        cast = []
+        for x, one in zip(map(np.asarray, self._leaves(obs)), self.gives, strict=True):
+            if x.shape != (expected := (self.num_envs, *one.shape)):
                 raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {x.shape}")
-        return self._tree([one.cast(f"the obs of {what}", x) for x, one in zip(leaves, self.gives, strict=True)])
+            cast.append(one.cast(f"the obs of {what}", x))
+        return self._tree(cast)
 
     def _leaves(self, obs: Any) -> list[Any]:
         """Return the entries of an observation, in the order of the leaves of its space."""
@@ -198,36 +191,28 @@ def tree_of(space: Any, leaves: list[Any]) -> Any:
     return map_space(lambda space: next(each), space)
 
 
-class Actions:
-    """The actions of one space of an environment, which the policy's actions become."""
+def actions_for(space: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function that returns a copy of the policy's actions, as an environment of this space takes them."""
+    starts, dtype = starts_of(space), np.dtype(space.dtype)
+    takes = f"the environment takes {dtype} ({space})"  # made once, because writing a space takes longer than a step
 
-    def __init__(self, space: Any) -> None:
-        # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
-        starts = np.asarray(getattr(space, "start", 0))
-        self.starts = starts if starts.any() else None
-        self.dtype = np.dtype(space.dtype)
-        self.bounds = (space.low, space.high) if self.dtype == np.float64 else None
-        # Texts of errors are made once, because writing a space takes longer than a step.
-        self.takes = f"the environment takes {self.dtype} ({space})"
-
-    def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Return a copy of the policy's actions as the environment takes them."""
-        if not np.can_cast(action.dtype, self.dtype, "same_kind"):
-            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
-        cast = exactly("from_gymnasium: the action", action, self.dtype, self.takes)
-        if self.bounds is not None:  # an action at a bound, in the precision of the policy, is at the bound
-            inside = np.clip(cast, *self.bounds)
+    def of(action: np.ndarray) -> np.ndarray:
+        if not np.can_cast(action.dtype, dtype, "same_kind"):
+            raise UserTypeError(f"from_gymnasium: {takes}, but the policy's actions are {action.dtype}")
+        cast = exactly("from_gymnasium: the action", action, dtype, takes)
+        if dtype == np.float64:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(cast, space.low, space.high)
             cast = np.where(inside.astype(action.dtype) == action, inside, cast)
-        return cast if self.starts is None else cast + self.starts
+        return cast if starts is None else cast + starts
+
+    return of
 
 
 class Observations:
     """The observations of one space of an environment."""
 
     def __init__(self, space: Any) -> None:
-        self.shape, self.dtype = array_shape("observations", space), obs_dtype(space)
-        starts = np.asarray(getattr(space, "start", 0))
-        self.starts = starts if starts.any() else None
+        self.shape, self.dtype, self.starts = array_shape("observations", space), obs_dtype(space), starts_of(space)
         self.remedy = (
             f"the observation space is {space}; give it the dtype of what the environment returns, or convert that in "
             "a wrapper; integers keep 64 bits with jax_enable_x64"
@@ -235,11 +220,20 @@ class Observations:
 
     def cast(self, name: str, obs: np.ndarray) -> np.ndarray:
         """Return a copy of observations in the dtype that the device has for the space; integers count from 0."""
-        if not _is_numeric(obs):
-            raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {obs.dtype}")
-        return exactly(
-            f"from_gymnasium: {name}", obs if self.starts is None else obs - self.starts, self.dtype, self.remedy
-        )
+        return numbers(name, obs, self.dtype, self.remedy, self.starts)
+
+
+def starts_of(space: Any) -> np.ndarray | None:
+    """Return the first of the integers of a space; None: 0."""
+    starts = np.asarray(getattr(space, "start", 0))
+    return starts if starts.any() else None
+
+
+def numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts: Any = None) -> np.ndarray:
+    """Return `exactly` these numbers, counted from `starts`, in another dtype."""
+    if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
+        raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
+    return exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
 
 
 def within(timeout: float | None, what: str, call: Callable[[], Any]) -> Any:
@@ -284,16 +278,5 @@ def obs_dtype(space: Any) -> np.dtype[Any]:
     return FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _several(what: str, returned: Any, expected: str) -> tuple[Any, ...]:
-    if isinstance(returned, tuple) and len(returned) == expected.count(",") + 1:
-        return returned
-    got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
-    raise UserTypeError(f"from_gymnasium: {what} must return {expected}, as in Gymnasium 1.0, got {got}")
-
-
 def _names(info: Any, hidden: set[str] = frozenset()) -> str:  # type: ignore[assignment]
     return ", ".join(sorted(key for key in info or () if not key.startswith("_") and key not in hidden)) or "nothing"
-
-
-def _is_numeric(x: np.ndarray) -> bool:
-    return x.dtype.kind in "biuf"  # np.issubdtype takes several microseconds

@@ -140,24 +140,21 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state, and `evaluation` freezes them. They include every observation
-    that the policy acts on, before it acts. With several shards (see `rollout`), each of them adds its own
-    observations during a rollout, and at its end these are merged.
+    that the policy acts on, before it acts. With several shards (see `rollout`), those of each are merged at the end of
+    a rollout.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
     statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized; of a `Dict` or `Tuple`, the
-    boxes that are neither images nor integers. With several agents, each counts as an environment; observations of
-    absent agents are standardized, but do not enter the statistics.
+    boxes that are neither images nor integers. With several agents, each counts as an environment, unless it is absent.
 
     Args:
         env: environment whose observations are arrays, or trees of them.
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
-        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
-            agent's number in its observations then becomes 0.
+        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size.
 
     Raises:
-        ValueError: `clip` or `eps` is out of range; `per_agent` without an axis of agents; several agents with a
-            privileged part.
+        ValueError: `clip` or `eps` is out of range; `per_agent` without agents; several agents with a privileged part.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
@@ -236,8 +233,7 @@ def normalize_reward(
         per_agent: the rewards of each agent are divided by the deviation of its own G.
 
     Raises:
-        ValueError: `gamma`, `clip` or `eps` is out of range; `per_agent` without an axis of agents. TypeError: `gamma`
-            is a schedule.
+        ValueError: a number is out of range; `per_agent` without an axis of agents. TypeError: `gamma` is a schedule.
 
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
@@ -280,8 +276,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         agent_id: append the agent's number to its observation, as a one-hot encoding.
 
     Raises:
-        ValueError: the environment has no axis of agents; `agent_id` for observations that are not vectors; at
-            `reset`, A does not divide the number of environments.
+        ValueError: the environment has no agents; `agent_id` for observations that are not vectors; at `reset`, A does
+            not divide N.
     """
     check_env("fold_agents", env)
     if env.num_agents is None:
