@@ -1,11 +1,9 @@
 """Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, and joint ones; masks for actions.
 
-Any object with the methods of `Distribution` works, including the distributions of distrax. This module has those that
-PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the same batch axes, so
-that `jax.tree.map`, `vmap`, `scan` and checkpoints treat them like any other data. They compute at least in float32,
-and their results have the dtype of their parameters: use float32 parameters if a bfloat16 log-probability is too
-coarse. Parameters of another kind than documented raise a `TypeError`; shapes that do not fit, and known numbers out of
-range, a `ValueError`.
+Any object with the methods of `Distribution` works, including the distributions of distrax. Those of this module are
+pytrees of arrays that begin with the same batch axes. They compute at least in float32, and their results have the
+dtype of their parameters. Parameters of another kind than documented raise a `TypeError`; shapes that do not fit, and
+known numbers out of range, a `ValueError`.
 """
 
 from ._beta import Beta as Beta

@@ -21,13 +21,10 @@ class Beta(VectorDistribution):
     .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
               - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
 
-    All actions are inside the box, so none has to be clipped. If alpha and beta are above 1, as in the example, the
-    density has one maximum and is 0 at the edges; otherwise it may be infinite there. For a log-density that is finite
-    for every action, x is clipped into [1e-6, 1 - 1e-6], both in `log_prob` and in samples. Entropy and divergence are
-    those of the distribution without this clip.
-
-    Nothing cancels for narrow distributions. Wherever alpha and beta are used, they are clipped into [1e-6, 1e9]; those
-    outside have a gradient of 0. Negative ones give NaN.
+    All actions are inside the box. If alpha and beta are above 1, as in the example, the density has one maximum and is
+    0 at the edges; otherwise it may be infinite there. For a log-density that is finite for every action, x is clipped
+    into [1e-6, 1 - 1e-6], in `log_prob` and in samples, but not for entropy and divergence. Alpha and beta are clipped
+    into [1e-6, 1e9], where their gradient is 0; negative ones give NaN.
 
     Args:
         alpha: `[..., D]`, > 0.
@@ -47,8 +44,7 @@ class Beta(VectorDistribution):
         >>> round(float(policy.log_prob(policy.mode())[0]), 3), round(float(policy.entropy()[0]), 3)
         (-1.621, 2.285)
 
-    Reference: Chou et al. 2017, Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement
-    Learning using the Beta Distribution, PMLR 70.
+    Reference: Chou et al. 2017, Improving Stochastic Policy Gradients ... using the Beta Distribution, PMLR 70.
     """
 
     def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
@@ -66,11 +62,7 @@ class Beta(VectorDistribution):
         )
 
     def mode(self) -> Array:
-        r"""The most probable action, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, where alpha and beta are above 1.
-
-        Elsewhere the density has no maximum inside the box, or is uniform, and this is the mean,
-        :math:`x = \alpha / (\alpha + \beta)`.
-        """
+        r"""The maximum, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, if both exceed 1; else the mean."""
         alpha, beta = self._wide(self.alpha.shape)
         peaked = (alpha > 1) & (beta > 1)
         above = [jnp.where(peaked, x - 1, x) for x in (alpha, beta)]

@@ -21,8 +21,8 @@ Array = jax.Array
 class Categorical(TreeDistribution):
     r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
-    Unlike `distrax.Categorical`, this normalizes the logits once, on construction, and every gradient is a select
-    instead of a scatter. This is faster in PPO's loss, which needs the log-probability and entropy of the same logits.
+    Unlike in `distrax.Categorical`, the logits are normalized once, on construction, and every gradient is a select
+    instead of a scatter, which is faster in PPO's loss.
 
     Args:
         logits: `[..., n]`, -inf allowed (see also `mask_logits`).
@@ -88,8 +88,7 @@ class Categorical(TreeDistribution):
     def kl_divergence(self, other: Categorical) -> Array:
         r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
 
-        Actions that are impossible under self contribute 0. The divergence is infinite (with `mask_logits`, as large as
-        a float can be) if an action is possible under self but not under the other.
+        It is infinite (with `mask_logits`, as large as a float can be) if an action is possible under self only.
         """
         self._check_comparable(other)
         dtype = jnp.result_type(self.logits, other.logits)
@@ -168,11 +167,8 @@ def mask_logits(logits: Array, available: Array) -> Array:
     """Mask logits so that unavailable options have probability 0, and do not contribute to entropy or gradients.
 
     Args:
-        logits: `[..., n]`.
+        logits: `[..., n]`, as is the result.
         available: `[..., n]`, 1 (or True) where the option may be taken; at least one option in each row.
-
-    Returns:
-        `[..., n]`, logits for `Categorical`.
 
     Example:
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))

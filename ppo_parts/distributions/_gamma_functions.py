@@ -20,12 +20,10 @@ Array = jax.Array
 
 
 def beyond_stirling(x: Array) -> Array:
-    r"""Return the remainder of Stirling's approximation of log Gamma.
-
-    .. math:: \log\Gamma(x) - (x - \tfrac12) \log x + x - \tfrac12 \log 2\pi
+    r"""Return :math:`\log\Gamma(x) - (x - \tfrac12) \log x + x - \tfrac12 \log 2\pi`, which Stirling leaves out.
 
     It decreases by :math:`(x + 1/2) \log(1 + 1/x) - 1` from x to x + 1. After four such steps, a few terms of the
-    asymptotic series are exact in float32. No large numbers cancel.
+    asymptotic series are exact in float32.
     """
     return sum((x + k + 0.5) * jnp.log1p(1 / (x + k)) - 1 for k in range(4)) + _stirling_series(x + 4)
 

@@ -22,8 +22,6 @@ class Normal(VectorDistribution):
     .. math:: \log\pi(a) = \sum_d -\tfrac12 \left(\frac{a_d - \mu_d}{\sigma_d}\right)^2 - \log\sigma_d
               - \tfrac12 \log 2\pi
 
-    The last axis is the action, so log-probability and entropy are summed over it.
-
     Args:
         loc: `[..., D]`, mean.
         scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means.
@@ -89,8 +87,7 @@ class StateDependentNormal(Normal):
               \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + \epsilon}\right)
 
     Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
-    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps, in which similar states get
-    similar noise.
+    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps.
 
     Args:
         loc: `[..., D]`, mean.

@@ -36,8 +36,7 @@ class Distribution(Protocol):
     | `kl_penalty` with the exact divergence | `kl_divergence(other)` |
 
     With several shards, microbatches or `keep_distribution`, it must be a pytree of arrays that begin with the axes of
-    the batch, too. The distributions of this module have all of this, except that `TanhNormal` has no entropy in closed
-    form; those of distrax have the methods.
+    the batch, too. Those of this module have all of this, except that `TanhNormal` has no entropy in closed form.
     """
 
     def log_prob(self, value: Array) -> Array:
@@ -69,11 +68,11 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
         ppo_parts.errors.UserTypeError: learner: a distribution needs log_prob(value), but str has no log_prob: use \
 one of ppo_parts.distributions, such as Categorical(logits), or one of distrax
     """
+    array = isinstance(distribution, jax.Array)
+    kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
     for need in needs:
         method, positional, keywords = _CALLS[need]
         call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
-        array = isinstance(distribution, jax.Array)
-        kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
         if not callable(getattr(distribution, method, None)):
             raise UserTypeError(
                 f"{where}: a distribution needs {call}, but {kind} has no {method}: use one of "

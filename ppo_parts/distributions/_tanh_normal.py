@@ -28,8 +28,7 @@ class TanhNormal(VectorDistribution):
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
-    (log-mass at the edge, log-density inside). This is exactly the distribution of the samples, and log-ratios and
-    their gradients stay moderate, no matter how far the mean is outside the box.
+    (log-mass at the edge, log-density inside). This is exactly the distribution of the samples.
 
     Args:
         loc: `[..., D]`, mean of u.
@@ -68,7 +67,7 @@ class TanhNormal(VectorDistribution):
         self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
 
     def mode(self) -> Array:
-        """The squashed mean (strictly speaking the median, because squashing moves the mode)."""
+        """The squashed mean, which is the median, because squashing moves the mode."""
         return self._squashed(self.base._wide(self.base.loc.shape)[0])
 
     def entropy(self) -> Array:
@@ -87,8 +86,7 @@ class TanhNormal(VectorDistribution):
                   + P_- \log\frac{P_-}{Q_-} + P_+ \log\frac{P_+}{Q_+},
                   \qquad P_\pm = \Phi\left(\frac{\pm\mu_1 - u_{max}}{\sigma_1}\right)
 
-        where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian. It is
-        never larger than the divergence of the two Gaussians, and 0 if both distributions are in the same edge.
+        where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian.
         """
         self._check_comparable(other)
         same = same_box(type(self).__name__, self._box(), other._box())
