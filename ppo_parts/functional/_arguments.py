@@ -46,20 +46,15 @@ CorrectionMode = Literal["truncate", "mask"]
 class Kind:
     """What an argument may be.
 
-    Attributes:
-        check: `(where, name, value) -> value`, raises where the value is known not to be of this kind.
-        role: "float": an array that is cast and masked; "array": another one, of the same shape; "number": a
-            hyperparameter; "static": not an array, so that another value is another program; "other": the rest.
-        constant: whether gradients stop at it.
-        single: whether it is one number, and not one per element.
-        range: of a hyperparameter: `low`, `high` and `open_low`.
+    The role "float" is an array that is cast and masked, "array" another one of the same shape, "number" a
+    hyperparameter, and "static" not an array, so that another value is another program.
     """
 
-    check: Callable[[str, str, Any], Any]
+    check: Callable[[str, str, Any], Any]  # (where, name, value) -> value; raises if the value is known to be invalid
     role: Literal["float", "array", "number", "static", "other"] = "array"
-    constant: bool = False
-    single: bool = False
-    range: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    constant: bool = False  # whether gradients stop at it
+    single: bool = False  # whether it is one number, and not one per element
+    range: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # low, high and open_low of a hyperparameter
 
 
 def number(low: float, high: float = np.inf, *, open_low: bool = False, single: bool = False) -> Kind:
@@ -83,8 +78,6 @@ def static(
     convert: Callable[[Any], Any] = lambda value: value,
     error: type[UserTypeError | UserValueError] = UserValueError,
 ) -> Kind:
-    """Return the kind of an argument that is not an array, by a description, a condition and a conversion."""
-
     def check(where: str, name: str, value: Any) -> Any:
         if not holds(value):
             raise error(f"must be {what}, got {value!r}", where=where, argument=name)
@@ -94,14 +87,13 @@ def static(
 
 
 def choice(words: Any, *, optional: bool = False) -> Kind:
-    """Return the kind of an argument that is one of some words."""
     allowed = (*get_args(words), *([None] if optional else []))
     what = f"one of {', '.join(map(repr, allowed))}"
     return static(what, lambda value: (value is None or isinstance(value, str)) and value in allowed)
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, and not a flag."""
+    """Return whether a value is a whole number, not a flag."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -121,9 +113,8 @@ def _integers(where: str, name: str, value: Any) -> Any:
 def _axes(where: str, name: str, value: Any) -> Any:
     axes = value if isinstance(value, tuple) else () if value is None else (value,)
     if not all(map(is_whole, axes)):
-        raise UserTypeError(
-            f"must be None, a whole number or a tuple of them, got {value!r}", where=where, argument=name
-        )
+        what = "None, a whole number or a tuple of them"
+        raise UserTypeError(f"must be {what}, got {value!r}", where=where, argument=name)
     if value == ():
         raise UserValueError("must name the axes of the statistics, got (); None means all", where=where, argument=name)
     return value if value is None else tuple(map(int, axes))
@@ -225,24 +216,18 @@ def public(
     hyperparameters in that dtype and in a shape that fits; its result is cast to the dtype of the first argument. A
     caller that is compiled sees the same operations as without `public`.
 
-    Args:
-        raw: leave the arguments as they are, for functions that prepare them in another way.
-        along_time: axis 0 is time, so that there must be one, and a sampler before such a loss must keep it.
-        wide: names of arrays that have one more axis than the others, the last.
-        other_shape: names of arrays whose shape may differ in any way.
-        also: `(where, arguments)`, checks what concerns several arguments.
-        own: the kinds of arguments that are not those in `KINDS`.
+    With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
+    sampler before such a loss must keep it. `wide` names arrays that have one more axis than the others, the last, and
+    `other_shape` those of any shape. `also(where, arguments)` checks what concerns several arguments. `own` are the
+    kinds of arguments that are not those in `KINDS`.
     """
 
     def decorate(function: F) -> F:
         where, signature = function.__name__, inspect.signature(function)
         kinds = {name: own.get(name) or KINDS[name] for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
-        shaped = [
-            name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in other_shape.split()
-        ]
-
-        first = next(iter(kinds))
+        free, first = other_shape.split(), next(iter(kinds))
+        shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in free]
 
         def prepared(**arguments: Any) -> Any:
             out = function(**_prepared(where, kinds, arguments))
@@ -331,10 +316,8 @@ def check_order(where: str, values: dict[str, Any], low: str, high: str, *, stri
     """Raise if one bound is known to exceed another, or to equal it."""
     least, most = known_values(values[low]), known_values(values[high])
     if least is not None and most is not None and np.any(least >= most if strict else least > most):
-        rule = f"must be less than {high}" if strict else f"must not exceed {high}"
-        raise UserValueError(
-            f"{rule}, got {low}={values[low]!r} and {high}={values[high]!r}", where=where, argument=low
-        )
+        rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]!r} and {high}={values[high]!r}"
+        raise UserValueError(f"must {rule} {high}, got {got}", where=where, argument=low)
 
 
 def serializable(result: type) -> type:

@@ -129,17 +129,16 @@ def range_error(
     value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
 ) -> UserTypeError | UserValueError | None:
     """Return what is wrong with numbers that must lie in [low, high]; None if they are valid or traced."""
-    refused = UserTypeError(f"must be {what}, got {value!r}")
     if isinstance(value, jax.core.Tracer) and not is_real(value):
         return UserTypeError(f"must be {what}, got {value.dtype}")
     try:
         known = known_values(value)
     except ValueError:  # a ragged list
-        return refused
+        known = np.asarray(None)
     if known is None:
         return None
     if not is_real(known):
-        return refused
+        return UserTypeError(f"must be {what}, got {value!r}")
     numbers = known.astype(np.float64)
     if np.all((numbers > low if open_low else numbers >= low) & (numbers <= high)):
         return None
@@ -147,10 +146,7 @@ def range_error(
 
 
 def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
-    """Raise `ValueError` if the mask, or an unmasked element of a flag array, is known to be neither 0 nor 1.
-
-    None is skipped. `terminated` may also hold probabilities.
-    """
+    """Raise if the mask, or an unmasked flag, is known to be neither 0 nor 1; `terminated` may hold probabilities."""
     counts: Any = np.True_
     for name, x in {"mask": mask, **flags}.items():
         numbers = None if x is None else known_values(x)
@@ -187,8 +183,7 @@ def kept(mask: Any, like: Array) -> Array:
 def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
     """Return the arrays in the accumulator dtype, with masked elements replaced by 0; arrays may have further axes.
 
-    Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
-    in the gradient where an input is not finite.
+    Masking the results instead would leave 0 * NaN in the gradient where an input is not finite.
     """
     dtype = accumulator_dtype(*arrays)
 
@@ -216,8 +211,7 @@ def unsqueezed(x: Array, rank: int) -> Array:
 def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
     """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
-    For a concatenation, XLA compiles an additional kernel for each operand, which takes about 10 ms each. Selections
-    are fused with the computation of their operands.
+    For a concatenation, XLA compiles an additional kernel for each operand, which takes about 10 ms each.
     """
     position = np.arange(len(scalars))  # a constant, because XLA would move a computed array out of loops
     whole = jnp.zeros((*jnp.shape(scalars[0]), len(scalars)), dtype)

@@ -6,20 +6,16 @@ from __future__ import annotations
 class UserError(Exception):
     """An error in the caller's input: the message names the value and the remedy.
 
-    Command lines print it as one sentence, without a traceback, and name the flag in place of the argument. Catch the
-    built-in base (`ValueError`, `TypeError`) or this class, as you prefer.
+    Command lines print it as one sentence, without a traceback, and name the flag in place of the argument.
 
     Args:
         message: what is wrong, and the remedy.
-        where: the function or class that rejects its input; the text of the error begins with it.
-        argument: the name of the argument that is rejected; it comes before the message in the text of the error.
+        where: the function or class that rejects its input.
+        argument: the name of the argument that is rejected.
 
     Example:
-        >>> error = UserValueError("must lie in [0, 1], got 2.0", where="gae", argument="gamma")
-        >>> str(error)
+        >>> str(UserValueError("must lie in [0, 1], got 2.0", where="gae", argument="gamma"))
         'gae: gamma must lie in [0, 1], got 2.0'
-        >>> error.argument
-        'gamma'
     """
 
     def __init__(self, message: str = "", *, where: str = "", argument: str = "") -> None:

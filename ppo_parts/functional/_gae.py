@@ -39,8 +39,7 @@ def gae(
 ) -> Advantages:
     r"""Compute generalized advantage estimates, correct at terminations *and* truncations. Gradients are stopped.
 
-    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
-    `stop_gradient=False`, gradients flow to all floating inputs (to `terminated`, only where it is less than 1).
+    With `stop_gradient=False`, they flow to all floating inputs (to `terminated`, only where it is less than 1).
 
     .. math::
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
@@ -48,9 +47,8 @@ def gae(
         \qquad A_T = 0 \\
         \text{target}_t &= A_t + v_t
 
-    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the
-    bootstrap, which is why `next_value` is a separate input (see `next_values`). `gae_lambda=0` gives the
-    one-step TD error, and 1 gives the discounted return minus the value.
+    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the bootstrap, so
+    `next_value` is a separate input (see `next_values`).
 
     Args:
         reward: `[T, ...]`, of the transition out of step t, in reward units.
@@ -65,11 +63,10 @@ def gae(
         gae_lambda: trace decay, in [0, 1], likewise.
         mask: `[T, ...]`, 1 where the step counts; None: everywhere.
         mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as
-            truncated; its `next_value` counts unless it is marked as terminated, so mark the last step before padding.
-            "skip": the result is as if masked steps, such as tokens that a tool wrote, were not there. Next values must
-            skip them, too: `next_values(value, last_value, mask=mask)`. The last step before padding (masked steps
-            until the end) must be marked as terminated or truncated, because padding has no value to bootstrap from;
-            otherwise known inputs raise an error, and traced inputs give NaN.
+            truncated; its `next_value` counts unless it is marked as terminated. "skip": the result is as if masked
+            steps, such as tokens that a tool wrote, were not there; next values must skip them, too (`mask` of
+            `next_values`). The last step before padding (masked steps until the end) must be marked as terminated or
+            truncated: otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.
         implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another.
             "associative": `lax.associative_scan`. "auto": the associative scan where the program is compiled for a GPU,
@@ -116,9 +113,8 @@ def next_values(
     .. math:: v'_t = \begin{cases} \text{final\_value}_t & \text{if truncated}_t \\
               \text{last\_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
 
-    With automatic resets, the observation stored at t+1 is the first of a *new* episode wherever step t ended
-    one. After a termination its value is never used. After a truncation it must be replaced by V of the observation
-    that actually followed (the final observation).
+    With automatic resets, the observation at t+1 is the first of a *new* episode wherever step t ended one. After a
+    termination its value is never used; after a truncation V of the final observation must replace it.
 
     Args:
         value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
@@ -181,12 +177,9 @@ def reward_to_go(
 
     Args:
         reward: `[T, ...]`, of the transition out of step t, floating, in reward units; its dtype is that of the result.
-        terminated: None, or `[T, ...]`, as in `gae`.
-        truncated: None, or `[T, ...]`, 1 (or True) where a time limit cut the episode at step t. The rewards after it
-            count as 0; with a critic, `gae` with `gae_lambda=1` bootstraps from their value.
+        terminated, truncated: None, or `[T, ...]`, as in `gae`. The rewards after a truncation count as 0.
         gamma: discount per unmasked step, in [0, 1].
-        mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`: they return 0, and
-            neither their rewards nor their flags count.
+        mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`, and return 0.
 
     Example:
         >>> reward_to_go(jnp.ones(4), jnp.array([0, 1, 0, 0]), gamma=.5).tolist()

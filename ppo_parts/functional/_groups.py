@@ -61,13 +61,12 @@ def group_advantage(
     | Lite PPO | "mean" | "batch": the standard deviation of all rewards |
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
-    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline). With
-    `scale`, the advantage is NaN if the variance overflows, or if the group is traced and out of range.
+    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline). The
+    advantage is NaN if the variance overflows, or if the group is traced and out of range.
 
     Args:
         reward: `[N]`, one number per sequence, floating.
-        group: `[N]`, whole numbers in [0, num_groups): elements with the same number form a group. They need not be
-            neighbors, and groups may differ in size.
+        group: `[N]`, whole numbers in [0, num_groups): elements with the same number form a group.
         num_groups: number of groups, which fixes the shapes; None: N, which is always enough.
         baseline: a name in the table, "none" (0), or an array `[N]`.
         scale: "group", "batch" or None.
@@ -145,9 +144,7 @@ def outcome_reward(
     kl_coef: Number = 0.0,
     mask: Array | None = None,
 ) -> Array:
-    r"""Turn the score of a whole sequence into a reward per token, with a penalty for leaving a reference policy.
-
-    Gradients are stopped.
+    r"""Turn the score of a sequence into rewards of tokens, less a penalty for divergence. Gradients are stopped.
 
     .. math:: r_t = [\,t = \text{last}\,]\, R - \text{coef}\left(\log\pi(a_t) - \log\pi_{ref}(a_t)\right)
 
@@ -183,8 +180,7 @@ def outcome_reward(
 
 
 def _check_aggregate(where: str, values: dict[str, Any]) -> None:
-    by = values["by"]
-    if values["length"] is not None and by != "sequence_sum":
+    if values["length"] is not None and (by := values["by"]) != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
 
 
@@ -205,7 +201,7 @@ def aggregate(
 
     Args:
         loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
-        by: "token_mean", "sequence_mean" or "sequence_sum".
+        by: a name in the table.
         length: None, or the constant that divides the sums of "sequence_sum", > 0; for example the largest length.
         mask: None, or `[T, ...]` of 0/1.
 

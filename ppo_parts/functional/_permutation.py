@@ -38,10 +38,9 @@ def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
 
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
-    Every round is invertible, whatever its function f, here a hash with two random words as its key. So the network is
-    a bijection, which needs neither a sort nor memory, and computes any part of the order by itself. A result of at
-    least n is mapped again until it is below n (cycle walking). Statistically, the orders are uniformly random, but the
-    key has 640 random bits, so that not all n! orders occur. It is not a cipher.
+    Every round is invertible, whatever its function f, here a hash with two random words as its key. A result of at
+    least n is mapped again until it is below n (cycle walking). So any part of the order is computed by itself, without
+    a sort. The orders pass statistical tests, but the key has 640 random bits, so that not all n! orders occur.
 
     Args:
         key: key of `jax.random`.

@@ -33,15 +33,14 @@ def clipped_surrogate(
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
 
-    With `dual_clip` c, elements with A < 0 are bounded as well: :math:`L_i \le -c A_i`, so that a very large ratio
-    cannot dominate the batch. Without it, the loss of such an element is infinite where its ratio overflows.
+    With `dual_clip` c, elements with A < 0 are bounded as well, :math:`L_i \le -c A_i`. Without it, the loss of such an
+    element is infinite where its ratio overflows.
 
     Args:
         log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, to be minimized, has its
             shape and dtype.
         advantage: A, same shape.
-        clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
-        clip_eps_high: clip range above 1 (DAPO's clip-higher), > 0; None: the same as `clip_eps`.
+        clip_eps, clip_eps_high: clip range below and above 1 (DAPO's clip-higher), > 0; None: the same as `clip_eps`.
         dual_clip: None, or c > 1.
         mask: None, or 0/1 of the same shape.
 
@@ -61,10 +60,7 @@ def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limi
 
 
 def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
-    """The slope is the loss itself, or minus the advantage for the bound that is active.
-
-    JAX's own rule would multiply the 0 of a bounded element by the ratio, which may be infinite.
-    """
+    """The slope is the loss, or 0 for a bounded element, whose 0 JAX's own rule would multiply by an infinite ratio."""
     log_ratio, advantage, *bounds = primals
     ratio = jnp.exp(log_ratio)
     bounded = _clipped_ratio(ratio, advantage, *bounds)
@@ -90,19 +86,13 @@ def moved_with(function: Any, hyperparameters: Any, tangents: Any) -> Array | No
 
 
 def _clipped_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
-    """Clip the ratio: from below, and to `limit`, where the advantage is negative; otherwise from above.
-
-    This is the minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio.
-    """
+    """The minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio."""
     falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
     return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
 
 
 def clip_bounds(clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
-    """Return the bounds of the ratio.
-
-    An infinite upper one is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
-    """
+    """Return the bounds of the ratio; the upper one is finite, so that an advantage of 0 has a loss of 0."""
     high = clip_eps if clip_eps_high is None else clip_eps_high
     return 1 - clip_eps, jnp.minimum(1 + high, jnp.finfo(high.dtype).max)
 
@@ -120,10 +110,7 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
     .. math:: L_i = -r_i A_i
 
     Nothing bounds the step, so combine it with a penalty (`kl_penalty`), or with a single epoch. Where the ratio
-    overflows, loss and gradient are infinite unless A is 0.
-
-    Args:
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+    overflows, loss and gradient are infinite unless A is 0. Arguments and result are as in `clipped_surrogate`.
 
     Example:
         >>> log_ratio, advantage = jnp.log(jnp.array([2., .5])), jnp.array([1., -1.])
@@ -174,14 +161,12 @@ def discovered_policy_optimization(
               D_i &= \mathrm{relu}\left(\ell_i A_i - \beta \tanh\frac{\ell_i A_i}{\beta}\right)
               \quad\text{where } A_i < 0
 
-    This is Discovered Policy Optimization; it has nothing to do with direct preference optimization. For A >= 0 the
-    loss is at least :math:`-A - \alpha`. For A < 0 it is infinite where the ratio overflows.
+    It has nothing to do with direct preference optimization. For A >= 0 the loss is at least :math:`-A - \alpha`; for
+    A < 0 it is infinite where the ratio overflows. The scale of the advantage matters, so normalize it.
 
     Args:
-        alpha: scale of the drift for A >= 0, > 0: the drift matters where (r - 1) A is about as large.
-        beta: scale of the drift for A < 0, > 0: the drift matters where l A is about as large.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result. The scale of the advantage matters, so
-            normalize it.
+        alpha, beta: scales of the drift for A >= 0 and for A < 0, > 0.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
         >>> ratio, advantage = jnp.array([1., 3., 3., .5]), jnp.array([1., 1., -1., 1.])
@@ -222,8 +207,7 @@ def rollback_surrogate(
     .. math:: F(r) = -\alpha r + (1 + \alpha) b
 
     An element that has left the clip range in the direction of its advantage is pulled back, with :math:`\alpha` times
-    the force that moved it there; as :math:`\alpha` approaches 0, this becomes `clipped_surrogate`. Where the ratio
-    overflows, loss and gradient are infinite unless A is 0.
+    the force that moved it there. Where the ratio overflows, loss and gradient are infinite unless A is 0.
 
     Args:
         slope: strength alpha of the pull back, > 0.
@@ -250,9 +234,8 @@ def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number
     .. math:: L_i = -r_i A_i + \beta (r_i \ell_i - r_i + 1)
 
     The second term is an unbiased estimate, never negative, of KL(current ‖ behavior) from actions of the behavior
-    policy. This is the direction opposite to that of PPO's penalty. The slope is :math:`-r_i (A_i - \beta \ell_i)`, so
-    an element moves until its log-ratio is :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows, the loss is
-    infinite, and the gradient infinite or NaN.
+    policy: the direction opposite to that of PPO's penalty. An element moves until its log-ratio is
+    :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows, the loss is infinite, and the gradient infinite or NaN.
 
     Args:
         coef: weight beta of the divergence, the inverse of the step size, > 0.
@@ -274,8 +257,8 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
 
     .. math:: L_i = -\log\pi(a_i | s_i)\, \max(A_i, 0), \qquad A_i = R_i - V(s_i)
 
-    Only actions that were better than expected are imitated. A log-ratio in place of the log-probability changes the
-    loss by a constant, and not its gradient, so that `policy_loss(self_imitation_loss)` works as well.
+    A log-ratio in place of the log-probability changes the loss by a constant, and not its gradient, so that
+    `policy_loss(self_imitation_loss)` works as well.
 
     Args:
         log_prob: log pi_current(a), any shape, in nats.
@@ -301,15 +284,13 @@ def importance_sampling_weight(
               w_i = e^{\ell_i} \, [\, low \le e^{\ell_i} \le high \,] \quad\text{("mask")}
 
     Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
-    the loss refers, for example because an inference engine rounds differently from the trainer. "truncate" bounds the
-    variance; "mask" drops the elements outside the bounds.
+    the loss refers, for example because an inference engine rounds differently from the trainer.
 
     Args:
         log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats. The weight has its shape and dtype, in which
             it is finite unless the log-ratio is NaN.
-        high: largest weight, > 0.
-        low: smallest weight, >= 0 and at most `high`.
-        mode: "truncate" or "mask".
+        high, low: largest and smallest weight, > 0 and >= 0.
+        mode: "truncate", which bounds the variance, or "mask", which drops the elements outside the bounds.
         mask: None, or 0/1 of the same shape: the weight of masked elements is 0.
 
     Example:
@@ -334,8 +315,7 @@ def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) 
 
     .. math:: L_i = \sum_d \max(|\mu_{id}| - b, 0)^2
 
-    Where the environment clips actions, means far outside have no effect on it and get no gradient from it. This loss
-    keeps them close to the bounds. With b = 0 it penalizes the square of the mean.
+    Where the environment clips actions, means far outside get no gradient from it; this loss keeps them close.
 
     Args:
         mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1; the loss, `[...]`,
@@ -358,11 +338,9 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
 
     .. math:: L_i = \frac{1}{D} \sum_d (\mu_{id} - \tilde\mu_{id})^2
 
-    `mean` is the mean of the action for a mirrored observation, and `mirrored` the mirrored mean for the observation
-    itself. They are equal for a symmetric policy.
-
     Args:
-        mean, mirrored: `[..., D]`, means of actions.
+        mean: `[..., D]`, mean of the action for a mirrored observation.
+        mirrored: `[..., D]`, the mirrored mean for the observation itself, which is equal for a symmetric policy.
         mask: as in `bounds_loss`; so is the result.
 
     Example:
@@ -380,8 +358,8 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
 
     .. math:: L_i = \| \mu_i - \mu'_i \|_2
 
-    Where they are closer than 1e-6, loss and gradient are 0. The temporal term of CAPS compares an observation with the
-    one that followed, and the spatial term with a noisy copy of it.
+    Where they are closer than 1e-6, loss and gradient are 0. CAPS compares an observation with the one that followed,
+    and with a noisy copy.
 
     Args:
         mean, other: `[..., D]`, means of actions.

@@ -14,8 +14,8 @@ from ._errors import ShapeError, UserValueError
 
 
 def _check_axes(where: str, values: dict[str, Any]) -> None:
-    if jnp.ndim(values["advantage"]) != 2:
-        raise ShapeError(f"{where}: advantage must be [T, N], got shape {jnp.shape(values['advantage'])}")
+    if len(shape := jnp.shape(values["advantage"])) != 2:
+        raise ShapeError(f"{where}: advantage must be [T, N], got shape {shape}")
 
 
 @public(alpha=number(0, single=True), also=_check_axes)
@@ -25,8 +25,8 @@ def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, m
     .. math:: w_n = \left(\sum_t m_{tn} |A_{tn}|\right)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
-    `alpha=0` gives uniform probabilities, and so do priorities that are all 0. A segment whose steps are all masked has
-    probability 0; if all segments are, the probabilities sum to 0 instead of 1. A sum that is not finite counts as 0.
+    Priorities that are all 0 give uniform probabilities. A segment whose steps are all masked has probability 0; if all
+    segments are, the probabilities sum to 0 instead of 1. A sum that is not finite counts as 0.
 
     Args:
         advantage: `[T, N]`, floating; the probabilities `[N]` have its dtype.
@@ -83,17 +83,14 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
 
 @public(raw=True, other_shape="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
-    r"""Draw distinct segments one after another, each in proportion to its probability among those that are left.
-
-    Gradients are stopped.
+    r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
     The segments drawn are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise. With
     the next largest key as the threshold :math:`\kappa`, a segment is drawn with the probability
 
     .. math:: q_n = \Pr(\log P_n + G_n > \kappa) = 1 - \exp(-\exp(\log P_n - \kappa))
 
-    so that :math:`\sum_{i\,\mathrm{drawn}} f_i / q_i` is an unbiased estimate of :math:`\sum_n f_n`. If all segments
-    with a positive probability are drawn, every q is 1.
+    so that :math:`\sum_{i\,\mathrm{drawn}} f_i / q_i` is an unbiased estimate of :math:`\sum_n f_n`.
 
     Args:
         key: key of `jax.random`.
@@ -122,10 +119,7 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> t
 
 
 def _small_exponential(key: Array, like: Array) -> Array:
-    """Draw exponential variates as accurate near 0 as a float is, so that even improbable segments can be drawn.
-
-    Those of `jax.random.exponential` are multiples of 2^-23 there.
-    """
+    """Draw exponential variates that are accurate near 0, where those of JAX are multiples of 2^-23."""
     high, low = jax.random.bits(key, (2, *like.shape), jnp.uint32).astype(like.dtype)
     uniform = (high + low * 2.0**-32) * 2.0**-32
     return -jnp.log1p(-jnp.minimum(uniform, 1 - jnp.finfo(like.dtype).epsneg))
@@ -158,12 +152,9 @@ def importance_weights(
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
     With `beta=1` the mean of weighted numbers is an unbiased estimate of the mean over all segments, if segments are
-    drawn with replacement; 0 applies no correction. Without replacement these weights are biased: improbable segments
-    are drawn more often than :math:`M P_i`, and probable ones less often. Then give `inclusion`, with which
+    drawn with replacement; 0 applies no correction. Without replacement, give `inclusion`, with which this is unbiased:
 
     .. math:: w_i = (N \cdot q_i / M)^{-\beta}
-
-    is unbiased for `beta=1`.
 
     Args:
         probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1 (or to 0, if
@@ -175,9 +166,9 @@ def importance_weights(
             indices, or N if that is smaller.
 
     Example:
-        >>> importance_weights(jnp.array([.25, .75]), jnp.array([0]), beta=1.).tolist()
-        [2.0]
         >>> p = jnp.array([.25, .75])
+        >>> importance_weights(p, jnp.array([0]), beta=1.).tolist()
+        [2.0]
         >>> drawn, q = sample_without_replacement(jax.random.key(0), p, 2)  # all segments: no correction is needed
         >>> importance_weights(p, drawn, beta=1., inclusion=q).tolist()
         [1.0, 1.0]

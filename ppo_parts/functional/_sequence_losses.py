@@ -21,18 +21,14 @@ def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | No
     .. math:: L_i = -A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               \nabla L_i = -A_i \nabla \log\pi(a_i)
 
-    Its gradient is that of :math:`-A_i \log\pi(a_i)`, and its value is :math:`-A_i`, so that it does not depend on the
-    behavior policy. GPG is this loss with the advantage of `group_advantage(..., scale=None)`.
-
-    Args:
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+    Its value is :math:`-A_i`, so that it does not depend on the behavior policy. GPG is this loss with the advantage of
+    `group_advantage(..., scale=None)`. Arguments and result are as in `clipped_surrogate`.
 
     Example:
         >>> jax.grad(lambda l: policy_gradient_loss(l, jnp.array([2.])).sum())(jnp.array([.5])).tolist()
         [-2.0]
 
-    Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, eq. 4. GPG: Chu et al. 2025,
-        arXiv:2504.02546.
+    Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, eq. 4; GPG: arXiv:2504.02546.
     """
     return _weighted_log_prob(advantage, log_ratio)
 
@@ -51,9 +47,8 @@ def cispo(
     .. math:: L_i = -w_i A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               w_i = \mathrm{sg}\left(\mathrm{clip}(e^{\ell_i}, 1-\epsilon, 1+\epsilon_{high})\right)
 
-    Unlike in PPO, elements outside the clip range keep a gradient, :math:`-w_i A_i \nabla \log\pi(a_i)`. The value
-    is :math:`-w_i A_i`; the paper's, :math:`-w_i A_i \log\pi(a_i)`, has the same gradient. MiniMax-M1 does not use the
-    lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
+    Unlike in PPO, elements outside the clip range keep a gradient, that of the paper's :math:`-w_i A_i \log\pi(a_i)`.
+    MiniMax-M1 does not use the lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
     Args:
         clip_eps, clip_eps_high: clip range of the weight below and above 1.
@@ -79,12 +74,11 @@ def sapo(
     .. math:: L_i = -f_{\tau_i}(r_i) A_i, \qquad f_\tau(r) = \frac{4}{\tau}\,\sigma\left(\tau (r - 1)\right), \qquad
               r_i = e^{\ell_i}, \qquad \tau_i = \tau \text{ if } A_i > 0 \text{ else } \tau_{negative}
 
-    The slope of the gate is 1 at a ratio of 1, and decreases smoothly to 0 on both sides. Finite inputs give finite
-    losses and gradients.
+    The slope of the gate is 1 at a ratio of 1, and decreases smoothly to 0 on both sides.
 
     Args:
-        tau: temperature where the advantage is positive, > 0; a larger one suppresses distant ratios more.
-        tau_negative: temperature elsewhere, > 0; the paper recommends a larger one.
+        tau, tau_negative: temperatures where the advantage is positive, and elsewhere, > 0; a larger one suppresses
+            distant ratios more.
         log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result. Aggregate it with
             `aggregate(..., by="sequence_mean")`, as in the paper.
 
@@ -125,15 +119,14 @@ def sequence_log_ratio(
 
     .. math:: s = \frac{1}{\sum_t m_t} \sum_t m_t \ell_t \quad \text{or} \quad s = \sum_t m_t \ell_t
 
-    With `level="sequence"`, gradients flow to all tokens of the sequence through s. With `level="token"` the value is
-    :math:`\mathrm{sg}(s) + \ell_t - \mathrm{sg}(\ell_t)`: the number of the sequence, with the gradient of the token.
     It turns any loss of a log-ratio into a sequence loss: `gspo` is `clipped_surrogate` of it, and a truncated weight
     of a sequence is `importance_sampling_weight` of the sum.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
             sequence.
-        level: "sequence" or "token": where gradients flow.
+        level: "sequence": gradients flow to all its tokens; "token": the number is the same, and has the gradient of
+            the token, :math:`\mathrm{sg}(s) + \ell_t - \mathrm{sg}(\ell_t)`.
         reduction: "mean" (the log of the geometric mean of the ratios) or "sum" (the log-ratio of the whole sequence).
         mask: None, or `[T, ...]` of 0/1: masked tokens do not count.
 
@@ -174,16 +167,14 @@ def gspo(
     .. math:: L_t = -\min\left(s A_t,\ \mathrm{clip}(s, 1-\epsilon, 1+\epsilon_{high}) A_t\right), \qquad
               s = \exp\left(\frac{1}{\sum_u m_u} \sum_u m_u \ell_u\right)
 
-    With `level="token"` (GSPO-token), the gradient of :math:`L_t` flows to token t only. If the advantage is the same
-    for all tokens of a sequence, the sums of both variants over a sequence have the same gradient. The loss of a
-    sequence with A < 0 is infinite where its ratio overflows, unless `dual_clip` bounds it; see `clipped_surrogate`.
+    The loss of a sequence with A < 0 is infinite where its ratio overflows, unless `dual_clip` bounds it.
 
     Args:
         log_ratio, advantage, dual_clip, mask: as in `clipped_surrogate`, `[T, ...]`; axis 0 runs over the tokens of a
             sequence. So is the result, one loss per token. Aggregate it with `aggregate(..., by="sequence_mean")`, as
             in the paper.
         clip_eps, clip_eps_high: clip range of s below and above 1; the paper uses 3e-4 and 4e-4.
-        level: "sequence" or "token": where gradients flow.
+        level: as in `sequence_log_ratio`; "token" is GSPO-token.
 
     Example:
         >>> gspo(jnp.log(jnp.array([1., 4.])), jnp.ones(2), clip_eps=.5).tolist()  # the geometric mean is 2
@@ -210,15 +201,13 @@ def gmpo(
               \ell'_u = \begin{cases} \min(\ell_u, \epsilon_{high}) & A_u \ge 0 \\
                                       \max(\ell_u, -\epsilon) & A_u < 0 \end{cases}
 
-    The clip range is that of the *log*-ratio, in nats: the ratio is clipped to :math:`(e^{-\epsilon},
-    e^{\epsilon_{high}})`. :math:`\bar A` is the mean of the advantage over the unmasked tokens. The loss of a sequence
-    with :math:`\bar A < 0` is infinite where the geometric mean overflows, in float32 from 88 nats.
+    :math:`\bar A` is the mean of the advantage over the unmasked tokens. The loss of a sequence with :math:`\bar A < 0`
+    is infinite where the geometric mean overflows.
 
     Args:
         log_ratio, advantage, mask: as in `gspo`; so is the result, the loss of the sequence for each of its unmasked
             tokens.
-        clip_eps: clip range of the log-ratio below 0 (and above, unless `clip_eps_high` is given), > 0, in nats.
-        clip_eps_high: clip range of the log-ratio above 0, in nats; None: the same as `clip_eps`.
+        clip_eps, clip_eps_high: clip range of the *log*-ratio below and above 0, > 0, in nats; None: as `clip_eps`.
 
     Example:
         >>> loss = gmpo(jnp.array([-.2, 2.]), jnp.ones(2), clip_eps=.4)  # exp((-.2 + .4) / 2)
@@ -254,18 +243,15 @@ def clip_cov(
     .. math:: c_i = (A_i - \bar A)(\log\pi(a_i) - \overline{\log\pi}), \qquad
               L_i = 0 \text{ for } \lfloor \text{fraction} \cdot n \rfloor \text{ random tokens with } low < c_i < high
 
-    Tokens that combine a high advantage with a high probability make the entropy collapse. The means are over the n
-    unmasked tokens; at least one token is drawn, if there is one in the range that the surrogate does not clip. All
-    other tokens have the loss of `clipped_surrogate`, and its limits. The arrays may have any layout; all tokens are
-    compared.
+    The means are over the n unmasked tokens, in any layout; at least one token is drawn, if there is one in the range
+    that the surrogate does not clip. All other tokens have the loss of `clipped_surrogate`.
 
     Args:
         log_prob: log pi_current(a), of the shape of `log_ratio`, in nats; a constant.
         key: PRNG key of the draw.
         fraction: fraction of the tokens to drop, in [0, 1].
         cov_low, cov_high: the range of covariances from which tokens are drawn, `cov_low` < `cov_high`.
-        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so is the result. Masked tokens
-            do not count.
+        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so is the result.
 
     Example:
         >>> log_prob, advantage = jnp.array([-3., -1.]), jnp.array([-1., 1.])  # both covariances are 1
@@ -300,8 +286,7 @@ def kl_cov(
               \text{ tokens of largest } c_i, \quad L_i = -r_i A_i \text{ for the others}
 
     The covariance :math:`c_i` is that of `clip_cov`. The ratio is not clipped, so the loss is infinite where
-    :math:`e^{\ell_i}` overflows, in float32 from a log-ratio of 88. At least one token is penalized. The arrays may
-    have any layout; all tokens are compared.
+    :math:`e^{\ell_i}` overflows. At least one token is penalized.
 
     Args:
         log_ratio, advantage, log_prob, mask: as in `clip_cov`; so is the result.

@@ -53,9 +53,8 @@ def advantage_normalize(
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
-    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; those in JAX, 0. jaxagents
-    standardizes over the trajectories of the minibatch (axis 1 of `[T, M, ...]`). A group of equal elements, or of one,
-    gives 0, not NaN. One whose squares overflow, in float32 from about 1e19, gives NaN.
+    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; those in JAX, 0. A group of equal
+    elements, or of one, gives 0. One whose squares overflow, in float32 from about 1e19, gives NaN.
 
     Args:
         advantage: any shape, floating; the result has its shape and dtype.
@@ -94,14 +93,11 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
-    negative. "k3+" has the value of k3 and the gradient of k2. CleanRL logs k3 as `approx_kl` and k1 as
-    `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and its gradient are infinite where :math:`e^{\ell}`
+    negative. "k3+" has the value of k3 and the gradient of k2. k3 and its gradient are infinite where :math:`e^{\ell}`
     overflows, in float32 from a log-ratio of 88, and k2 where :math:`\ell^2` does.
 
-    As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. For the other direction,
-    negate the log-ratio: if the actions come from the current policy, this estimates KL(current ‖ behavior). Only k2
-    and "k3+" have its gradient: the gradient of k1 is then 0 in expectation, and that of k3 is the gradient of
-    KL(behavior ‖ current).
+    As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If they come from the
+    current policy, negate the log-ratio to estimate KL(current ‖ behavior); then only k2 and "k3+" have its gradient.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats, as is the estimate per element.
@@ -164,9 +160,7 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
 
-    A perfect critic has 1, a critic that predicts only the mean has 0, and a worse critic has less than 0. Without
-    variance to explain it is NaN: if the target is empty, or constant up to rounding (a standard deviation of at most
-    four units in the last place).
+    A critic that predicts only the mean has 0. If the target is empty, or constant up to rounding, it is NaN.
 
     Args:
         value: predictions, any shape.

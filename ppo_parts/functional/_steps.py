@@ -65,15 +65,9 @@ def solve(
 ) -> tuple[Array, Steps]:
     """Solve the recursion A_t = delta_t + trace_t A_{t+1} of an estimator.
 
-    Args:
-        where: name of the estimator in error messages.
-        terms: `steps -> (delta, trace)`, elementwise, so that it computes a single step or all steps at once.
-        x: what the estimator was given.
-        implementation, stop_gradient: as in `gae`.
-        skip: whether masked steps are passed over, and not treated as the ends of trajectories.
-
-    Returns:
-        The solution A, and the steps as the equations read them, both in the accumulator dtype.
+    `terms`, `steps -> (delta, trace)`, is elementwise: it computes a single step or all steps at once. With `skip`,
+    masked steps are passed over, and not treated as the ends of trajectories. Return the solution A, and the steps as
+    the equations read them, both in the accumulator dtype.
     """
     x = _prepared(where, x, stop_gradient, skip)
 

@@ -43,8 +43,7 @@ def clipped_value_loss(
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
 
-    `old_value` and `target` are constants. The clip range is in reward units, unlike the surrogate's. This is PPO2's
-    form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
+    This is PPO2's form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
         old_value: the prediction to stay close to, same shape: from the rollout, or the latest one written back.
@@ -93,11 +92,8 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
 
     .. math:: L_i = \frac{1}{2} \max(\text{target}_i - v_i, 0)^2
 
-    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. Returns of good episodes are a
-    lower bound of the value of the best policy, so values above them are left alone.
-
-    Args:
-        value, target, mask: as in `value_loss`; so is the result. The target is a return.
+    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. The target is a return.
+    Arguments and result are as in `value_loss`.
 
     Example:
         >>> self_imitation_value_loss(jnp.array([1., 3.]), jnp.array([3., 1.])).tolist()
@@ -114,8 +110,6 @@ def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: 
 
     .. math:: L_i = \begin{cases} \frac12 e_i^2 & |e_i| \le \delta \\ \delta(|e_i| - \frac12\delta) & |e_i| > \delta
               \end{cases}, \qquad e_i = v_i - \text{target}_i
-
-    Its gradient is that of `value_loss`, clipped to :math:`\pm\delta`, so that no outlier dominates.
 
     Args:
         delta: error at which the loss becomes linear, > 0, in reward units.
@@ -137,8 +131,7 @@ def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0,
     .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
               u_{ik} = \text{target}_i - q_{ik}, \quad \tau_k = \frac{k + 1/2}{K}
 
-    H is the Huber loss; with `kappa` 0 this is the quantile regression (pinball) loss, :math:`H_\kappa(u) / \kappa =
-    |u|`. The expected value is the mean of the quantiles.
+    H is the Huber loss; with `kappa` 0 this is the pinball loss, :math:`H_\kappa(u) / \kappa = |u|`.
 
     Args:
         quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1; the loss has their dtype.
@@ -159,17 +152,15 @@ def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0,
 
 
 def _check_support(where: str, values: dict[str, Any]) -> None:
-    """Raise unless the atoms are an increasing list, as far as their values are known, in the dtype to compute in."""
-    support = values["support"]
+    """Raise unless the atoms increase, as far as their values are known, in the dtype to compute in."""
+    support, known = values["support"], known_values(values["support"])
     dtype = accumulator_dtype(*(values[name] for name in ("logits", "target") if name in values))
-    wrong = np.ndim(support) != 1 or np.size(support) < 2
-    if not wrong and (known := known_values(support)) is not None:
-        wrong = not is_real(known)
-        if not wrong:
-            atoms = known.astype(dtype)  # in which two of them may be equal
-            wrong = not (np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
-    if wrong:
-        shown = support if known_values(support) is None else np.asarray(support).tolist()
+    valid = np.ndim(support) == 1 and np.size(support) >= 2 and (known is None or is_real(known))
+    if valid and known is not None:
+        atoms = known.astype(dtype)  # in which two of them may be equal
+        valid = bool(np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
+    if not valid:
+        shown = support if known is None else known.tolist()
         raise UserValueError(
             f"must be a list of at least two increasing, finite numbers of {np.dtype(dtype).name}, got {shown!r}",
             where=where,
@@ -184,14 +175,11 @@ def _check_support(where: str, values: dict[str, Any]) -> None:
 
 @public(also=_check_support)
 def two_hot(target: Array, support: Any) -> Array:
-    r"""Divide the probability between the two atoms around each target, so that the mean is the target.
-
-    No gradients flow.
+    r"""Divide the probability between the two atoms around each target, whose mean is the target. No gradients flow.
 
     .. math:: p_k = \frac{z_{k+1} - y}{z_{k+1} - z_k}, \qquad p_{k+1} = 1 - p_k, \qquad z_k \le y \le z_{k+1}
 
-    Targets beyond the first or the last atom are moved to it. DreamerV3's atoms are `jnp.sign(x) * jnp.expm1(abs(x))`
-    for equally spaced x.
+    Targets beyond the first or the last atom are moved to it.
 
     Args:
         target: `[...]`, floating; the probabilities `[..., K]`, which sum to 1, have its dtype.
@@ -247,13 +235,11 @@ def categorical_value_loss(
     .. math:: L_i = -\sum_k p_{ik} \log \hat p_{ik}, \qquad \hat p_i = \mathrm{softmax}(\text{logits}_i)
 
     where p is `hl_gauss(target, support, sigma=sigma)`, or `two_hot(target, support)` without `sigma`. The minimum is
-    not 0 but the entropy of p. `categorical_value` returns the value.
+    the entropy of p.
 
     Args:
         logits: `[..., K]`, floating; the loss `[...]`, in nats, has their dtype.
-        target: `[...]`, value target.
-        support: `[K]`, the atoms, increasing, in reward units.
-        sigma: standard deviation of HL-Gauss, > 0, in reward units; None: two-hot.
+        target, support, sigma: as in `hl_gauss`; `sigma=None` is two-hot.
         mask: None, or 0/1 `[...]`.
 
     Example:

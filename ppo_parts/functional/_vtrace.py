@@ -54,20 +54,16 @@ def vtrace(
         \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right) \\
         w_t &= \lambda_{pg}\, \text{target}_{t+1} + (1 - \lambda_{pg})\, v'_t
 
-    with :math:`w_t = v'_t` where the trace is cut, that is at a truncation and at the end of the batch, because the
-    next row does not continue the episode there. With ratio 1 and both clips at least 1, `error` equals `gae`'s
-    advantage.
-
-    Several estimators share this name: PufferLib and JaxDEM use `error` as PPO's advantage, IMPALA uses
-    `policy_advantage`, and all of them use `target` as the value target.
+    with :math:`w_t = v'_t` where the trace is cut, that is at a truncation and at the end of the batch. With ratio 1
+    and both clips at least 1, `error` equals `gae`'s advantage. PufferLib and JaxDEM use `error` as PPO's advantage,
+    IMPALA uses `policy_advantage`, and all of them use `target` as the value target.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behavior(a_t), in nats.
         reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
-        rho_clip: upper clip of the ratio that weights the TD error, > 0.
-        c_clip: upper clip of the ratio that weights the trace, > 0.
-        pg_rho_clip: upper clip of the ratio that weights `policy_advantage`, > 0; None: `rho_clip`.
+        rho_clip, c_clip, pg_rho_clip: upper clips of the ratios that weight the TD error, the trace, and
+            `policy_advantage` (None: `rho_clip`), > 0.
         pg_lambda: weight of the target that follows in `policy_advantage`, against the value, in [0, 1]; None: 1, as in
             IMPALA. rlax uses its `lambda_`.
 
@@ -102,10 +98,7 @@ def vtrace(
 
 
 def _ratio(x: Steps) -> Array:
-    """Return the importance ratio; far above all clips, a number that is still above them.
-
-    The log-ratio is bounded before it is exponentiated, so that neither the ratio nor its gradient overflows.
-    """
+    """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
     clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))
     bound = jnp.minimum(2 * most, jnp.finfo(most.dtype).max / 2)  # a clip may be infinite
