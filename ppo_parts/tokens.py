@@ -2,8 +2,6 @@
 
 from ._parts.proximal import importance_correction as importance_correction
 from ._parts.tokens import aggregate as aggregate
-from ._parts.tokens import clip_cov as clip_cov
 from ._parts.tokens import group_advantage as group_advantage
-from ._parts.tokens import kl_cov as kl_cov
 from ._parts.tokens import outcome_reward as outcome_reward
 from ._parts.tokens import reward_to_go as reward_to_go

@@ -87,10 +87,8 @@ stateless place='anywhere' needs_time=False elementwise=False
 symmetry.mirror_loss coef=1.0 name='mirror'
 time_chunks num_epochs=1 burn_in=0 refresh='rollout'
 tokens.aggregate loss='policy' by='sequence_mean'
-tokens.clip_cov fraction=0.0002 cov_low=1.0 cov_high=5.0 name='policy'
 tokens.group_advantage group='group' baseline='mean' scale='group' ddof=1 eps=1e-06
 tokens.importance_correction low=0.0 mode='truncate' level='token' reference='sampler_log_prob' name='correction'
-tokens.kl_cov fraction=0.0002 coef=1.0 name='policy'
 tokens.outcome_reward score='score' kl_coef=0.0 reference='reference_log_prob'
 tokens.reward_to_go gamma=1.0
 value_loss coef=1.0 name='value'

@@ -67,8 +67,10 @@ def policy_loss(
 
     Args:
         loss: a policy loss of `functional`, or your own function of :math:`\log\pi_{current}(a) -
-            \log\pi_{behavior}(a)` and the advantage that returns a loss per element. It is called once with `[1, 1]`
-            arrays when the part is built, so that a hyperparameter that it rejects raises an error at once.
+            \log\pi_{behavior}(a)` and the advantage that returns a loss per element. If it has a parameter `log_prob`
+            or `key`, as `functional.clip_cov` has, it receives :math:`\log\pi_{current}(a)` or a PRNG key. It is called
+            once with `[1, 1]` arrays when the part is built, so that a hyperparameter that it rejects raises an error
+            at once.
         name: key in `losses`.
         needs_time: whether the loss works along the time axis, so that the sampler must keep it. The sequence losses
             of `functional`, such as `gspo`, declare this themselves.
@@ -82,9 +84,14 @@ def policy_loss(
         >>> part = pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=.2)
         >>> own = pp.policy_loss(lambda log_ratio, advantage, mask: -log_ratio * advantage)
     """
-    check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters)
+    takes = inspect.signature(loss).parameters.keys() - hyperparameters.keys()
+    probes = {"log_prob": np.zeros((1, 1), np.float32), "key": jax.random.key(0)}
+    further = {name: probe for name, probe in probes.items() if name in takes}
+    check_loss("policy_loss", loss, ("log_ratio", "advantage"), {**hyperparameters, **further})
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
+        inputs = {"log_prob": batch.current.log_prob, "key": context.key}
+        now |= {name: inputs[name] for name in further}
         return loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
 
     along_time = needs_time or works_along_time(loss)

@@ -1,21 +1,20 @@
-"""Parts for sequences of tokens: rewards and advantages of whole sequences, losses that compare tokens, aggregation."""
+"""Parts for sequences of tokens: rewards and advantages of whole sequences, and the aggregation of losses."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, check_count, check_number
+from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
-from ..functional._arguments import check_order, is_whole
+from ..functional._arguments import is_whole
 from ..functional._groups import per_sequence
-from .common import LOSS, POLICY, at_step, check_numbers, check_options, is_zero, loss_part, named_loss, numeric_part
+from .common import LOSS, at_step, check_numbers, check_options, is_zero, named_loss, numeric_part
 
 SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 """What a part declares that computes from whole sequences."""
@@ -189,70 +188,6 @@ def aggregate(
 
     declared: Any = {"requires": ("losses",), "reads": ("mask",), "needs_time": by != "token_mean"}
     return numeric_part(where, update, numbers, **declared, **LOSS)
-
-
-@checked
-def clip_cov(
-    *,
-    clip_eps: Numeric,
-    clip_eps_high: Numeric | None = None,
-    fraction: Numeric = 2e-4,
-    cov_low: float = 1.0,
-    cov_high: float = 5.0,
-    name: str = "policy",
-) -> Part:
-    """Add the clipped surrogate without a few tokens of high covariance, `functional.clip_cov`, as the loss `name`.
-
-    Metric: `<name>_loss`.
-
-    Args:
-        clip_eps, clip_eps_high, fraction, cov_low, cov_high: as in `functional.clip_cov`; schedules count learner
-            updates, and the last two cannot follow one.
-        name: key in `losses`.
-
-    Place: after the sampler, and after the parts that change the advantage.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> part = pp.tokens.clip_cov(clip_eps=.2)
-    """
-    where = "clip_cov"
-    covariances = {"cov_low": cov_low, "cov_high": cov_high}
-    numbers = check_numbers(where, clip_eps=clip_eps, clip_eps_high=clip_eps_high, fraction=fraction)
-    for argument, value in covariances.items():
-        check_number(where, argument, value, -np.inf, schedule=False)
-    check_order(where, covariances, "cov_low", "cov_high", strict=True)
-
-    def loss(batch: Batch, context: Context, **now: Any) -> Array:
-        inputs = batch.current_log_ratio(), batch.advantage, batch.current.log_prob
-        return functional.clip_cov(*inputs, key=context.key, **(now | covariances), mask=batch.mask)
-
-    return loss_part(where, name, loss, numbers, **POLICY)
-
-
-@checked
-def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
-    """Add the surrogate with a penalty on high-covariance tokens, `functional.kl_cov`, as the loss `name`.
-
-    Metric: `<name>_loss`.
-
-    Args:
-        fraction, coef: as in `functional.kl_cov`; schedules count learner updates.
-        name: key in `losses`.
-
-    Place: after the sampler, and after the parts that change the advantage.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> part = pp.tokens.kl_cov(fraction=2e-3)
-    """
-    numbers = check_numbers("kl_cov", fraction=fraction, coef=coef)
-
-    def loss(batch: Batch, context: Context, **now: Any) -> Array:
-        inputs = batch.current_log_ratio(), batch.advantage, batch.current.log_prob
-        return functional.kl_cov(*inputs, **now, mask=batch.mask)
-
-    return loss_part("kl_cov", name, loss, numbers, **POLICY)
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:

@@ -763,7 +763,10 @@ def _changed(field):
 
 PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 ENTROPY, AVERAGE = pp.entropy_bonus(coef=0.1), pp.regularizers.proximal_average(decay=0.9)
-CAPS, SECOND = pp.regularizers.smoothness_loss(temporal=None), pp.tokens.clip_cov(clip_eps=0.1, name="second")
+CAPS, SECOND = (
+    pp.regularizers.smoothness_loss(temporal=None),
+    pp.policy_loss(pp.functional.clip_cov, clip_eps=0.1, name="second"),
+)
 NORMALIZE = pp.advantage_normalize()
 WEIGHED = {"requires": ("advantage",), "reads": ("current",), "provides": ("losses",), "place": "after_sampler"}
 OWN = pp.stateless(lambda b: b, name="own", **WEIGHED)

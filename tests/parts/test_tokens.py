@@ -47,7 +47,10 @@ def test_aggregate_weighs_sequences_as_it_says():
     [
         (lambda: pp.tokens.group_advantage(group=0), "group must be at least 1"),
         (lambda: pp.tokens.aggregate(by="sequence_mean", length=3), "leave it out"),
-        (lambda: pp.tokens.clip_cov(clip_eps=0.2, cov_low=2.0, cov_high=1.0), "cov_low must be less than cov_high"),
+        (
+            lambda: pp.policy_loss(pp.functional.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
+            "cov_low must be less than cov_high",
+        ),
     ],
 )
 def test_refuses(call, message):
