@@ -80,7 +80,7 @@ regularizers.bounds_loss bound=1.1 name='bounds'
 regularizers.perturbed_mean scale=0.5
 regularizers.smoothness_loss temporal=1.0 spatial=1.0 noise_scale=0.05 name='smoothness'
 rollout value_each_step=False keep_next_obs=False keep_distribution=False noise_steps=1 shards=1
-sampler num_epochs=1 refresh='rollout' weighs=False in_range=False
+sampler num_epochs=1 refresh='rollout' weighted=False
 segment_minibatches num_epochs=1 refresh='rollout'
 shuffled_minibatches num_epochs=1 refresh='rollout'
 stateless place='anywhere' needs_time=False elementwise=False

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
 
-Array = jax.Array
+from .branches import hoisted
 
 
 def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,14 +23,9 @@ def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         if jax.default_backend() != "cpu":
             return function(*args)
         # custom_vmap does not see batched values that a closure captures from an outer vmap, such as a swept learning
-        # rate. Tracing the function turns them into constants of the jaxpr, which are then passed as arguments.
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        given, structure = jax.tree.leaves(args), jax.tree.structure(shapes)
-
-        def call(held: list[Array], given: list[Array]) -> list[Array]:
-            return jaxpr_as_fun(traced.replace(consts=held))(*given)
-
-        return jax.tree.unflatten(structure, jax.custom_batching.sequential_vmap(call)(list(traced.consts), given))
+        # rate: they must be arguments.
+        call, constants = hoisted(function, args)
+        return jax.custom_batching.sequential_vmap(call)(constants, *args)
 
     return run
 

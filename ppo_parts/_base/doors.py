@@ -1,4 +1,4 @@
-"""The check of arguments against their annotations, at the door of each public function."""
+"""The check of arguments against their annotations, when a public function is called."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checked(function: F) -> F:
         return {name: found[name] for name in signature.parameters if name in found and is_known(found[name])}
 
     @functools.wraps(function)
-    def door(*args: Any, **kwargs: Any) -> Any:
+    def checked_call(*args: Any, **kwargs: Any) -> Any:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
@@ -52,7 +52,7 @@ def checked(function: F) -> F:
                 check_as(where, name, value, hints()[name])
         return function(*args, **kwargs)
 
-    return door  # type: ignore[return-value]
+    return checked_call  # type: ignore[return-value]
 
 
 def check_as(where: str, name: str, value: Any, hint: Any) -> None:

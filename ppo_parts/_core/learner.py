@@ -187,7 +187,7 @@ class _Update:
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         from_recorded = functools.partial(Upstream, evaluate=self.evaluate, recorded=recorded, keep_finite=keep_finite)
-        upstream = from_recorded(shared=(), own=self.shared, prepared=recorded, moved=False)
+        upstream = from_recorded(shared=(), own=self.shared, prepared=recorded, policy_changed=False)
         start = PhaseState(params, None, (), shared, (), stopped)
         prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh == "rollout" for spec in self.phases):
@@ -196,8 +196,8 @@ class _Update:
 
         rollouts = {}
         for number, spec in enumerate(self.phases):
-            moved = number > 0 or spec.sampler.refresh == "every_epoch"
-            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, moved=moved)
+            changed = number > 0 or spec.sampler.refresh == "every_epoch"
+            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, policy_changed=changed)
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
             loop = PhaseLoop(spec, upstream, phase_context, self.policy, self.gradient_metrics)

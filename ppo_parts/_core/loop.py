@@ -134,21 +134,21 @@ class PhaseLoop:
         minibatch = sampler.take(rollout, indices, weight)
 
         context = context.replace(key=loss_key)
-        (loss, (said, after, current)), gradient = self._differentiate(minibatch, state, context)
+        (loss, (written, after, current)), gradient = self._differentiate(minibatch, state, context)
         gradient = spec.masked(gradient, state.params)
-        new, applied = self._step(minibatch, state, context, after, gradient, value=loss, metrics=said.metrics)
-        if said.stop is not None:
+        new, applied = self._step(minibatch, state, context, after, gradient, value=loss, metrics=written.metrics)
+        if written.stop is not None:
             spec.check_stop()
-            keep = ~said.stop.discard
+            keep = ~written.stop.discard
             applied &= keep
             step = {name: select(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
-            new = new._replace(**step, stopped=said.stop.discard | said.stop.after)
+            new = new._replace(**step, stopped=written.stop.discard | written.stop.after)
 
         minibatch = minibatch.replace(current=current)
         if new.estimates is not None:
             new = new._replace(estimates=upstream.written_back(new.estimates, sampler, minibatch, indices))
         measured = self._measured(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, split_metrics(said)[0], *measured)
+        return new, join_metrics(refreshed, split_metrics(written)[0], *measured)
 
     def _step(
         self,
@@ -240,8 +240,8 @@ class PhaseLoop:
         means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
         batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
         # A gradient's further results are arrays, which a distribution need not be.
-        said = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
-        return sum(means.values(), jnp.zeros(())), (said, after, current._replace(distribution=None, aux=None))
+        written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
+        return sum(means.values(), jnp.zeros(())), (written, after, current._replace(distribution=None, aux=None))
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""

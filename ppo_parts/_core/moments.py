@@ -35,8 +35,8 @@ class Moments(NamedTuple):
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
         Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for the streams of A agents. Non-finite
-        numbers would never leave the moments, so an `x` in which any of them counts is ignored, and so is an `x` with
-        numbers so large that the variance overflows, in float32 from about 1e19.
+        numbers would never leave the moments, so `x` is ignored if an element that counts is not finite, or so large
+        that the variance overflows, in float32 from about 1e19.
         """
         x = x.astype(jnp.float32)
         if present is None:

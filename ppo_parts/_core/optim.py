@@ -17,7 +17,7 @@ from .types import Array
 
 
 def linear_schedule(init_value: float, end_value: float, transition_steps: int) -> optax.Schedule:
-    """`optax.linear_schedule`, from one value to another; refuse less than one step, where optax's would be constant.
+    """Like `optax.linear_schedule`, but raise for `transition_steps` < 1, where optax's is constant.
 
     Args:
         init_value, end_value: the value at step 0, and from step `transition_steps` on.

@@ -14,6 +14,7 @@ from .._base.cpu import usable_cores
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import varying_like
+from ..functional._common import accumulator_dtype
 from .policy import evaluate_policy
 from .shards import split, split_fields
 from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
@@ -72,11 +73,13 @@ def differentiate_pieces(
 
         def step(total: Params, numbered: tuple[Array, dict[str, Any]]) -> tuple[Params, Output]:
             gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(params, *numbered)
-            return jax.tree.map(jnp.add, total, gradient), leaves
+            return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, gradient), leaves
 
-        zeros = varying_like(jax.tree.map(jnp.zeros_like, params), batch.log_prob)
-        gradient, leaves = jax.lax.scan(step, zeros, (jnp.arange(pieces), _pieces_first(fields, axes)))
-        gradients.append(gradient)
+        # A sum of many bfloat16 numbers would lose digits.
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, accumulator_dtype(x)), params)
+        numbered = (jnp.arange(pieces), _pieces_first(fields, axes))
+        total, leaves = jax.lax.scan(step, varying_like(zeros, batch.log_prob), numbered)
+        gradients.append(jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), total, params))
         return leaves
 
     output = evaluate_pieces(evaluate, params, batch, pieces, run, "microbatched", optional=True)
@@ -146,7 +149,7 @@ def evaluate_pieces(
     whole = batch.replace(shards=1)
     shapes = jax.eval_shape(lambda params, batch: evaluated(params, batch).leaves, params, whole)
     structure = structures[0]
-    stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
+    stuck = _holding_tracers(structure, shapes.distribution, batch.action)
     if stuck is not None:
         if optional:
             return None
@@ -173,7 +176,7 @@ def evaluate_pieces(
     return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
 
 
-def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
+def _holding_tracers(structure: Any, leaves: Any, action: Any) -> Any:
     """Return the distribution if it uses traced arrays other than its leaves; else None."""
     distribution = jax.tree.unflatten(structure, leaves)
     if not hasattr(distribution, "log_prob"):

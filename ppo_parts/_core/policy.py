@@ -117,7 +117,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
 
 
-def follow(batch: Batch, value: Array, *, skip: bool = False) -> Array:
+def shifted_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     """Compute `next_value` from new values, shifted by one step; with `skip`, from that of the next unmasked step.
 
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is

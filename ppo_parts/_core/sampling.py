@@ -54,7 +54,6 @@ class Sampler(Divider):
     refresh: Refresh
     plan: Plan
     draw: Draw
-    in_range: bool = False
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
@@ -70,9 +69,8 @@ class Sampler(Divider):
             taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
             minibatch = minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
             indices = _in_one_row(indices)
-        if not self.in_range:
-            time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
-            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, time, segments))
+        time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
+        minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, time, segments))
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
     def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
@@ -160,9 +158,8 @@ def sampler(
     num_minibatches: int,
     axis: Axis,
     refresh: Refresh = "rollout",
-    weighs: bool = False,
+    weighted: bool = False,
     requires: tuple[str, ...] = (),
-    in_range: bool = False,
 ) -> Part:
     """Make a sampler from your own functions, which choose the elements of the rollout for each minibatch.
 
@@ -175,16 +172,15 @@ def sampler(
         plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
             with the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
         draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
-            `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None.
+            `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None. An index out of range makes
+            the log-probability NaN, and so the loss, which the learner counts.
         num_epochs: passes over the rollout.
         num_minibatches: minibatches per epoch.
         axis: what an index means: "step": a row t*N + n of the flattened rollout; "segment": a column; "window": a
             piece of a segment.
         refresh: as in `shuffled_minibatches`.
-        weighs: whether `draw` returns a weight, which goes to `batch.weight`.
+        weighted: whether `draw` returns a weight, which goes to `batch.weight`.
         requires: fields of the batch that `plan` or `draw` read.
-        in_range: whether all indices are guaranteed to be in range. Otherwise, elements with an index out of range have
-            a log-probability of NaN, so that the loss is NaN and is counted.
 
     Example:
         The newest half of every rollout, in order:
@@ -197,10 +193,9 @@ def sampler(
         ...     return item, None
         >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
     """
-    return sampler_of_shards(
-        name, _plan_shards(plan), _draw_shards(draw), num_epochs=num_epochs, num_minibatches=num_minibatches,
-        axis=axis, refresh=refresh, weighs=weighs, requires=requires, in_range=in_range,
-    )  # fmt: skip
+    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
+    plan, draw = _plan_shards(plan), _draw_shards(draw)
+    return sampler_of_shards(name, plan, draw, axis=axis, weighted=weighted, requires=requires, **passes)
 
 
 def sampler_of_shards(
@@ -208,17 +203,14 @@ def sampler_of_shards(
     plan: Plan,
     draw: Draw,
     *,
-    num_epochs: int,
-    num_minibatches: int,
     axis: Axis,
-    refresh: Refresh,
-    weighs: bool = False,
+    weighted: bool = False,
     requires: tuple[str, ...] = (),
-    in_range: bool,
+    **passes: Any,
 ) -> Part:
     """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler`."""
-    check_count(name, "num_minibatches", num_minibatches)
-    check_count(name, "num_epochs", num_epochs)
+    for count in ("num_minibatches", "num_epochs"):
+        check_count(name, count, passes[count])
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         # A sampler that runs as a plain part draws the first minibatch of the first epoch.
@@ -236,17 +228,14 @@ def sampler_of_shards(
         update,
         name,
         requires=requires,
-        provides=("weight",) if weighs else (),
+        provides=("weight",) if weighted else (),
         reads=(),
         place="before_sampler",
         cuts_time=axis == "step",
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
         axis=axis,
-        refresh=refresh,
         plan=plan,
         draw=draw,
-        in_range=in_range,
+        **passes,
     )
     return made
 

@@ -45,7 +45,7 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
         )
 
 
-def known_to_all(x: Array) -> Array:
+def replicate(x: Array) -> Array:
     """Replicate `x` `[shards, ...]`, a few numbers for each shard, on every device.
 
     This is a sum, to which every shard contributes its own row and zeros, because XLA combines sums into one operation.

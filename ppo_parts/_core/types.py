@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import check_as, checked
+from .._base.doors import check_as, checked, is_known
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, at, check_takes
 from .._base.trees import axis_sharding
@@ -331,17 +332,6 @@ def field_axes(batch: Batch) -> dict[str, int]:
 
 
 Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
-Fields = tuple[str, ...]
-DECLARED: dict[str, Any] = {
-    "requires": Fields,
-    "provides": Fields,
-    "reads": Fields | None,
-    "place": Place,
-    "needs_time": bool,
-    "policy_loss": bool | None,
-    "elementwise": bool,
-}
-"""What a part declares besides its functions, and the type of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +351,8 @@ class Part:
         needs_time: True if it works along the time axis.
         amend: `amend(params, opt_state, old_state, new_state, context) -> (params, opt_state)`, called outside the
             gradient after the part has run and the optimizer has stepped: for exact PopArt, projections, or resets of
-            units with their moments. The state of the optimizer is that of the phase; None in a part before `phases`.
+            units with their moments. The state of the optimizer is that of the phase in which the part runs; None if it
+            runs before `phases`.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
@@ -369,7 +360,7 @@ class Part:
             called only in the updates in which its phase runs.
         numbers: its numeric hyperparameters, as `check_number` of the library returns them: one that is known only at
             run time (a traced number, or a later value of a schedule) is NaN where it is out of range. Then all that
-            the part writes is NaN, so that the learner counts it.
+            the part writes is NaN, so that the learner counts it. A `field` among them is added to `requires`.
         policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
             part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
             checks assume that it may be one.
@@ -399,16 +390,24 @@ class Part:
             check_takes(self.name, "amend", self.amend, arguments)
         if self.finish is not None:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
-        for argument, hint in DECLARED.items():
+        for argument, hint in _declarations().items():
             check_as(self.name, argument, getattr(self, argument), hint)
-        known = {field.name for field in dataclasses.fields(Batch)}
         if not isinstance(self.numbers, tuple):
             raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
+        fields = (number.path for number in self.numbers if isinstance(number, Field))
+        object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
+        known = {field.name for field in dataclasses.fields(Batch)}
         for field in (*self.requires, *self.provides, *(self.reads or ())):
             if field.partition(".")[0] not in known:
                 raise UserValueError(
                     f"{self.name}: a Batch has no field {field!r}; its fields are {', '.join(sorted(known))}"
                 )
+
+
+@functools.cache
+def _declarations() -> dict[str, Any]:
+    """Return what a part declares besides its functions, and the type of each."""
+    return {name: hint for name, hint in get_type_hints(Part).items() if name != "name" and is_known(hint)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -446,7 +445,8 @@ def stateless(
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
-        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
+        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default, or
+            a second one called `context`.
         name: its name in error messages; by default the name of the function.
         requires, provides, reads, place, needs_time, numbers, policy_loss, elementwise: as in `Part`; with them,
             `chain` and `learner` check this part like any other. For a loss, pass `provides=("losses",),
@@ -466,19 +466,19 @@ def stateless(
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
         return result, state
 
-    declared: Any = {"place": place, "needs_time": needs_time, "numbers": numbers, "policy_loss": policy_loss}
-    declared["elementwise"] = elementwise
-    return Part(no_state, update, called, requires, provides, reads, **declared)
+    kinds: Any = {"policy_loss": policy_loss, "elementwise": elementwise}
+    return Part(no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers, **kinds)
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:
-    """Return whether a function has two positional parameters without a default."""
+    """Return whether a function has two positional parameters without a default, or a second one called `context`."""
     try:
         parameters = inspect.signature(f).parameters
     except (TypeError, ValueError):  # a callable without a signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters.values()) == 2
+    found = [p for p in parameters.values() if p.kind in positional]
+    return sum(p.default is p.empty for p in found) == 2 or [p.name for p in found[1:2]] == ["context"]
 
 
 def kind(x: Any) -> str:
@@ -508,11 +508,6 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
         if batch.mask is not None:
             x = jnp.where(batch.mask.astype(bool), x, 1)  # a masked element has no number
     return number.scaled(x)
-
-
-def fields_of(numbers: Iterable[Any]) -> tuple[str, ...]:
-    """Return the paths of the hyperparameters that are fields."""
-    return tuple(number.path for number in numbers if isinstance(number, Field))
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:

@@ -13,7 +13,7 @@ from .._base.trees import select
 from .chain import amend, check_states, fold
 from .checks import check_axes
 from .metrics import split_metrics
-from .policy import evaluate_current, follow
+from .policy import evaluate_current, shifted_values
 from .types import Array, Batch, Context, Current, Evaluate, Params, Part
 
 
@@ -62,7 +62,7 @@ class Upstream:
         evaluate: the policy network.
         recorded: the rollout before any part has run; numbers in masked elements are finite.
         prepared: the rollout after the shared parts.
-        moved: whether the policy may differ from the one that acted when the phase begins.
+        policy_changed: whether the policy may differ from the one that acted when the phase begins.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
             finite.
     """
@@ -72,7 +72,7 @@ class Upstream:
     evaluate: Evaluate
     recorded: Batch
     prepared: Batch
-    moved: bool
+    policy_changed: bool
     keep_finite: bool
 
     def run(self, state: PhaseState, context: Context, estimates: Estimates | None = None) -> tuple[Batch, PhaseState]:
@@ -95,7 +95,7 @@ class Upstream:
 
     def estimates(self, params: Params, epoch: Array | int) -> Estimates:
         """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
-        if self.moved:
+        if self.policy_changed:
             return self.evaluated(params)
         if isinstance(epoch, int):
             return self.recorded_estimates()
@@ -118,7 +118,7 @@ class Upstream:
         if value is None or batch.value is None:
             return Estimates(batch.value, batch.next_value, log_ratio)
         value = value.astype(batch.value.dtype)
-        following = None if batch.next_value is None else follow(batch, value).astype(batch.next_value.dtype)
+        following = None if batch.next_value is None else shifted_values(batch, value).astype(batch.next_value.dtype)
         return Estimates(value, following, log_ratio)
 
     def written_back(self, estimates: Estimates, sampler: Any, minibatch: Batch, indices: Any) -> Estimates:

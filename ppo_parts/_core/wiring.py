@@ -11,7 +11,6 @@ REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch your own advantage)",
     "target": "put gae() or vtrace() before it (or give the batch your own target)",
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
-    "losses": "put a loss such as clipped_surrogate() before it",
     "behavior": "make the rollout keep it, rollout(..., keep_distribution=True)",
     "next_obs": "make the rollout keep it, rollout(..., keep_next_obs=True)",
 }

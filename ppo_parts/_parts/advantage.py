@@ -13,9 +13,9 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
-from .._core.policy import follow
-from .._core.shards import known_to_all, map_shards
-from .._core.types import Array, Batch, Context, Part, fields_of, require, stateless
+from .._core.policy import shifted_values
+from .._core.shards import map_shards, replicate
+from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..functional._common import zero_masked
 from ..functional._statistics import one_of, share_explained
 from .common import align_weight, at_step, check_numbers, check_options, moments_of
@@ -38,8 +38,8 @@ def gae(
     except at truncations, before masked steps and at the rollout's end. Gradients do not flow through it.
 
     Args:
-        gamma, gae_lambda, mask_mode, implementation: as in `functional.gae`; schedules count learner updates. With
-            `mask_mode="skip"`, `batch.next_value` must skip masked steps, too.
+        gamma, gae_lambda, mask_mode, implementation: as in `functional.gae`. With `mask_mode="skip"`,
+            `batch.next_value` must skip masked steps, too.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
@@ -59,8 +59,8 @@ def gae(
         out = functional.gae(**steps, **at_step(numbers, batch, context), **options)
         return _write(batch, out.advantage, out.target)
 
-    declared: Any = {"requires": fields_of(numbers.values()), "reads": ESTIMATOR_READS, "needs_time": True}
-    return stateless(update, name="gae", provides=("advantage", "target"), **declared)
+    declared: Any = {"provides": ("advantage", "target"), "reads": ESTIMATOR_READS, "needs_time": True}
+    return stateless(update, name="gae", numbers=tuple(numbers.values()), **declared)
 
 
 @checked
@@ -84,8 +84,7 @@ def vtrace(
     Args:
         policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
             `policy_advantage`, to which alone `pg_rho_clip` and `pg_lambda` apply.
-        gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda, implementation: as in `functional.vtrace`;
-            schedules count learner updates.
+        gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda, implementation: as in `functional.vtrace`.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
 
@@ -104,8 +103,8 @@ def vtrace(
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
-    declared: Any = {"requires": fields_of(numbers.values()), "reads": reads, "needs_time": True}
-    return stateless(update, name="vtrace", provides=("advantage", "target"), **declared)
+    declared: Any = {"provides": ("advantage", "target"), "reads": reads, "needs_time": True}
+    return stateless(update, name="vtrace", numbers=tuple(numbers.values()), **declared)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -115,7 +114,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
             time and axis 1 the segments; after a step sampler there is only axis 0. Statistics of one element, whose
             standardized advantage is always 0, raise an error.
-        ddof, eps: as in `functional.advantage_normalize`; a schedule counts learner updates.
+        ddof, eps: as in `functional.advantage_normalize`.
 
     Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
     whole rollout.
@@ -184,7 +183,7 @@ def _latest_steps(where: str, batch: Batch, *, skip: bool = False) -> dict[str, 
                 "a critic, or write the advantage with your own part"
             )
         value = jax.lax.stop_gradient(batch.current.value)
-        next_value = follow(batch, value, skip=skip)
+        next_value = shifted_values(batch, value, skip=skip)
     fields = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "mask")}
     return fields | {"value": value, "next_value": next_value}
 
@@ -217,7 +216,7 @@ def _explained_variance(batch: Batch, target: Array) -> Array:
         total, error = (moments_of(x, shard.mask) for x in (aim - some, aim - value))
         return some, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
-    some, each = jax.tree.map(known_to_all, map_shards(of_shard, batch.replace(target=target)))
+    some, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(target=target)))
     first = one_of(some, each.seen > 0)
     each = each._replace(mean=each.mean.at[:, 0].add(some - first))
     total, error = merged(each).var

@@ -12,7 +12,7 @@ import numpy as np
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Part, fields_of, number_at, stateless
+from .._core.types import Array, Batch, Context, Part, number_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
@@ -29,7 +29,7 @@ RANGES: dict[str, Any] = {
     **dict.fromkeys(("target_entropy", "limit"), ANY),
     "length": POSITIVE,
 }
-"""The range of each hyperparameter, as in `functional`; a name has the same range in every part."""
+"""The range of each hyperparameter, the same in all parts; `functional` has other ranges for `alpha` and `beta`."""
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
 """Hyperparameters that may be None."""
@@ -41,10 +41,10 @@ PER_ELEMENT = (
 """Hyperparameters that may be a `field`, one number per element."""
 
 LOSS: Any = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
-"""What a loss declares."""
+"""Declarations of a loss."""
 
 POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob"), "policy_loss": True}
-"""What a loss declares that is a function of the log-ratio and the advantage."""
+"""Declarations of a loss that is a function of the log-ratio and the advantage."""
 
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
@@ -73,19 +73,6 @@ def is_zero(value: Any) -> bool:
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
-def numeric_part(
-    where: str,
-    update: Callable[..., Batch],
-    numbers: Mapping[str, Any],
-    *,
-    requires: tuple[str, ...] = (),
-    **declared: Any,
-) -> Part:
-    """Make a part without state from `update(batch, context)`, its hyperparameters and its declarations."""
-    given = tuple(numbers.values())
-    return stateless(update, name=where, numbers=given, requires=(*requires, *fields_of(given)), **declared)
-
-
 def loss_part(
     where: str,
     name: str,
@@ -93,7 +80,6 @@ def loss_part(
     numbers: Mapping[str, Any] | None = None,
     *,
     coef: Numeric = 1.0,
-    requires: tuple[str, ...] = (),
     reads: tuple[str, ...],
     **declared: Any,
 ) -> Part:
@@ -111,8 +97,8 @@ def loss_part(
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
-    requires = (*requires, *fields_of(weight.values()))
-    return numeric_part(where, update, numbers, requires=requires, reads=(*reads, "mask"), **(LOSS | declared))
+    hyperparameters = (*numbers.values(), *weight.values())
+    return stateless(update, name=where, numbers=hyperparameters, reads=(*reads, "mask"), **(LOSS | declared))
 
 
 def named_loss(where: str, batch: Batch, name: str) -> Array:

@@ -32,7 +32,7 @@ def critic_loss(
         loss: a value loss of `functional`, or your own function of prediction and target, a loss per element.
         prediction: what of the policy's `Output` is compared with the target: "value", or the path of an entry of
             `aux`, such as "aux.value_logits".
-        coef: coefficient, >= 0; a schedule counts learner updates.
+        coef: coefficient, >= 0.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
             first value is checked.
@@ -95,8 +95,8 @@ def normalize_target(
 
     Args:
         write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after.
-        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs; a schedule counts
-            learner updates. `lambda step: 1 / (step + 1)` averages over all.
+        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs.
+            `lambda step: 1 / (step + 1)` averages over all.
         min_scale: smallest standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.

@@ -54,7 +54,7 @@ def rnd_reward(
         init: function of a key that returns the parameters of a network.
         embed: function of these parameters and observations `[..., *shape]` that returns `[..., K]`.
         num_envs: N.
-        gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
+        gamma: discount of the sums, in [0, 1].
         predictor: the entry of the parameters with those of the predictor.
         name: prefix of the entries and metrics that it writes.
 
@@ -128,7 +128,7 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
 
     Args:
         embed, predictor: as in `rnd_reward`.
-        coef: coefficient, >= 0; a schedule counts learner updates.
+        coef: coefficient, >= 0.
         name: key in `losses`, and the `name` of the `rnd_reward`.
 
     Place: after the sampler, in a chain with `rnd_reward`.

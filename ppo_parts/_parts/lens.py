@@ -9,8 +9,8 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
-from .._core.types import Array, Batch, Context, Params, Part, field_at, fields_of, number_at, stateless, with_field_at
-from .._core.wiring import reads_field
+from .._core.types import Array, Batch, Context, Params, Part, field_at, number_at, stateless, with_field_at
+from .._core.wiring import readings, reads_field
 from ..functional._common import check_same_shape
 from .common import ANY
 
@@ -56,7 +56,7 @@ def within(
             )
     for field, path in read.items():
         if part.reads is not None and not reads_field(part, _inner_path(field, path)):
-            there = ", ".join(dict.fromkeys((*part.requires, *part.reads)))
+            there = ", ".join(readings(part))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
     replaced = {_inner_path(field, path) for field, path in read.items()}
     own = set(replaced)  # fields that no longer belong to the critic of the batch
@@ -99,7 +99,7 @@ def within(
 
 def _check_one_critic(name: str, part: Part, read: dict[str, str], own: set[str]) -> None:
     """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
-    reads = part.reads or ()
+    reads = readings(part)
     paired = "next_value" in own
     if part.needs_time and "value" in read and "next_value" in reads and not paired:
         raise UserValueError(
@@ -130,7 +130,7 @@ class _Lens(NamedTuple):
 
     def _check_critic(self, batch: Batch) -> None:
         """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
-        takes_current = any("current.value" in (part.reads or ()) for part in parts_of(self.part))
+        takes_current = any("current.value" in readings(part) for part in parts_of(self.part))
         another = "value" in self.replaced and "current.value" not in self.replaced
         if batch.current is not None and takes_current and another:
             raise UserValueError(
@@ -190,7 +190,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     r"""Write `advantage` as a weighted sum, :math:`A = \sum_k c_k A^{(k)}`.
 
     Args:
-        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient; schedules count learner updates.
+        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient.
 
     Place: after the parts that write these fields.
 
@@ -214,5 +214,5 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
         first, *rest = (number_at(c, batch, context.step) * fields[path] for path, c in coefficients.items())
         return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype))
 
-    requires = (*coefficients, *fields_of(coefficients.values()))
-    return stateless(update, name="combine_advantages", requires=requires, provides=("advantage",), reads=())
+    declared: Any = {"requires": tuple(coefficients), "provides": ("advantage",), "reads": ()}
+    return stateless(update, name="combine_advantages", numbers=tuple(coefficients.values()), **declared)

@@ -30,7 +30,7 @@ def clipped_surrogate(
     Metrics: `policy_loss` and `clip_fraction`; with another `name`, `<name>_loss` and `<name>_clip_fraction`.
 
     Args:
-        clip_eps, clip_eps_high, dual_clip: as in `functional.clipped_surrogate`; schedules count learner updates.
+        clip_eps, clip_eps_high, dual_clip: as in `functional.clipped_surrogate`.
         name: key in `losses`.
 
     Place: after the sampler, and after the parts that change the advantage.
@@ -145,9 +145,9 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     The prediction is clipped around `batch.value`. Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        clip_eps: clip range, > 0, in reward units; a schedule counts learner updates.
-        coef: coefficient, >= 0; a schedule counts learner updates. With CleanRL's 0.5, the squared error has weight
-            0.25, because of the factor 1/2 in the loss.
+        clip_eps: clip range, > 0, in reward units.
+        coef: coefficient, >= 0. With CleanRL's 0.5, the squared error has weight 0.25, because of the factor 1/2 in the
+            loss.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -175,8 +175,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        coef: coefficient, >= 0; a schedule counts learner updates. For codebases without the factor 1/2 (jaxagents,
-            Stable-Baselines3), double their coefficient.
+        coef: coefficient, >= 0. For codebases without the factor 1/2 (jaxagents, Stable-Baselines3), double their
+            coefficient.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -206,7 +206,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
     Metric: `<name>`, in nats, without the coefficient.
 
     Args:
-        coef: coefficient, >= 0; a schedule counts learner updates.
+        coef: coefficient, >= 0.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
         name: key in `losses`, and the name of the metric.
 

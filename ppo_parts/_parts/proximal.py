@@ -12,12 +12,12 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, Params, Part
+from .._core.types import Array, Batch, Context, Params, Part, stateless
 from ..distributions import Normal
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order
 from ..functional._common import accumulator_dtype
-from .common import at_step, check_numbers, loss_part, numeric_part
+from .common import at_step, check_numbers, loss_part
 from .losses import require_critic
 
 
@@ -41,7 +41,7 @@ def proximal_average(*, decay: Numeric) -> Part:
 
     Args:
         decay: factor beta by which older parameters count less, in [0, 1]; the average spans about 1 / (1 - beta)
-            gradient steps. A schedule counts learner updates.
+            gradient steps.
 
     Place: after the sampler and the parts that change the advantage; before the policy loss. Parts before it refer to
     the behavior policy.
@@ -95,7 +95,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     as an entropy bonus, see the policy itself.
 
     Args:
-        scale: the largest perturbation alpha, >= 0, in the units of the action; a schedule counts learner updates.
+        scale: the largest perturbation alpha, >= 0, in the units of the action.
 
     Place: after the sampler and before the policy loss (`learner` checks the order); the policy is a
     `distributions.Normal`.
@@ -122,7 +122,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
 
     reads = ("current.distribution", "current.log_prob", "action", "mask")
     declared: Any = {"provides": ("current.log_prob",), "reads": reads, "place": "after_sampler"}
-    return numeric_part("perturbed_mean", update, numbers, **declared)
+    return stateless(update, name="perturbed_mean", numbers=tuple(numbers.values()), **declared)
 
 
 @checked
@@ -142,7 +142,7 @@ def importance_correction(
     `<name>_fraction`, the share of elements whose ratio was outside [low, high].
 
     Args:
-        high, low, mode: as in `functional.importance_sampling_weight`; schedules count learner updates.
+        high, low, mode: as in `functional.importance_sampling_weight`.
         level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
         reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
         name: prefix of the metrics.
@@ -175,7 +175,7 @@ def importance_correction(
 
     requires, reads = ("advantage", f"extras.{reference}"), ("log_prob", "mask")
     declared: Any = {"requires": requires, "provides": ("advantage",), "reads": reads}
-    return numeric_part(where, update, numbers, needs_time=level == "sequence", **declared)
+    return stateless(update, name=where, numbers=tuple(numbers.values()), needs_time=level == "sequence", **declared)
 
 
 @checked
@@ -189,8 +189,8 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     and `<name>_fraction`, the share of steps that were better.
 
     Args:
-        coef: coefficient c, >= 0; a schedule counts learner updates.
-        value_coef: weight beta of the value's term, >= 0; a schedule counts learner updates.
+        coef: coefficient c, >= 0.
+        value_coef: weight beta of the value's term, >= 0.
         name: key in `losses`.
 
     Place: after the sampler, usually in a `phase` that replays rollouts; needs a critic.

@@ -61,7 +61,7 @@ def kl_penalty(
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
         reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
             under another policy, `[T, N]` (with "analytic", of its distribution).
-        target_kl: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
+        target_kl: None, or the divergence to keep, in nats, > 0.
         name: key in `losses`.
 
     Place: after the sampler; with `target_kl`, before `proximal_average`. "analytic" with the behavior policy needs
@@ -180,8 +180,8 @@ def adaptive_entropy_bonus(
 
     Args:
         target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
-            their dimensions). A schedule counts learner updates.
-        learning_rate: step eta per minibatch, >= 0; a schedule counts learner updates. With 0 this is `entropy_bonus`.
+            their dimensions).
+        learning_rate: step eta per minibatch, >= 0. With 0 this is `entropy_bonus`.
         coef: the initial coefficient, > 0.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
         name: key in `losses`.
@@ -223,8 +223,8 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        coef: coefficient, >= 0; a schedule counts learner updates.
-        bound: the soft bound, >= 0, for actions with bounds -1 and 1; a schedule counts learner updates.
+        coef: coefficient, >= 0.
+        bound: the soft bound, >= 0, for actions with bounds -1 and 1.
         name: key in `losses`.
 
     Place: after the sampler; the policy is a Gaussian, such as `distributions.Normal`, whose mean is `loc`.
@@ -260,7 +260,7 @@ def smoothness_loss(
     Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean distances.
 
     Args:
-        temporal: lambda_T, >= 0; None: omit this term. A schedule counts learner updates (so do the others).
+        temporal: lambda_T, >= 0; None: omit this term.
         spatial: lambda_S, >= 0; None: omit this term. Only floating leaves of the observations get noise.
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.

@@ -85,7 +85,7 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
         return None, None
 
     passes: Any = {"num_epochs": num_epochs, "num_minibatches": 1, "refresh": refresh}
-    return sampler("full_batch", plan, draw, axis="segment", in_range=True, **passes)
+    return sampler("full_batch", plan, draw, axis="segment", **passes)
 
 
 @checked
@@ -133,8 +133,7 @@ def given_indices(
 
     epochs, minibatches = table.shape[:2]
     passes: Any = {"num_epochs": epochs, "num_minibatches": minibatches, "refresh": refresh}
-    options: Any = {"axis": axis, "weighs": weights is not None, "in_range": not traced}
-    return sampler_of_shards("given_indices", plan, draw, **passes, **options)
+    return sampler_of_shards("given_indices", plan, draw, axis=axis, weighted=weights is not None, **passes)
 
 
 def _checked_indices(indices: Any, weights: Any) -> Any:
@@ -197,9 +196,8 @@ def prioritized_sampler(
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
         num_epochs: multiplies the number of draws.
-        alpha, eps: exponent of the priority, >= 0 (0: uniform), and what is added to it, >= 0; schedules count learner
-            updates.
-        beta: exponent of the weight, in [0, 1]; a schedule counts learner updates.
+        alpha, eps: exponent of the priority, >= 0 (0: uniform), and what is added to it, >= 0.
+        beta: exponent of the weight, in [0, 1].
         replacement: whether a segment can be drawn twice for one minibatch.
         weights: "probability", as in PufferLib, which for beta = 1 is unbiased with replacement and biased without, the
             more the larger the share of segments drawn; or "inclusion", unbiased without it.
@@ -257,7 +255,7 @@ def prioritized_sampler(
         return map_shards(drawn, batch, jax.random.split(item, batch.shards))
 
     passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    options: Any = {"axis": "segment", "weighs": not is_zero(beta), "requires": ("advantage",), "in_range": True}
+    options: Any = {"axis": "segment", "weighted": not is_zero(beta), "requires": ("advantage",)}
     return sampler_of_shards(where, plan, draw, **passes, **options)
 
 
@@ -317,7 +315,7 @@ def time_chunks(
         return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
     passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    return sampler(where, plan, draw, axis="window", in_range=True, **passes)
+    return sampler(where, plan, draw, axis="window", **passes)
 
 
 def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: Refresh) -> Part:
@@ -331,7 +329,7 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
         return item, None
 
     passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    return sampler(where, plan, draw, axis=axis, in_range=True, **passes)
+    return sampler(where, plan, draw, axis=axis, **passes)
 
 
 def _number_of(axis: Axis, batch: Batch) -> int:

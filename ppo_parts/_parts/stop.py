@@ -39,7 +39,7 @@ def kl_early_stop(
     that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
-        target_kl: threshold in nats, >= 0; a schedule counts learner updates.
+        target_kl: threshold in nats, >= 0.
         estimator: as in `functional.approx_kl`.
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
@@ -80,7 +80,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     Args:
         metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
             such as "grad_norm", do not exist yet when parts run.
-        limit: any number; a schedule counts learner updates.
+        limit: any number.
         check: "minibatch" or "epoch", as in `kl_early_stop`.
 
     Place: after the sampler and the part that adds the metric.

@@ -91,7 +91,7 @@ def mirror_loss(
     Args:
         observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`.
         action: function T_a of actions `[..., D]`.
-        coef: coefficient, >= 0; a schedule counts learner updates.
+        coef: coefficient, >= 0.
         name: key in `losses`.
 
     Place: after the sampler. The policy has continuous actions and no memory.

@@ -10,11 +10,11 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
-from .._core.types import Array, Batch, Context, Part, field_at
+from .._core.types import Array, Batch, Context, Part, field_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import is_whole
 from ..functional._groups import per_sequence
-from .common import LOSS, at_step, check_numbers, check_options, is_zero, named_loss, numeric_part
+from .common import LOSS, at_step, check_numbers, check_options, is_zero, named_loss
 
 SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 """What a part declares that computes from whole sequences."""
@@ -26,7 +26,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
     Args:
         score: name of an entry of `per_segment`, one number per sequence.
-        kl_coef: coefficient of the penalty, >= 0; a schedule counts learner updates. 0: `reference` is not read.
+        kl_coef: coefficient of the penalty, >= 0. 0: `reference` is not read.
         reference: name of an entry of `extras`, the log-probabilities of the tokens under the reference policy.
 
     Place: before the sampler.
@@ -45,8 +45,9 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
         reward = functional.outcome_reward(field_at(batch, score), **logs, **now, mask=batch.mask)
         return batch.replace(reward=reward)
 
-    requires, reads = (score,) if free else (score, reference), ("log_prob", "mask")
-    return numeric_part(where, update, numbers, requires=requires, provides=("reward",), reads=reads, **SEQUENCES)
+    requires = (score,) if free else (score, reference)
+    declared: Any = {"requires": requires, "provides": ("reward",), "reads": ("log_prob", "mask")}
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **SEQUENCES)
 
 
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
@@ -55,7 +56,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     REINFORCE++ is `outcome_reward`, this part, and `advantage_normalize` before the sampler.
 
     Args:
-        gamma: discount per unmasked step, in [0, 1]; a schedule counts learner updates.
+        gamma: discount per unmasked step, in [0, 1].
 
     Place: before the sampler.
 
@@ -73,7 +74,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         return batch.replace(advantage=functional.reward_to_go(batch.reward, **given))
 
     declared: Any = {"requires": ("reward",), "provides": ("advantage",), "reads": flags}
-    return numeric_part("reward_to_go", update, numbers, **declared, **SEQUENCES)
+    return stateless(update, name="reward_to_go", numbers=tuple(numbers.values()), **declared, **SEQUENCES)
 
 
 @checked
@@ -96,7 +97,7 @@ def group_advantage(
             size of the groups, which are then neighboring segments.
         score: name of an entry of `per_segment`, one number per sequence; None: the sum of the unmasked rewards.
         baseline: a name as in `functional.group_advantage`, or "given": the entry "baseline" of `per_segment`.
-        scale, ddof, eps: as in `functional.group_advantage`; a schedule counts learner updates.
+        scale, ddof, eps: as in `functional.group_advantage`.
 
     Place: before the sampler, so that a sampler may separate the segments of a group.
 
@@ -129,7 +130,8 @@ def group_advantage(
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
-        check_group(keep.shape[1])
+        if size is None:
+            check_group(keep.shape[1])
         if score is None:
             reward = jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
         else:
@@ -152,7 +154,7 @@ def group_advantage(
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
     requires = [f"per_segment.{entry}" for entry in entries if entry is not None] + ["reward"] * (score is None)
     declared: Any = {"requires": tuple(requires), "provides": ("advantage",), "reads": ("log_prob", "mask")}
-    return numeric_part(where, update, numbers, **declared, **SEQUENCES)
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **SEQUENCES)
 
 
 @checked
@@ -163,7 +165,7 @@ def aggregate(
 
     Args:
         loss: key of `losses`, a loss per element.
-        by, length: as in `functional.aggregate`; a schedule counts learner updates. "token_mean" changes nothing.
+        by, length: as in `functional.aggregate`. "token_mean" changes nothing.
 
     Place: after that loss, and after a sampler that keeps time (`segment_minibatches`, `full_batch`).
 
@@ -187,7 +189,7 @@ def aggregate(
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
     declared: Any = {"requires": ("losses",), "reads": ("mask",), "needs_time": by != "token_mean"}
-    return numeric_part(where, update, numbers, **declared, **LOSS)
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **LOSS)
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:

@@ -366,7 +366,7 @@ class _Replay:
         size, (time, segments) = self.indices.shape[1], rollout.log_prob.shape[:2]
         rows = jnp.asarray(self.indices)[index // size, index % size]
         rows = rows if self.axis == "segment" or update.rows == "t * N + n" else rows % time * segments + rows // time
-        minibatch = dataclasses.replace(spec.sampler, axis=self.axis, in_range=True).take(rollout, rows, None)
+        minibatch = dataclasses.replace(spec.sampler, axis=self.axis).take(rollout, rows, None)
         context = context.replace(epoch=index // size, minibatch=index % size, num_minibatches=size)
 
         def loss(params: Any) -> Any:
