@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._base.doors import checked
@@ -13,6 +13,37 @@ from .._core.types import Array, Batch, Context, Params, Part, field_at, number_
 from .._core.wiring import readings, reads_field
 from ..functional._common import check_same_shape
 from .common import ANY
+
+
+def seen_through(
+    part: Part,
+    name: str,
+    inner: Callable[[Batch], Batch],
+    outer: Callable[[Batch, Batch, Batch], Batch],
+    **declared: Any,
+) -> Part:
+    """Make a part that runs another one on `inner(batch)`, and writes `outer(batch, inner(batch), result)`."""
+
+    def init(params: Params, key: Array | None = None) -> Any:
+        return part.init(params, inner_key(part, key))
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        seen = inner(batch)
+        result, (state,) = fold((part,), seen, (state,), of_part(context))
+        return outer(batch, seen, result), state
+
+    def finish(batch: Batch, state: Any, context: Context) -> Any:
+        assert part.finish is not None
+        return part.finish(inner(batch), state, of_part(context))
+
+    def of_part(context: Context) -> Context:
+        return context.replace(key=inner_key(part, context.key))
+
+    finished = None if part.finish is None else finish
+    kept: Any = {
+        field: getattr(part, field) for field in ("place", "needs_time", "amend", "policy_loss", "elementwise")
+    }
+    return Part(init, update, name, finish=finished, **kept, **declared)
 
 
 @checked
@@ -65,35 +96,14 @@ def within(
         own.update(inner.provides)
     lens = _Lens(part, name, read, write, replaced)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-
-    def init(params: Params, key: Array | None = None) -> Any:
-        return part.init(params, inner_key(part, key))
-
-    def of_part(context: Context) -> Context:
-        return context.replace(key=inner_key(part, context.key))
-
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        seen = lens.inner(batch)
-        result, (state,) = fold((part,), seen, (state,), of_part(context))
-        return lens.outer(batch, seen, result), state
-
-    def finish(batch: Batch, state: Any, context: Context) -> Any:
-        assert part.finish is not None
-        return part.finish(lens.inner(batch), state, of_part(context))
-
-    return Part(
-        init,
-        update,
+    return seen_through(
+        part,
         name,
+        lens.inner,
+        lens.outer,
         requires=tuple(path for path in outer if not path.startswith("current.")),
         provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
         reads=None if part.reads is None else (*(x for x in part.reads if x not in replaced), *read.values()),
-        place=part.place,
-        needs_time=part.needs_time,
-        amend=part.amend,
-        finish=None if part.finish is None else finish,
-        policy_loss=part.policy_loss,
-        elementwise=part.elementwise,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._core.chain import chain, check_wrapped
-from .._core.types import Array, Batch, Part, field_at, stateless
+from .._core.chain import check_wrapped
+from .._core.types import Array, Batch, Part, field_at
+from .lens import seen_through
 
 
 @checked
@@ -47,19 +48,22 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
             f"{', '.join(estimator.provides) or 'nothing'}"
         )
 
-    def flip(batch: Batch) -> Batch:
-        """Change between the game of the first player and that of the player who moves, either way."""
-        sign, next_sign, current = field_at(batch, seat), field_at(batch, next_seat), batch.current
-        own = {name: _times(sign, getattr(batch, name)) for name in ("value", "advantage", "target")}
-        current = None if current is None else current._replace(value=_times(sign, current.value))
-        return batch.replace(**own, next_value=_times(next_sign, batch.next_value), current=current)
-
-    def flipped(*written: str) -> Part:
-        provides, reads = ("value", "next_value", *written), ("value", "next_value", "current.value", *written)
-        return stateless(flip, name="zero_sum", requires=(seat, next_seat), provides=provides, reads=reads)
-
     written = [name for name in ("advantage", "target") if name in estimator.provides]
-    return chain(flipped(), estimator, flipped(*written))
+
+    def inner(batch: Batch) -> Batch:
+        sign, next_sign = field_at(batch, seat), field_at(batch, next_seat)
+        seen = batch.replace(value=_times(sign, batch.value), next_value=_times(next_sign, batch.next_value))
+        if batch.current is None:
+            return seen
+        return seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
+
+    def outer(batch: Batch, seen: Batch, result: Batch) -> Batch:
+        signed = {name: _times(field_at(batch, seat), getattr(result, name)) for name in written}
+        return result.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed)
+
+    requires = (*estimator.requires, *dict.fromkeys((seat, next_seat)))
+    declared = {"requires": requires, "provides": estimator.provides, "reads": estimator.reads}
+    return seen_through(estimator, "zero_sum", inner, outer, **declared)
 
 
 def _times(sign: Array, x: Array | None) -> Array | None:

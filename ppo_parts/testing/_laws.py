@@ -14,7 +14,7 @@ import numpy as np
 from jax import experimental
 
 from .. import functional
-from .._core.chain import chain
+from .._core.chain import fold, parts_of
 from .._core.types import PER_STEP, Array, Batch, Context, Divider, Part, field_at, with_field_at
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
@@ -66,7 +66,8 @@ def needs_what_it_requires(subject: Subject) -> str | None:
         lacking = with_field_at(subject.seen(batch, context), field, {} if field == "losses" else None)
         named = field if field != "losses" else "no loss is named"
         try:
-            chain(subject.part).update(lacking, (state,), context)
+            parts = parts_of(subject.part)
+            fold(parts, lacking, state if parts != (subject.part,) else (state,), context)
         except ValueError as error:
             if named not in str(error):
                 return f"without {field}, which it requires, its error does not name it: {error}"
