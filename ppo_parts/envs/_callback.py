@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -79,18 +78,14 @@ def _pure_callback(*args: Array, function: Callable[..., Any], shapes: Shapes) -
     return jax.pure_callback(function, list(shapes), *args, vmap_method="broadcast_all")
 
 
-_emit: Any = getattr(mlir, "emit_python_callback", None)
-if _emit is not None and "returns_token" not in inspect.signature(_emit).parameters:  # an old jax, such as 0.4.38
-    _emit = None
 _lower_pure_callback = mlir.lower_fun(_pure_callback, multiple_results=True)
 
 
 def _lower_on_cpu(ctx: Any, *args: Any, function: Callable[..., Any], shapes: Shapes) -> Any:
-    one_device = getattr(ctx.module_context.axis_context, "num_devices", None) == 1
-    if _emit is None or not one_device:
+    if getattr(ctx.module_context.axis_context, "num_devices", None) != 1:
         return _lower_pure_callback(ctx, *args, function=function, shapes=shapes)
-    kwargs = {"has_side_effect": False, "returns_token": False}
-    return _emit(ctx, function, None, list(args), ctx.avals_in, ctx.avals_out, **kwargs)[0]
+    avals = ctx.avals_in, ctx.avals_out
+    return mlir.emit_python_callback(ctx, function, None, list(args), *avals, has_side_effect=False)[0]
 
 
 batching.primitive_batchers[_numpy_callback] = _batch

@@ -38,11 +38,6 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     Example:
         >>> from ppo_parts import envs
         >>> envs.check(envs.make("CartPole-v1"))
-        >>> envs.check("CartPole-v1")
-        Traceback (most recent call last):
-        ...
-        ppo_parts.errors.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...),
-        envs.from_gymnasium(...) or envs.Env(...)
     """
     check_env("check", env)
     each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))

@@ -99,8 +99,8 @@ def auto_reset(
         step: `step(key, state, action) -> Step`.
         observation_space, action_space: spaces, as in `Env`.
         time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
-        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed ("optimistic resets"), which is
-            faster if a reset costs more than a step. If more episodes end in the same step, some begin alike.
+        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed ("optimistic resets"). If more
+            episodes end in the same step, some begin alike.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import MissingPackage, UserValueError
 from .._base.extras import require_package
 from ._env import Env, check_known
@@ -23,6 +24,7 @@ START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() 
 """How processes are started: JAX has threads, and a process forked from one with threads may deadlock."""
 
 
+@checked
 def make(
     env_id: str,
     *,
@@ -47,8 +49,6 @@ def make(
         **kwargs: for `gymnasium.make`.
     """
     gymnasium = require_package("gymnasium", "gymnasium")
-    if vectorization not in ("sync", "async"):
-        raise UserValueError(f'vectorization must be "sync" or "async", got {vectorization!r}')
     if ":" not in env_id:
         check_known(env_id, "Gymnasium", gymnasium.registry)
     limit = kwargs.get("max_episode_steps")

@@ -39,12 +39,7 @@ def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
 
 
 def from_gymnax(env: Any, env_params: Any = None) -> Env:
-    """Wrap an environment with gymnax's interface (six-tuple `step`, `info["final_observation"]`).
-
-    Args:
-        env: the environment.
-        env_params: its parameters; None: its `default_params`.
-    """
+    """Wrap an environment with gymnax's interface; `env_params` are its parameters, None its `default_params`."""
     names = ("default_params", "reset", "step", "observation_space", "action_space")
     check_interface("from_gymnax", env, names, "make a gymnax environment with envs.make(...)")
     env_params = env.default_params if env_params is None else env_params

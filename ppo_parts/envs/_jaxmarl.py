@@ -34,8 +34,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
-        MissingPackage: JaxMARL is not installed. ValueError: unknown name (similar names are listed), or the
-            environment does not fit into arrays with an axis of agents.
+        ValueError: unknown name, or the environment does not fit into arrays with an axis of agents.
     """
     env_id, settings = split_settings(env_id.removeprefix("jaxmarl:"), settings)
     with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it is imported and when it makes an environment

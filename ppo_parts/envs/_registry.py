@@ -108,8 +108,6 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
         raise UserValueError(f"register: a prefix consists of letters, digits, _ and -, got {prefix!r}")
     if prefix in SOURCES:
         raise UserValueError(f"register: the prefix {prefix!r} comes with ppo_parts: choose another one")
-    if not callable(make):
-        raise UserTypeError(f"register: make must be a function (name, **settings) -> envs.Env, got {make!r}")
     _registered[prefix] = make
 
 
@@ -120,15 +118,13 @@ def prefixes() -> tuple[str, ...]:
 
 def split_id(env_id: str) -> tuple[str, str]:
     """Split "prefix:name"; a name without a prefix belongs to gymnax."""
-    if isinstance(env_id, str) and ":" in env_id:
-        prefix, _, name = env_id.partition(":")
-        return prefix, name
-    return "gymnax", env_id
+    prefix, colon, name = env_id.partition(":")
+    return (prefix, name) if colon else ("gymnax", env_id)
 
 
 def without_settings(env_id: str) -> str:
     """Return the name without the settings of "name,a=1,b=word"."""
-    return env_id.partition(",")[0] if isinstance(env_id, str) else env_id
+    return env_id.partition(",")[0]
 
 
 SETTING = re.compile(r"""\s*(\w+)=((?:'[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|[^]['"(),])+)(?:,|$)""")
@@ -137,9 +133,9 @@ SETTING = re.compile(r"""\s*(\w+)=((?:'[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|[^][
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Split "name,a=1,b=word" into the name and its settings, which are added to `settings`."""
-    if not isinstance(env_id, str) or "," not in env_id:
+    name, comma, text = env_id.partition(",")
+    if not comma:
         return env_id, settings
-    name, _, text = env_id.partition(",")
     found = list(SETTING.finditer(text))
     try:
         named = {each[1]: _value(each[2].strip()) for each in found}

@@ -128,8 +128,6 @@ def rollout(
     taken = {"value": "batch.value", "policy_key": "the keys of a policy that draws"}
     taken |= {f"next_{name}": f"the next value of {name!r}" for name in record}
     for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
-        if isinstance(names, str):
-            raise UserTypeError(f"rollout: {argument} must be a tuple, got {names!r}: write {argument}=({names!r},)")
         if clash := [name for name in names if name in taken]:
             raise UserValueError(
                 f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
@@ -239,8 +239,6 @@ def normalize_reward(
     """
     check_env("normalize_reward", env)
     rows = _rows("normalize_reward", env, per_agent)
-    if callable(gamma):
-        raise UserTypeError("normalize_reward: gamma must be a number: an environment does not count learner updates")
     gamma = check_number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
     clip, eps = _constants("normalize_reward", clip, eps)
 

@@ -498,7 +498,7 @@ def test_reals_do_not_become_integers_silently():
 
 
 GYM = "gym:CartPole-v1"
-INFO = r"from_gymnasium: info must be (a string or a tuple of strings|names of numbers, other than return)"
+INFO = r"(make|from_gymnasium): info must be (a string or a tuple of strings|names of numbers, other than return)"
 LIMIT = r"max_episode_steps must be a positive integer, or -1 .*, got"
 
 
