@@ -29,11 +29,7 @@ class Beta(VectorDistribution):
     Args:
         alpha: `[..., D]`, > 0.
         beta: `[..., D]`, `[D]` or a number, > 0.
-        low, high: `[..., D]`, `[D]` or numbers, the bounds l and h of the box.
-
-    Attributes:
-        alpha, beta: `[..., D]`, of one dtype.
-        low, high: `[..., D]`.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds l and h of the box. All are attributes, `[..., D]`.
 
     Example:
         >>> outputs = jnp.array([[0.5413, 0.5413, 0.5413, 2.9489]])  # of a network, `[..., 2 * D]`

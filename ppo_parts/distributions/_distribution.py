@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
+from ..functional._arguments import check_key
 from ..functional._common import ShapeError, accumulator_dtype, check_arrays
 
 Array = jax.Array
@@ -33,11 +34,8 @@ class TreeDistribution:
         shapes = ", ".join(f"{name}={jax.tree.map(jnp.shape, x)}" for name, x in vars(self).items())
         return f"{type(self).__name__}({shapes})"
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        raise NotImplementedError
-
-    def log_prob(self, value: Array) -> Array:
-        raise NotImplementedError
+    sample: Callable[..., Any]
+    log_prob: Callable[..., Any]
 
     def sample_and_log_prob(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> tuple[Array, Array]:
         """Draw actions like `sample`, and return them with exactly the log-probability that `log_prob` computes."""
@@ -51,11 +49,9 @@ class TreeDistribution:
 
     def _check_comparable(self, other: Any) -> None:
         """Raise unless the other distribution is of the same class and shape."""
-        name = type(self).__name__
+        name, theirs = type(self).__name__, type(other).__name__
         if type(other) is not type(self):
-            raise UserTypeError(
-                f"{name}.kl_divergence: the other distribution must be a {name}, too, got {type(other).__name__}"
-            )
+            raise UserTypeError(f"{name}.kl_divergence: the other distribution must be a {name}, too, got {theirs}")
         if other._shape != self._shape:
             raise ShapeError(
                 f"{name}.kl_divergence: the two distributions have the shapes {self._shape} and {other._shape}, but "
@@ -114,8 +110,7 @@ def widened(shape: tuple[int, ...], *parameters: Array) -> tuple[Array, ...]:
 
 def checked_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
     """Return `sample_shape` as a tuple, after checking it and the key."""
-    if not isinstance(seed, jax.Array | np.ndarray):
-        raise UserTypeError(f"must be a key, such as jax.random.key(0), got {seed!r}", where=where, argument="seed")
+    check_key(where, "seed", seed)
     sizes = tuple(sample_shape) if isinstance(sample_shape, Sequence) else (None,)
     if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise UserTypeError(

@@ -26,9 +26,6 @@ class Joint(TreeDistribution):
         parts: a dict or a tuple of distributions of one batch shape, also from other libraries; dicts and tuples may
             contain others. An action has the same structure, as an element of `envs.Dict` or `envs.Tuple`.
 
-    Attributes:
-        parts: the same.
-
     Raises:
         TypeError: no distributions; an action with other entries. ShapeError: the parts differ in their batch axes.
 

@@ -24,10 +24,8 @@ class Normal(VectorDistribution):
 
     Args:
         loc: `[..., D]`, mean.
-        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means.
-
-    Attributes:
-        loc, scale: `[..., D]`, of one dtype.
+        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means. Both are
+            attributes, `[..., D]` of one dtype.
 
     Example:
         >>> policy = Normal(jnp.zeros((5, 2)), jnp.array([1., 2.]))
@@ -96,9 +94,7 @@ class StateDependentNormal(Normal):
         eps: added to the variance of log-probability, entropy and divergence.
 
     Attributes:
-        loc, scale: `[..., D]`, mean and standard deviation of the action.
-        features: `[..., L]`.
-        std: `[..., L, D]`.
+        scale: `[..., D]`, standard deviation of the action; the arguments are attributes, too.
 
     Example:
         >>> policy = StateDependentNormal(jnp.zeros((2, 1)), jnp.array([[3., 4.], [6., 8.]]), jnp.ones((2, 1)))

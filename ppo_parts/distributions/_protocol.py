@@ -62,11 +62,6 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
         >>> pp.distributions.check_distribution("rollout", pp.distributions.Categorical(jnp.zeros(3)), ("sample",))
-        >>> pp.distributions.check_distribution("learner", "logits")
-        Traceback (most recent call last):
-        ...
-        ppo_parts.errors.UserTypeError: learner: a distribution needs log_prob(value), but str has no log_prob: use \
-one of ppo_parts.distributions, such as Categorical(logits), or one of distrax
     """
     array = isinstance(distribution, jax.Array)
     kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__

@@ -34,8 +34,7 @@ class TanhNormal(VectorDistribution):
         loc: `[..., D]`, mean of u.
         scale: `[..., D]`, `[D]` or a number, standard deviation of u, > 0.
         low, high: `[..., D]`, `[D]` or numbers, the bounds of the box; m is its middle and h half its width.
-        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and gives u_max = 7.25. The edge
-            is wider if the box is narrow and far from 0, and in bfloat16.
+        eps: relative width of an edge, which is wider if the box is narrow and far from 0, and in bfloat16.
 
     Attributes:
         base: `Normal` of u.

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 
 from ._common import (
     Array,
@@ -318,11 +317,3 @@ def check_order(where: str, values: dict[str, Any], low: str, high: str, *, stri
     if least is not None and most is not None and np.any(least >= most if strict else least > most):
         rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]!r} and {high}={values[high]!r}"
         raise UserValueError(f"must {rule} {high}, got {got}", where=where, argument=low)
-
-
-def serializable(result: type) -> type:
-    """Register a named tuple, so that `jax.export` can serialize functions that return it."""
-    if hasattr(export, "register_namedtuple_serialization"):
-        name = f"{result.__module__}.{result.__name__}"
-        export.register_namedtuple_serialization(result, serialized_name=name)
-    return result

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
-from ._arguments import CONSTANT, Implementation, MaskMode, public, serializable
+from ._arguments import CONSTANT, Implementation, MaskMode, public
 from ._common import Array, Number, chosen, kept, visible
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence
 from ._steps import Steps, check_padding, solve, unless
 
 
-@serializable
+@functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._gae.Advantages")
 class Advantages(NamedTuple):
     """Result of `gae`: `advantage` and `target` (= advantage + value), both `[T, ...]`."""
 

@@ -72,8 +72,8 @@ def group_advantage(
         scale: "group", "batch" or None.
         ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
         eps: added to the standard deviation, in reward units (verl, Tunix: 1e-6; TRL: 1e-4).
-        length: `[N]`, number of tokens of each sequence; needed by "length_weighted" only.
-        mask: None, or `[N]` of 0/1: masked sequences do not count.
+        length: `[N]`, number of tokens of each sequence, for "length_weighted".
+        mask: None, or `[N]` of 0/1.
 
     Example:
         >>> reward, group = jnp.array([1., 0., 5., 3.]), jnp.array([0, 0, 1, 1])
@@ -82,9 +82,8 @@ def group_advantage(
         >>> group_advantage(reward, group, baseline="leave_one_out", scale=None).tolist()
         [1.0, -1.0, 2.0, -2.0]
 
-    Reference: GRPO: Shao et al. 2024, arXiv:2402.03300. Dr.GRPO: Liu et al. 2025, arXiv:2503.20783. RLOO: Ahmadian et
-        al. 2024, arXiv:2402.14740. OPO: Hao et al. 2025, arXiv:2505.23585. ReMax: Li et al. 2024, arXiv:2310.10505.
-        Lite PPO: Liu et al. 2025, arXiv:2508.08221. REINFORCE++: Hu 2025, arXiv:2501.03262.
+    Reference: GRPO: arXiv:2402.03300. Dr.GRPO: arXiv:2503.20783. RLOO: arXiv:2402.14740. OPO: arXiv:2505.23585. ReMax:
+    arXiv:2310.10505. Lite PPO: arXiv:2508.08221. REINFORCE++: arXiv:2501.03262.
     """
     keep, size = kept(mask, reward).astype(reward.dtype), len(reward) if num_groups is None else num_groups
 
@@ -148,8 +147,8 @@ def outcome_reward(
 
     .. math:: r_t = [\,t = \text{last}\,]\, R - \text{coef}\left(\log\pi(a_t) - \log\pi_{ref}(a_t)\right)
 
-    The score is the reward of the last unmasked token; a sequence without one has no reward. The bracket is the
-    estimate k1 of :math:`\mathrm{KL}(\pi \| \pi_{ref})`, the divergence *from the policy that acted to the reference*.
+    The score is the reward of the last unmasked token. The bracket is the estimate k1 of
+    :math:`\mathrm{KL}(\pi \| \pi_{ref})`.
 
     Args:
         score: `[...]`, one number per sequence, floating, in reward units.

@@ -33,14 +33,13 @@ def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
     Up to 128 elements are sorted by random words, and all orders are equally likely. More of them are numbered in mixed
-    radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by a Feistel network, ten
-    rounds that alternate between
+    radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by ten invertible rounds of a
+    Feistel network, whose functions f are hashes with two random words as their keys:
 
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
-    Every round is invertible, whatever its function f, here a hash with two random words as its key. A result of at
-    least n is mapped again until it is below n (cycle walking). So any part of the order is computed by itself, without
-    a sort. The orders pass statistical tests, but the key has 640 random bits, so that not all n! orders occur.
+    A result of at least n is mapped again until it is below n (cycle walking). So any part of the order is computed by
+    itself, without a sort. The key has 640 random bits, so that not all n! orders occur.
 
     Args:
         key: key of `jax.random`.

@@ -59,9 +59,9 @@ def advantage_normalize(
     Args:
         advantage: any shape, floating; the result has its shape and dtype.
         axis: axis or axes over which the statistics are taken; None: all.
-        ddof: number subtracted from the count in the variance, 0 (population) or 1 (sample).
+        ddof: number subtracted from the count in the variance, 0 or 1.
         eps: added to the standard deviation, in the units of the advantage.
-        mask: None, or 0/1 of the same shape; masked elements do not count.
+        mask: None, or 0/1 of the same shape.
 
     Example:
         >>> advantage_normalize(jnp.array([1., 3.])).tolist()  # mean 2, standard deviation 1

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
-from ._arguments import Implementation, public, serializable
+from ._arguments import Implementation, public
 from ._common import Array, Number, chosen
 from ._steps import Steps, solve, unless
 
 
-@serializable
+@functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
 class VTrace(NamedTuple):
     """Result of `vtrace`: `error`, `target` (= error + value) and `policy_advantage`, all `[T, ...]`."""
 
