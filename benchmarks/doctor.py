@@ -3,9 +3,9 @@
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
 The thresholds of the rules were set on the programs of TRAINING, with seeds from 0, and measured on those of HELD_OUT:
-other tasks and recipes, with seeds from 100. GIVEN_UP was held out first, but its runs without a fault fail. All
-faults that are numbers are planted in one program for each task, with an axis for faults and seeds. `--runs` keeps the
-metrics, so that rules can be judged again without training.
+other tasks and recipes, with seeds from 100. All faults that are numbers are planted in one program for each task, with
+an axis for faults and seeds. A fault is harmful if the run ends below every healthy run of its program. `--runs` keeps
+the metrics, so that rules can be judged again without training.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ FAULTS: dict[str, dict[str, float]] = {
     "not_finite": {"nan": 1},
 }
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
+SETTINGS: dict[str, dict[str, int]] = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
+"""Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(
     DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
@@ -202,29 +204,36 @@ def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -
 
 
 def all_faults(
-    env_id: str, base: Config, first_seed: int, seeds: int, healthy: int, steps: int = 81_920, shared: bool = False
+    env_id: str, base: Config, first_seed: int, seeds: int, healthy: int, steps: int, shared: bool = False
 ) -> dict[str, Any]:
-    """Run healthy lanes and every fault that is a number in one program: `[lanes, ...]` by name."""
+    """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
     left_out = {*(ONLY_RAW if base.normalize_env else ONLY_BOXED), *([] if shared else ONLY_SHARED)}
-    names = [name for name in FAULTS if name not in left_out]
-    names = [name for name in names for _ in range(seeds)] + ["healthy"] * healthy
-    fields = {name: getattr(base, name) for name in ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")}
-    lanes = []
-    for name in names:
-        factor = FAULTS.get(name, {}).get("learning_rate", 1.0)
-        lanes.append(NORMAL | fields | FAULTS.get(name, {}) | {"learning_rate": fields["learning_rate"] * factor})
-    numbers = {name: jnp.array([lane[name] for lane in lanes], jnp.float32) for name in lanes[0]}
+    fields, env = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef"), envs.make(env_id)
 
-    env = envs.make(env_id)
+    def lanes(base: Config, names: list[str]) -> dict[str, Any]:
+        normal = NORMAL | {name: getattr(base, name) for name in fields}
+        rows = [normal | FAULTS.get(name, {}) for name in names]
+        for row, name in zip(rows, names, strict=True):
+            row["learning_rate"] = normal["learning_rate"] * FAULTS.get(name, {}).get("learning_rate", 1.0)
+        numbers = {name: jnp.array([row[name] for row in rows], jnp.float32) for name in normal}
 
-    def run(key: Any, f: Numbers) -> dict[str, Any]:
-        config = dataclasses.replace(base, **{name: f[name] for name in fields})
-        return measure(planted(config, f, env, shared), key, config, f)
+        def run(key: Any, f: Numbers) -> dict[str, Any]:
+            config = dataclasses.replace(base, **{name: f[name] for name in fields})
+            return measure(planted(config, f, env, shared), key, config, f)
 
-    seed = [first_seed + names[:i].count(name) for i, name in enumerate(names)]
-    found = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
-    return {"name": names, **found, **{f"config/{name}": numbers[name] for name in fields}, "config": as_text(base)}
+        seed = [first_seed + names[:i].count(name) for i, name in enumerate(names)]
+        found = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
+        counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
+        given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in fields}).items()}
+        return {"name": np.array(names), **found, **given}
+
+    names = [name for name in FAULTS if name not in left_out for _ in range(seeds)] + ["healthy"] * healthy
+    parts = [lanes(base, names)]
+    for name, changes in SETTINGS.items():
+        parts.append(lanes(dataclasses.replace(base, **changes), [name] * seeds))
+    whole = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+    return {**whole, "config": as_text(base)}
 
 
 def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
@@ -274,18 +283,15 @@ Programs = dict[str, Callable[[], dict[str, Any]]]
 SHORT: dict[str, Any] = {"total_timesteps": 40_960}
 PENDULUM: dict[str, Any] = {**SHORT, "env_id": "Pendulum-v1"}
 TRAINING: Programs = {
-    "CartPole-v1 shared": lambda: all_faults("CartPole-v1", DISCRETE, 0, 3, 24, shared=True),
-    "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24),
+    "CartPole-v1 shared": lambda: all_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
+    "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
 }
 HELD_OUT: Programs = {
-    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 2, 16, 40_960),
-    "Reacher-misc": lambda: all_faults("Reacher-misc", BOXED, 100, 2, 16, 40_960),
+    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 2, 16, 163_840),
+    "Reacher-misc shared": lambda: all_faults("Reacher-misc", BOXED, 100, 2, 16, 163_840, shared=True),
     "CartPole-v1 memory": lambda: memory("CartPole-v1", 100, 3),
     "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 100, 12, **PENDULUM),
     "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 100, 12, **PENDULUM),
-}
-GIVEN_UP: Programs = {
-    "Acrobot-v1 shared": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 2, 16, 40_960, shared=True),
 }
 
 
@@ -308,28 +314,33 @@ def findings_of(runs: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield str(name).partition(" ")[0], [found.name for found in training.diagnose(metrics, config)]
 
 
-def returns_of(runs: dict[str, Any]) -> dict[str, float]:
-    """Return the median return of the last quarter of training, by fault: which faults do harm?"""
-    late = runs["episode_return"][:, -(runs["episode_return"].shape[1] // 4) :]
-    return {str(name): float(np.nanmedian(late[runs["name"] == name])) for name in dict.fromkeys(runs["name"])}
+def harmed(runs: dict[str, Any]) -> np.ndarray:
+    """Return which runs end below every healthy run of their program, in training or in the evaluation."""
+    returns = runs["episode_return"]
+    late = np.nanmean(returns[:, -(returns.shape[1] // 4) :], axis=1)
+    scores, clean = (late, runs["evaluation/episode_return"]), runs["name"] == "healthy"
+    return np.any([~(x >= np.min(x[clean])) for x in scores], axis=0)  # also without an episode
 
 
-def judge(found: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+def judge(found: Iterable[tuple[str, list[str], bool]]) -> dict[str, Any]:
     """Count runs by what was planted and by the first finding, and the shares of right ones."""
-    pairs = list(found)
+    rows = list(found)
     matrix: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for name, names in pairs:
+    for name, names, _ in rows:
         matrix[name][names[0] if names else "nothing"] += 1
-    faults = [(name, names) for name, names in pairs if name != "healthy"]
-    clean = [names for name, names in pairs if name == "healthy"]
+    faults, clean = [row for row in rows if row[0] != "healthy"], [row for row in rows if row[0] == "healthy"]
+
+    def shares(faults: list[tuple[str, list[str], bool]]) -> dict[str, float]:
+        among = float(np.mean([name in names for name, names, _ in faults]))
+        return {"faults": len(faults), "among": among, "first": float(np.mean([x[0] in x[1][:1] for x in faults]))}
+
+    missed = collections.Counter(name for name, names, _ in faults if name not in names)
     return {
-        "faults": len(faults),
-        "kinds": len({name for name, _ in faults}),
-        "among": float(np.mean([name in names for name, names in faults])),
-        "first": float(np.mean([name in names[:1] for name, names in faults])),
+        "all": shares(faults) | {"kinds": len({name for name, *_ in faults})},
+        "harmful": shares([row for row in faults if row[2]]),
         "healthy": len(clean),
-        "false_alarms": sum(map(bool, clean)),
-        "missed": {name: sum(name not in names for each, names in faults if each == name) for name, _ in faults},
+        "false_alarms": sum(bool(names) for _, names, _ in clean),
+        "missed": missed,
         "confusion": matrix,
     }
 
@@ -338,21 +349,16 @@ def main() -> None:
     """Judge the runs, and write the record."""
     parser = _options.parser(__doc__, json=None)
     parser.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with the metrics of the runs")
-    parser.add_argument("--only", help="run this program, and judge nothing")
     options = parser.parse_args()
-    splits = {"training": TRAINING, "held_out": HELD_OUT, "given_up": GIVEN_UP}
-    if options.only:
-        (program,) = (programs[options.only] for programs in splits.values() if options.only in programs)
-        runs_of(options.only, program, options.runs)
-        return
     results = {}
-    for split, programs in splits.items():
-        runs = {name: runs_of(name, program, options.runs) for name, program in programs.items()}
-        found = {name: list(findings_of(each)) for name, each in runs.items()}
-        results[split] = judge(pair for pairs in found.values() for pair in pairs)
-        results[split]["returns"] = {name: returns_of(each) for name, each in runs.items()}
-        for name, pairs in found.items():
-            wrong = collections.Counter((planted, *names) for planted, names in pairs if [planted] != names[:1])
+    for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
+        rows: list[tuple[str, list[str], bool]] = []
+        for name, program in programs.items():
+            runs = runs_of(name, program, options.runs)
+            found = [(*pair, bool(harm)) for pair, harm in zip(findings_of(runs), harmed(runs), strict=True)]
+            wrong = collections.Counter((planted, *names) for planted, names, _ in found if [planted] != names[:1])
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
-        print(split, {name: x for name, x in results[split].items() if np.ndim(x) == 0 and not isinstance(x, dict)})
+            rows += found
+        results[split] = judge(rows)
+        print(split, {name: x for name, x in results[split].items() if name not in ("missed", "confusion")})
     _records.write(options.json, results)
