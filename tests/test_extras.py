@@ -17,7 +17,7 @@ from ppo_parts import envs, training
 from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import deferred, require_package
 from ppo_parts.bridges import tunix
-from ppo_parts.commands import export
+from ppo_parts.commands import compare, export
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
@@ -73,7 +73,11 @@ def test_the_citation_names_the_version():
         ("tunix", "tunix", lambda folder: tunix.register()),
         ("optuna", "optuna", lambda folder: training.objective(None, None, {})),
         ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
-        ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
+        (
+            "matplotlib",
+            "train",
+            lambda folder: compare.plot_curves(folder / "a.png", [compare.Curve("", "", *np.zeros((2, 1)))]),
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, extra, use, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class OneAhead(training.Program):
         collect: Any = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
         learn: Any = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
         next_key: Any = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
-        if self.placed is None:  # on several devices, the first update compiles, when placements are known
+        if self.placed.mesh is None:  # on several devices, the first update compiles, when placements are known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
         ahead: list[Future[Any]] = []  # the rollout that is being collected
@@ -72,11 +72,5 @@ class OneAhead(training.Program):
         return advance
 
 
-def main() -> None:
-    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    run = functools.partial(training.run, make_program=OneAhead)
-    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.async_ppo", run=run)
-
-
 if __name__ == "__main__":
-    main()
+    training.main(make_train, PRESETS, run=functools.partial(training.run, make_program=OneAhead))

@@ -43,10 +43,5 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     return cleanrl_ppo.make_train(config, env, pipeline, networks.nature_cnn(env))
 
 
-def main() -> None:
-    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.atari_ppo")
-
-
 if __name__ == "__main__":
-    main()
+    training.main(make_train, PRESETS)  # writes metrics, a learning curve and checkpoints to runs/

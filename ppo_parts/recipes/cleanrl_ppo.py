@@ -91,10 +91,5 @@ def make_train(
     return training.Train.of(config, env, policy, pipeline or cleanrl, optimizer, schedules=schedules)
 
 
-def main() -> None:
-    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.cleanrl_ppo")
-
-
 if __name__ == "__main__":
-    main()
+    training.main(make_train, PRESETS)  # writes metrics, a learning curve and checkpoints to runs/

@@ -28,7 +28,6 @@ from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
-from ._result import plot_curve as plot_curve
 from ._run import run as run
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm

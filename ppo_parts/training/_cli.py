@@ -40,7 +40,6 @@ def main(
     make_train: Callable[[Any], Train],
     presets: Mapping[str, Any],
     argv: Sequence[str] | None = None,
-    prog: str = "",
     *,
     run: Callable[[Train, Any, RunOptions], dict[str, Any]] = run_on_host,
 ) -> dict[str, Any]:
@@ -56,7 +55,6 @@ def main(
             those whose own names contain it ("minatar" in "Breakout-MinAtar"), or those with "discrete" or "continuous"
             actions. If no preset was chosen and another one fits, a note is printed.
         argv: arguments; None: those of the process.
-        prog: name of the command, for its help.
         run: the function that trains, such as `functools.partial(training.run, on_rows=...)`.
 
     Returns:
@@ -68,6 +66,7 @@ def main(
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), printed_messages():
         words = list(sys.argv[1:] if argv is None else argv)
+        prog = f"python -m {recipe}" if "." in recipe else None  # None: the name of the file
         if (file := _known(words, prog).config) is not None:
             words = [*_words_in_file(file), *words]
         known = _known(words, prog)
@@ -168,13 +167,11 @@ def keep_compiled_programs() -> None:
             jax.config.update(f"jax_{name}", value)
 
 
-def _known(words: Sequence[str], prog: str) -> argparse.Namespace:
+def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
-    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
-    for name in ("preset", "env-id"):
-        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
-    for name in ("resume", "init-from", "config"):
-        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=Path)
+    first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
+    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
+        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind)
     first.add_argument("--trust", action="store_true")
     return first.parse_known_args(words)[0]
 
@@ -231,7 +228,7 @@ def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str
 
 
 def _parsed(
-    default: Arguments, presets: tuple[str, ...], words: Sequence[str], prog: str, description: str | None
+    default: Arguments, presets: tuple[str, ...], words: Sequence[str], prog: str | None, description: str | None
 ) -> Arguments:
     """Parse the command line; what is not given is as in `default`."""
     tyro = require_package("tyro", "train")
@@ -268,9 +265,9 @@ def _parsed(
         ]
         return constructors.StructConstructorSpec(info.type, tuple(fields))
 
-    settings = {"config": (tyro.conf.OmitArgPrefixes,), "default": default, "args": words, "prog": prog or None}
+    settings = {"config": (tyro.conf.OmitArgPrefixes,), "prog": prog, "description": description}
     with registry:
-        return tyro.cli(Arguments, description=description, **settings)
+        return tyro.cli(Arguments, default=default, args=words, **settings)
 
 
 def _with_range(hint: Any, limits: Range | None, arg: Callable[..., Any]) -> Any:

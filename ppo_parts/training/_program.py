@@ -48,8 +48,8 @@ def compile_program(
     num_updates: int,
     num_seeds: int,
     pace: Pace,
-    donate: bool = True,
-    placed: Placement | None = None,
+    donate: bool,
+    placed: Placement,
 ) -> Advance:
     """Compile `advance` for states like `state`, on the devices where it is `placed`.
 
@@ -70,14 +70,14 @@ def compile_program(
         buffer = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
         return jax.lax.fori_loop(0, number, body, (state, buffer))
 
-    program = _jit(placed, updates, ("state", "number"), ("state", "metrics"), donate_argnums=(0,) if donate else ())
+    program = placed.jit(updates, ("state", "number"), ("state", "metrics"), donate_argnums=(0,) if donate else ())
     program = program.lower(state, np.int32(0)).compile()
 
     def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
         number, began = min(most, size, pace.updates), time.perf_counter()
         with host_errors():
             state, measured = program(state, np.int32(number))
-            values = np.asarray(_whole(placed, measured.array))[:number]
+            values = np.asarray(placed.gathered(measured.array))[:number]
         pace.took(number, *agree(time.perf_counter() - began))
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
@@ -105,19 +105,19 @@ class Program:
         _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
 
     @functools.cached_property
-    def placed(self) -> Placement | None:
-        """How the run is divided over devices; None: it runs on one device."""
+    def placed(self) -> Placement:
+        """How the run is divided over devices."""
         return placement(self.train, self.options)
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         if restored is not None and self.train.rollout.restart is None:
-            return restored if self.placed is None else self.placed.put(restored)
+            return self.placed.put(restored)
         num_seeds = self.options.num_seeds
         if restored is not None:
             with host_errors():
                 return jax.block_until_ready(jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored))
-        init = _jit(self.placed, vmap_over_seeds(self.train.compiled_init, num_seeds), ("keys",), "state")
+        init = self.placed.jit(vmap_over_seeds(self.train.compiled_init, num_seeds), ("keys",), "state")
         with host_errors():
             return jax.block_until_ready(init(self._keys))
 
@@ -128,17 +128,13 @@ class Program:
         step = vmap_over_seeds(self.train.compiled_step, num_seeds)
         return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate, self.placed)
 
-    def whole(self, state: Any) -> Any:
-        """Return the state as this process can read it; all processes of the run must call this."""
-        return _whole(self.placed, state)
-
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
         Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
         """
         with host_errors():
-            played = jax.device_get(_whole(self.placed, self._play(self._keys, state, np.int32(update))))
+            played = jax.device_get(self.placed.gathered(self._play(self._keys, state, np.int32(update))))
         return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
 
     @functools.cached_property
@@ -153,16 +149,11 @@ class Program:
 
             return vmap_over_seeds(of_seed, self.options.num_seeds)((keys, state))
 
-        return _jit(self.placed, play, ("keys", "state", "number"), "episodes")
+        return self.placed.jit(play, ("keys", "state", "number"), "episodes")
 
     @functools.cached_property
     def _keys(self) -> jax.Array:
         return seed_keys(self.seed, self.options.num_seeds)
-
-
-def _whole(placed: Placement | None, x: Any) -> Any:
-    """Return arrays as this process can read them: gathered, if other processes have parts of them."""
-    return x if placed is None or jax.process_count() == 1 else placed.gathered(x)
 
 
 def compiler_options() -> dict[str, Any]:
@@ -175,32 +166,27 @@ def compiler_options() -> dict[str, Any]:
     return {"xla_backend_optimization_level": 2} if by_default else {}
 
 
-def _jit(
-    placed: Placement | None, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any
-) -> Any:
-    """Apply `jax.jit`, on the devices of a placement if there is one; see `Placement.jit`."""
-    options["compiler_options"] = compiler_options()
-    return jax.jit(function, **options) if placed is None else placed.jit(function, given, result, **options)
-
-
 AXIS = "devices"
 SEED_AXIS = {"state": 0, "keys": 0, "episodes": 0, "metrics": 1, "number": None}
 """The axis of the seeds in the arguments and results of a run's programs, by kind."""
 
 
 class Placement(NamedTuple):
-    """How the arrays of a run are divided over the devices of a mesh.
+    """How the arrays of a run are divided over the devices of a mesh; without one, they are on the default device.
 
     One seed: see `Train.sharding`. XLA makes one program that runs on all
     devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
     """
 
-    mesh: Mesh
-    state: Any  # the sharding of each leaf
-    over_seeds: bool
+    mesh: Mesh | None = None
+    state: Any = None  # the sharding of each leaf
+    over_seeds: bool = False
 
     def jit(self, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any) -> Any:
         """Apply `jax.jit` on these devices; `given` and `result` name kinds of arrays, as in `SEED_AXIS`."""
+        options["compiler_options"] = compiler_options()
+        if self.mesh is None:
+            return jax.jit(function, **options)
         if self.over_seeds:
             in_specs, out_specs = jax.tree.map(self._spec, (given, result))
             function = _shard_map(function, self.mesh, in_specs, out_specs)
@@ -208,10 +194,12 @@ class Placement(NamedTuple):
 
     def put(self, state: Any) -> Any:
         """Move the state to the devices where it belongs."""
-        return jax.jit(lambda state: state, out_shardings=self.state)(state)
+        return state if self.mesh is None else jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:
-        """Replicate the arrays on each device."""
+        """Return arrays as each process can read them; all processes of the run must call this."""
+        if self.mesh is None or jax.process_count() == 1:
+            return x
         return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(x)
 
     def _spec(self, kind: str) -> PartitionSpec:
@@ -222,11 +210,11 @@ class Placement(NamedTuple):
         return self.state if kind == "state" else NamedSharding(self.mesh, self._spec(kind))
 
 
-def placement(train: Train, options: RunOptions) -> Placement | None:
-    """Place a run on `options.num_devices` devices, which share it equally; None: on the default device."""
+def placement(train: Train, options: RunOptions) -> Placement:
+    """Place a run on `options.num_devices` devices, which share it equally."""
     number, devices = devices_of(options), jax.devices()
     if number == 1 and jax.process_count() == 1:
-        return None
+        return Placement()
     if train.rollout.restart is not None:
         raise _cannot_place(
             f"must be 1 for environments on the host, got {number}: leave it out; such environments can be divided "

@@ -47,10 +47,10 @@ def listeners(
         opened = [stack.enter_context(_progress_bar(train, options, done))]
         if options.tensorboard:
             write = stack.enter_context(tensorboard(folder, done * train.steps_per_update if continued else None))
-            opened.append(Records(train, options, folder.tail, done, write))
+            opened.append(records(train, options, folder.tail, done, write))
         if options.track:
             write = stack.enter_context(weights_and_biases(folder))
-            opened.append(Records(train, options, folder.tail, done, write))
+            opened.append(records(train, options, folder.tail, done, write))
         yield opened if on_rows is None else [*opened, on_rows]
 
 
@@ -71,44 +71,36 @@ def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRo
         yield show
 
 
-class Records:
-    """Writes records, each of which is the mean of `log_every` updates, and of all seeds.
+def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Row]], done: int, write: Write) -> OnRows:
+    """Return a listener that writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
     A record ends at a multiple of `log_every`, at an evaluation, and with the run. Records therefore depend neither on
     the number of updates per device call nor on interruptions: of the first record, `tail(first)` yields the rows of
     the `done` updates from `first` on.
     """
+    every, steps = log_interval(options, train.num_updates), train.steps_per_update * options.num_seeds
+    record: list[Row] = []
+    began = time.perf_counter()
 
-    def __init__(
-        self, train: Train, options: RunOptions, tail: Callable[[int], Iterable[Row]], done: int, write: Write
-    ) -> None:
-        self._every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
-        self._steps, self._write = train.steps_per_update * options.num_seeds, write
-        self._rows: list[Row] = []
-        self._began = time.perf_counter()
-        for _ in self._ended(tail(done - done % self._every)):
-            pass  # these records are written already
-
-    def __call__(self, rows: list[Row]) -> None:
-        """Write the records that end in new rows."""
-        for record in self._ended(rows):
+    def listen(rows: Iterable[Row], write: Write = write) -> None:
+        nonlocal began
+        for row in rows:
+            record.append(row)
+            number = row["update"] + 1
+            if not (number % every == 0 or number == train.num_updates or any(x.startswith(EVALUATION) for x in row)):
+                continue
             now = time.perf_counter()
-            speed, self._began = len(record) * self._steps / (now - self._began), now
-            numbers = {}
-            for name in sorted({name for row in record for name in row} - {"update", "env_steps"}):
+            numbers = {"time/steps_per_second": len(record) * steps / (now - began)}
+            for name in {name for row in record for name in row} - {"update", "env_steps"}:
                 x = np.concatenate([np.ravel(np.asarray(row.get(name, np.nan), float)) for row in record])
                 if np.isfinite(x).any():
                     numbers[tag(name)] = float(np.mean(x, where=np.isfinite(x)))
-            self._write({**numbers, "time/steps_per_second": speed}, record[-1]["env_steps"])
+            write(dict(sorted(numbers.items())), row["env_steps"])
+            record.clear()
+            began = now
 
-    def _ended(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
-        """Add rows; yield the rows of each record that ends in them."""
-        for row in rows:
-            self._rows.append(row)
-            done = row["update"] + 1
-            if done % self._every == 0 or done == self._num_updates or any(name.startswith(EVALUATION) for name in row):
-                yield self._rows
-                self._rows = []
+    listen(tail(done - done % every), lambda numbers, step: None)  # whose records are written already
+    return listen
 
 
 def tag(name: str) -> str:

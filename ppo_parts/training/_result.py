@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .._base.doors import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count
 from ._evaluate import EVALUATION
 from ._files import Row, check_writable, replacing
 from ._messages import logger
 from ._statistics import iqm_interval, summary
 from ._train import NONFINITE, last_episodes_return
 
-POINTS = 200
-"""Number of points of a curve with an interval."""
+WINDOW = 25  # updates that a point of the learning curve averages
+POINTS = 200  # of a curve with an interval
 
 
 def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
@@ -100,39 +98,16 @@ def announce(result: dict[str, Any]) -> None:
         logger.info(f"learning curve: {result['curve']}")
 
 
-@checked
 def plot_curve(
-    path: str | Path,
-    env_steps: np.ndarray,
-    returns: np.ndarray,
-    title: str,
-    window: int = 25,
-    evaluation: np.ndarray | None = None,
+    path: Path, env_steps: np.ndarray, returns: np.ndarray, title: str, evaluation: np.ndarray | None = None
 ) -> None:
-    """Draw the learning curve, a running mean of `returns` over `window` updates, and write it to a picture.
+    """Draw the learning curve, a running mean of `returns` `[updates]` or `[updates, seeds]`, NaN if no episode ended.
 
     With several seeds, it is their interquartile mean, from the update at which all have a value on, with its 95 %
-    bootstrap interval.
-
-    Args:
-        path: the picture; its extension determines the format.
-        env_steps: `[updates]`.
-        returns: `[updates]` or `[updates, seeds]`; NaN where no episode ended.
-        title: title of the picture.
-        window: number of updates to average over.
-        evaluation: `[updates]` or `[updates, seeds]`, NaN for updates without one; the mean over the seeds is drawn.
+    bootstrap interval. `evaluation`, NaN for updates without one, is drawn as the mean over the seeds.
     """
-    path, window = Path(path), check_count("plot_curve", "window", window)
-    env_steps, returns = _numbers("env_steps", env_steps), _numbers("returns", returns)
-    evaluation = None if evaluation is None else _numbers("evaluation", evaluation)
-    shapes = [list(x.shape) for x in (env_steps, returns, returns if evaluation is None else evaluation)]
-    if any(not 1 <= len(shape) <= 2 or shape[:1] != shapes[0] for shape in shapes):
-        raise ShapeError(
-            "plot_curve: env_steps must have shape [updates], and returns and evaluation [updates] or [updates, "
-            f"seeds], got {', '.join(map(str, shapes))}"
-        )
-    smooth = _held(smoothed(returns, window))
-    with drawing(path, f"episode return (running mean of {window})", title) as axes:
+    smooth = _held(smoothed(returns, WINDOW))
+    with drawing(path, f"episode return (running mean of {WINDOW})", title) as axes:
         if returns.ndim == 1:
             # With markers, because a line does not show an update between two updates in which no episode ended.
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
@@ -174,13 +149,6 @@ def check_picture(path: Path) -> None:
     if path.suffix[1:].lower() not in formats:
         raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
     check_writable(path)
-
-
-def _numbers(name: str, x: Any) -> np.ndarray:
-    try:
-        return np.asarray(x).astype(float, casting="same_kind")
-    except (TypeError, ValueError):
-        raise UserTypeError(f"must be numbers, got {x!r:.100}", where="plot_curve", argument=name) from None
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:

@@ -196,7 +196,7 @@ class Loop:
 
     def write_checkpoint(self) -> None:
         """Write a checkpoint."""
-        state = self.program.whole(self.state)
+        state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
         self.saved = self.done  # the update of the latest checkpoint

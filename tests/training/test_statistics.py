@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.errors import ShapeError, UserTypeError, UserValueError
+from ppo_parts.errors import UserTypeError, UserValueError
 from ppo_parts.training import _result
 from ppo_parts.training._files import write_json
 
@@ -70,10 +70,7 @@ BAD = {
     "statistic": [lambda: training.bootstrap([1.0], "mean")],
     "last": [lambda x=x: training.last_episodes_return(np.ones(3), np.ones(3), last=x) for x in NOT_ONE],
     "num_seeds": [lambda x=x: training.vmap_over_seeds(abs, x) for x in NOT_ONE],
-    "env_steps": [lambda: training.plot_curve("x.png", "a", np.ones(3), "")],
-    "returns": [lambda: training.plot_curve("x.png", np.ones(3), ["a"], "")],
     "rows": [lambda x=x: training.column(x, "loss") for x in (None, 3, [3])],
-    "window": [lambda x=x: training.plot_curve("x.png", np.ones(3), np.ones(3), "", window=x) for x in NOT_ONE],
     "config": [lambda x=x: training.Train.of(x, None, None, None, None) for x in (None, 3)],
     "low": [lambda x=x: training.at_least(x) for x in ("a", None, float("nan"))],
     "high": [lambda: training.between(2, 1)],
@@ -106,15 +103,8 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     held = _result._held(np.array([[np.nan, 1.0], [2.0, np.nan], [np.nan, np.nan], [3.0, 4.0]]))  # drawn without gaps
     np.testing.assert_array_equal(held, [[np.nan, 1], [2, 1], [2, 1], [3, 4]])
     for name, data in {"seeds.png": returns, "one.png": returns[:, 0]}.items():
-        training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
+        _result.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
-    for steps, data, more, says in (
-        (np.arange(5.0), returns, {}, r"got \[5\], \[6, 2\]"),
-        (np.arange(6.0), returns[:, :, None], {}, r"got \[6\], \[6, 2, 1\]"),
-        (np.arange(6.0), returns, {"evaluation": returns[:5, 0]}, r"got \[6\], \[6, 2\], \[5\]$"),
-    ):
-        with pytest.raises(ShapeError, match=says):
-            training.plot_curve(tmp_path / "x.png", steps, data, "title", **more)
     with pytest.raises(UserValueError, match=r"x\.foo must end with the extension of an image format"):
-        training.plot_curve(tmp_path / "x.foo", np.arange(6.0), returns, "title")
+        _result.plot_curve(tmp_path / "x.foo", np.arange(6.0), returns, "title")
