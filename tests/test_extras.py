@@ -64,6 +64,9 @@ def test_the_citation_names_the_version():
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == pp.__version__
 
 
+CURVE = compare.Curve("", "", *np.zeros((2, 1)))
+
+
 @pytest.mark.parametrize(
     ("package", "extra", "use"),
     [

@@ -178,7 +178,7 @@ class Placement(NamedTuple):
     devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
     """
 
-    mesh: Mesh | None = None
+    mesh: Any = None  # a `Mesh`
     state: Any = None  # the sharding of each leaf
     over_seeds: bool = False
 
