@@ -23,7 +23,7 @@ from ..training import column, exit_on_user_error, read_metrics
 from ..training._config_json import stored_run
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
-from ..training._result import POINTS, check_picture, drawing, smoothed
+from ..training._result import POINTS, check_picture, draw_seeds, drawing, smoothed
 from ..training._statistics import iqm_interval
 
 
@@ -100,17 +100,12 @@ def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
-    titles = ["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        between = "" if row["iqm_95"] is None else " [{:.1f}, {:.1f}]".format(*row["iqm_95"])
+    lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
+    for row in rows:
+        center = f"{row['iqm']:.1f}" + (" [{:.1f}, {:.1f}]".format(*row["iqm_95"]) if row["iqm_95"] else "")
         numbers = [f"{row[name]:.1f}" for name in ("mean", "min", "max")]
         better = f"{row['better_than_first']:.2f}" if row is not rows[0] else ""
-        return [
-            row["run"], f"{row['env_steps']:,}", str(row["seeds"]), f"{row['iqm']:.1f}{between}", *numbers, better
-        ]  # fmt: skip
-
-    lines = [titles, *map(cells, rows)]
+        lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, better])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
@@ -124,11 +119,9 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
     """
     with drawing(path, metric, curves[0].env_id) as axes:
         for i, curve in enumerate(curves):
-            center, low, high = iqm_interval(curve.values)
-            color, seeds = f"C{i % 10}", curve.values.shape[1]
-            axes.plot(curve.env_steps, curve.values, color=color, alpha=0.15, linewidth=0.6)
-            axes.fill_between(curve.env_steps, low, high, color=color, alpha=0.25, linewidth=0)
-            axes.plot(curve.env_steps, center, color=color, label=f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})")
+            seeds = curve.values.shape[1]
+            label = f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})"
+            draw_seeds(axes, curve.env_steps, curve.values, f"C{i % 10}", label)
 
 
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:

@@ -138,7 +138,6 @@ def encoded(space: Any, x: Any) -> Array:
 
 
 def flat(x: Array, space: Any) -> Array:
-    """Flatten observations of a space, `[..., D]`."""
     return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
 
 

@@ -60,14 +60,12 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the function without its module."""
         return self.function.rpartition(".")[2]
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(f'{name}={value}' if name else value for name, value in self.arguments)})"
 
     def changed(self, **arguments: str) -> Call:
-        """Return a copy with some arguments changed or added."""
         return self._replace(arguments=tuple((dict(self.arguments) | arguments).items()))
 
 
@@ -124,7 +122,6 @@ class Update:
         return ("chain", "pp.chain", self.chain), ("optimizer", "optax.chain", self.optimizer)
 
     def find(self, *names: str) -> Call | None:
-        """Return the first call of one of these names; None if there is none."""
         return next((call for call in (*self.chain, *self.optimizer) if call.name in names), None)
 
     def swap(self, old: Call | None, *new: Call) -> Update:
@@ -136,7 +133,6 @@ class Update:
         return Update(swapped(self.chain), swapped(self.optimizer), self.rows)
 
     def number(self, name: str, argument: str) -> float | None:
-        """Return an argument of a call, if it is a number."""
         call = self.find(name)
         try:
             return float(dict(call.arguments)[argument]) if call else None
@@ -160,8 +156,6 @@ RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adap
 
 
 def _set(stage: str, says: str, name: str, **arguments: str) -> Change:
-    """Change arguments of a call."""
-
     def edit(update: Update) -> Update | None:
         call = update.find(name)
         return call and update.swap(call, call.changed(**arguments))

@@ -277,7 +277,6 @@ class _Replay:
         return next(iter(lengths.values()), given)
 
     def with_sizes(self, update: Update) -> Update:
-        """Return the update with the recorded numbers of minibatches and epochs."""
         call = update.find("shuffled_minibatches", "segment_minibatches")
         if call is None or self.indices is None:
             return update
@@ -285,7 +284,6 @@ class _Replay:
         return update.swap(call, call.changed(num_minibatches=minibatches, num_epochs=epochs))
 
     def differences(self, update: Any, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
-        """Return the comparison of all recorded quantities of the stages, in the first gradient steps of the last."""
         pipeline, optimizer = update.chain, update.optimizer
         if isinstance(update, Update):
             pipeline = chain_of(*(evaluated(str(call)) for call in update.chain))
@@ -335,7 +333,6 @@ class _Replay:
     def _run(
         self, update: Any, spec: Any, step: Any, optimizer: Any, grad: bool, steps: int, context: Context
     ) -> tuple[_Step, Any]:
-        """Return what all gradient steps compute, and the parameters after the first `steps`."""
         states, params, opt_state, whole = init_parts(spec.after, self.params), self.params, None, None
         if self.forced and not jax.tree.leaves(states):  # all steps at once
             key = (update.chain, update.rows, grad)
@@ -361,7 +358,6 @@ class _Replay:
     def _step(
         self, update: Any, spec: Any, rollout: Batch, context: Context, grad: bool, states: Any, params: Any, index: Any
     ) -> tuple[_Step, Any]:
-        """Return what a gradient step computes, and the states of the parts after it."""
         assert self.indices is not None
         size, (time, segments) = self.indices.shape[1], rollout.log_prob.shape[:2]
         rows = jnp.asarray(self.indices)[index // size, index % size]
@@ -503,7 +499,6 @@ class _Search:
         return None
 
     def differences(self, update: Update) -> list[Difference]:
-        """Return the comparison of the stage, and of those before it."""
         return self.replay.differences(update, self.stages[0], self.steps)
 
     def found(self, update: Update, says: list[str]) -> _Found:
@@ -523,7 +518,6 @@ class _Search:
         return [x for x in tried if abs(x.error - start.error) > 1e-6 * start.error]
 
     def fitted(self, begin: Update, update: Update) -> list[_Found]:
-        """Return the update with numbers fitted: without the norm that clips gradients and, if it must be, with it."""
         names = [x for stage in self.stages for x in NUMBERS.get(stage, ()) if begin.number(*x) is not None]
         found: list[_Found] = []
         for group in dict.fromkeys((tuple(x for x in names if "max" not in x[1]), tuple(names))):
@@ -570,6 +564,5 @@ class _Search:
 
 
 def _numbers_said(after: Update, before: Update) -> list[str]:
-    """Return in words which numbers of an update changed."""
     names = [(x, after.number(*x)) for each in NUMBERS.values() for x in each]
     return [f"{x[0]}: {x[1]}={now:g}" for x, now in names if now is not None and now != before.number(*x)]

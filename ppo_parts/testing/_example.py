@@ -36,7 +36,6 @@ def policy(params: Any, batch: Any) -> Output:
 
 
 def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, Array]:
-    """Draw parameters of `evaluate`."""
     rng = np.random.default_rng(seed)
     policy, value = rng.normal(size=(OBS, ACTIONS)), rng.normal(size=OBS)
     return {"policy": jnp.asarray(policy, dtype), "value": jnp.asarray(value, dtype)}

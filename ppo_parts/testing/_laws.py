@@ -384,7 +384,6 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
 
 
 def describe(tree: Any) -> Any:
-    """Describe the shape, the dtype and the weak type of each leaf."""
     return jax.tree.map(lambda x: f"{'weak ' * x.weak_type}{x.dtype}{list(x.shape)}", jax.eval_shape(lambda: tree))
 
 
@@ -394,7 +393,6 @@ def path_name(path: Any) -> str:
 
 
 def stack(trees: list[Any]) -> Any:
-    """Stack trees leaf by leaf."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 

@@ -147,7 +147,6 @@ def _checksum(arrays: dict[str, Any]) -> np.ndarray:
 
 
 def is_key(x: Any) -> bool:
-    """Return whether an array, or the shape of one, contains PRNG keys."""
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

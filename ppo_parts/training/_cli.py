@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import jax
 
@@ -21,7 +21,7 @@ from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
-from ._config import Range, check_config, declared, kinds_of
+from ._config import Range, check_config, declared
 from ._config_json import check_recipe, recipe_of, stored_config, stored_run
 from ._load import check_trusted
 from ._messages import logger, printed_messages
@@ -108,17 +108,13 @@ class Arguments:
     settings: Any
     run: RunOptions
     preset: Annotated[str, "complete configuration, which the other options modify"]
-    config: Annotated[
-        Path | None, "YAML or JSON file with values of these options by name; those on the command line override them"
-    ] = None
+    config: Annotated[Path | None, "YAML or JSON file with these options by name; the command line overrides it"] = None
     sweep: Annotated[
         Path | None,
-        "YAML or JSON file of hyperparameters to search with Optuna: low and high, and perhaps log, or choices, of "
-        "each, and trials, their number; the folder of --name keeps the study",
+        "YAML or JSON file of a search with Optuna: low, high and perhaps log, or choices, of each hyperparameter, and "
+        "trials, their number; the folder of --name keeps the study",
     ] = None
-    trust: Annotated[
-        bool, "with --resume or --init-from: import the module of an environment that the run's config.json names"
-    ] = False
+    trust: Annotated[bool, "with --resume or --init-from: import the environment's module that the run names"] = False
 
 
 @contextlib.contextmanager
@@ -230,7 +226,6 @@ def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str
 def _parsed(
     default: Arguments, presets: tuple[str, ...], words: Sequence[str], prog: str | None, description: str | None
 ) -> Arguments:
-    """Parse the command line; what is not given is as in `default`."""
     tyro = require_package("tyro", "train")
     constructors, registry = tyro.constructors, tyro.constructors.ConstructorRegistry()
 
@@ -252,33 +247,19 @@ def _parsed(
         kinds = {"settings": type(default.settings), "preset": Literal[presets]}
         if info.type not in (Arguments, RunOptions, kinds["settings"]):
             return None
-        hints, texts, ranges = get_type_hints(info.type), declared(info.type, str), declared(info.type, Range)
-        hints |= kinds if info.type is Arguments else {}
+        hints = get_type_hints(info.type) | (kinds if info.type is Arguments else {})
+        texts = declared(info.type, str)
+        for name, limits in declared(info.type, Range).items():
+            texts[name] = f"{texts.get(name, 'a number')}; in {limits}"
         fields = [
-            constructors.StructFieldSpec(
-                name=field.name,
-                type=_with_range(hints[field.name], ranges.get(field.name), tyro.conf.arg),
-                default=getattr(info.default, field.name),
-                helptext=texts.get(field.name),
-            )
-            for field in dataclasses.fields(info.type)
+            constructors.StructFieldSpec(name, hints[name], getattr(info.default, name), helptext=texts.get(name))
+            for name in (field.name for field in dataclasses.fields(info.type))
         ]
         return constructors.StructConstructorSpec(info.type, tuple(fields))
 
     settings = {"config": (tyro.conf.OmitArgPrefixes,), "prog": prog, "description": description}
     with registry:
         return tyro.cli(Arguments, default=default, args=words, **settings)
-
-
-def _with_range(hint: Any, limits: Range | None, arg: Callable[..., Any]) -> Any:
-    """Return a type whose numbers are shown as "FLOAT in [0, 1]" in the help."""
-    if limits is None:
-        return hint
-    kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hint)]
-    numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
-    words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
-    words += ["None"] * (type(None) in kinds)
-    return Annotated[hint, arg(metavar="|".join([f"{numeric} in {limits}", *words]))]
 
 
 def whole_number(text: str) -> int:

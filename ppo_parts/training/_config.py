@@ -80,9 +80,7 @@ class Config:
     """
 
     env_id: Annotated[str, "name of the environment"]
-    total_timesteps: Annotated[
-        int, at_least(1), "environment steps in the whole run, rounded down to whole updates; may be written as 5e5"
-    ]
+    total_timesteps: Annotated[int, at_least(1), "environment steps, rounded down to whole updates, e.g. 5e5"]
     num_envs: Annotated[int, at_least(1), "number of environments stepped in parallel"]
     num_steps: Annotated[int, at_least(1), "steps of each environment in a rollout; an update follows each rollout"]
     microbatch: Annotated[

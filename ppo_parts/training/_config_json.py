@@ -50,7 +50,6 @@ def stored_run(folder: Path) -> dict[str, Any]:
 
 
 def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
-    """Return the configuration of a run as an instance of its dataclass."""
     fields = {field.name for field in dataclasses.fields(kind)}
     if set(stored["config"]) != fields:
         differing = sorted(set(stored["config"]) ^ fields)
@@ -100,7 +99,6 @@ def _in_json(config: Any) -> dict[str, Any]:
 
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    """Return the changed fields of the configuration (and `num_seeds`), with their old and their new values."""
     now = {**_in_json(config), "num_seeds": options.num_seeds}
     then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
     pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
@@ -108,7 +106,6 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
 
 
 def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
-    """List changed fields for a message."""
     return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
 
 

@@ -58,17 +58,14 @@ class Run:
         return np.nanmedian(x[np.isfinite(x).any(axis=1)], axis=1)
 
     def early(self, name: str) -> float:
-        """Return the mean of the first tenth."""
         x = self.series(name)
         return float(np.mean(x[: -(-len(x) // 10)])) if len(x) else np.nan
 
     def late(self, name: str) -> float:
-        """Return the mean of the last quarter."""
         x = self.series(name)
         return float(np.mean(x[3 * len(x) // 4 :])) if len(x) else np.nan
 
     def setting(self, *names: str) -> float:
-        """Return the first of these settings that is a number."""
         found = [self.config[x] for x in names if isinstance(self.config.get(x), (int, float, np.number))]
         return float(found[0]) if found else np.nan
 
@@ -137,7 +134,6 @@ def best_explained(run: Run) -> float:
 
 
 def entropy_lost(run: Run) -> float:
-    """Return the entropy that was lost, as a share of the first one, or in nats if that is more."""
     early, late = run.early("entropy"), run.late("entropy")
     return max(early - late, 1 - late / early if early > 0 else -np.inf)
 

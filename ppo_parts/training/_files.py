@@ -24,7 +24,6 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
     with replacing(path) as partial:
         partial.write_bytes(content)
 
@@ -72,7 +71,6 @@ Row = dict[str, Any]
 
 
 def lines_of(rows: Iterable[Row]) -> bytes:
-    """Return rows as lines of a metrics file."""
     return b"".join(json.dumps(plain(row)).encode() + b"\n" for row in rows)
 
 

@@ -65,7 +65,6 @@ class RunFolder:
 
 
 def value_in(row: Row, metric: str | None) -> float:
-    """Return a metric of an update, the mean over its seeds; NaN if it was not measured."""
     x: Any = np.asarray(row.get(metric or "", np.nan), float)
     known = np.isfinite(x)
     return float(np.mean(x[known])) if known.any() else np.nan
@@ -149,7 +148,6 @@ class RunWriter(RunFolder):
         return best_checkpoint(self._values, steps, self.options, self._num_updates)
 
     def is_best(self, update: int) -> bool:
-        """Return whether a checkpoint of this update would be the best so far."""
         found = self.best(update)
         return found is not None and found[0] == update
 
@@ -178,7 +176,6 @@ class RunWriter(RunFolder):
         return done, state
 
     def append(self, rows: list[Row]) -> None:
-        """Add the metrics of updates to the log."""
         try:
             os.stat(self.log_path)  # raises if somebody removed it
             with self.log_path.open("ab") as file:
@@ -191,7 +188,6 @@ class RunWriter(RunFolder):
             self._judge(row)
 
     def tail(self, first: int) -> Iterator[Row]:
-        """Yield the rows from update `first` on."""
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
 
     def write_checkpoint(self, update: int, state: Any) -> None:
@@ -204,7 +200,6 @@ class RunWriter(RunFolder):
             self._values[row["update"]] = value_in(row, self.options.best_metric)
 
     def _aside(self, name: str) -> Path:
-        """Return an unused path in `aside/`."""
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
         return _unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")

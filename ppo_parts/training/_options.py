@@ -22,63 +22,37 @@ from ._train import Train
 class RunOptions:
     """How a run is recorded and continued, on which devices it runs, and with how many seeds."""
 
-    name: Annotated[
-        str | None,
-        "folder of the run inside --directory; by default named after the environment, the seed and the time",
-    ] = None
+    name: Annotated[str | None, "folder inside --directory; None: named after environment, seed and time"] = None
     directory: Annotated[Path, "folder that holds the runs"] = Path("runs")
     resume: Annotated[Path | None, "folder of a run to continue, with its own configuration"] = None
-    init_from: Annotated[
-        Path | None,
-        "folder of a run from whose state a new run continues, with a configuration that you may change",
-    ] = None
-    checkpoint: Annotated[
-        Literal["latest", "best"] | int,
-        "checkpoint that --resume or --init-from loads: the latest, the best, or the one of this update",
-    ] = "latest"
+    init_from: Annotated[Path | None, "folder of a run from whose state a new run with other settings continues"] = None
+    checkpoint: Annotated[Literal["latest", "best"] | int, "checkpoint to continue from, or its update"] = "latest"
     num_seeds: Annotated[int, at_least(1), "train this many seeds (seed, seed + 1, ...) in one compiled program"] = 1
     num_devices: Annotated[
-        int | None,
-        at_least(1),
-        "devices that share the environments, or several seeds; None: one, or all of them with --distributed",
+        int | None, at_least(1), "devices that share environments, or several seeds; None: one; all if --distributed"
     ] = None
-    distributed: Annotated[
-        bool,
-        "one of several processes that train together (Slurm, Open MPI, Kubernetes, torchrun, TPUs)",
-    ] = False
+    distributed: Annotated[bool, "one of several processes that train together (Slurm, torchrun, TPUs, ...)"] = False
     heartbeat_timeout: Annotated[
-        int,
-        at_least(1),
-        "seconds without a sign of life after which a process counts as lost, and a distributed run ends",
+        int, at_least(1), "seconds without a sign of life after which a process counts as lost, and the run ends"
     ] = 100
-    eval_every: Annotated[
-        int | None, at_least(1), "updates between evaluations; by default there is only one, at the end"
-    ] = None
+    eval_every: Annotated[int | None, at_least(1), "updates between evaluations; None: only one, at the end"] = None
     eval_episodes: Annotated[int, at_least(0), "number of whole episodes to play in an evaluation"] = 0
     eval_mode: Annotated[bool, "evaluate with the mode of the policy's distribution instead of samples"] = False
-    checkpoint_every: Annotated[
-        int | None, at_least(1), "updates between checkpoints; by default a tenth of the run"
-    ] = None
+    checkpoint_every: Annotated[int | None, at_least(1), "updates between checkpoints; None: a tenth of the run"] = None
     checkpoint_minutes: Annotated[float, more_than(0), "longest time between checkpoints, in minutes"] = 5.0
     keep_checkpoints: Annotated[int | None, at_least(1), "number of the latest checkpoints to keep; None: all"] = 2
     best_metric: Annotated[
         str | None, "also keep the checkpoint at which this metric was best, e.g. episode_return or evaluation/won"
     ] = None
-    best_mode: Annotated[
-        Literal["max", "min"], "whether the best value of that metric is the highest or the lowest"
-    ] = "max"
+    best_mode: Annotated[Literal["max", "min"], "whether that metric is best at its maximum or its minimum"] = "max"
     log_every: Annotated[
-        int | None,
-        at_least(1),
-        "updates averaged into a record of TensorBoard or Weights & Biases; by default 1/200 of the run",
+        int | None, at_least(1), "updates averaged into a record of TensorBoard or wandb; None: 1/200 of the run"
     ] = None
     on_nonfinite: Annotated[
         Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"
     ] = "stop"
     tensorboard: Annotated[bool, "write TensorBoard events"] = True
-    track: Annotated[
-        bool, "log to Weights & Biases as well, with wandb's own settings, such as WANDB_PROJECT or WANDB_MODE=offline"
-    ] = False
+    track: Annotated[bool, "also log to Weights & Biases, as WANDB_PROJECT and WANDB_MODE=offline say"] = False
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 
@@ -89,7 +63,6 @@ KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.nam
 
 
 def kept_options(options: RunOptions) -> dict[str, Any]:
-    """Return the options that `config.json` stores."""
     return {name: getattr(options, name) for name in KEPT}
 
 
@@ -111,7 +84,6 @@ def log_interval(options: RunOptions, num_updates: int) -> int:
 
 
 def validate(options: RunOptions, train: Train) -> RunOptions:
-    """Check the options, and return them."""
     check_config(options, where="run")
     for name, message in _contradictions(options):
         raise UserValueError(message, where="run", argument=name)

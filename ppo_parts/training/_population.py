@@ -75,11 +75,9 @@ class Population(Train):
         return PopulationState(key, members, hyperparameters, none, none, jnp.full(self.members, jnp.nan))
 
     def continued(self, state: Any) -> Any:
-        """Return the state from which a restored run continues."""
         return state._replace(members=jax.vmap(super().continued)(state.members))
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Any:
-        """Divide the members over the devices of a mesh."""
         if self.members % mesh.size:
             raise UserValueError(
                 f"must be a multiple of the {mesh.size} devices", where="population", argument="members"
@@ -91,7 +89,6 @@ class Population(Train):
         return jax.tree.map(of_leaf, self.state_shapes())
 
     def collect(self, state: Any) -> Collected:
-        """Run a rollout of each member."""
         return jax.vmap(lambda given, state: self.member(**given).collect(state))(state.hyperparameters, state.members)
 
     def learn(self, state: Any, collected: Collected) -> tuple[Any, Metrics]:
@@ -126,7 +123,6 @@ class Population(Train):
         return PopulationState(key, members, hyperparameters, none, none, score), parent
 
     def sample(self, key: Array) -> dict[str, Array]:
-        """Draw hyperparameters, `[members]` each: log-uniformly, or uniformly in a range that contains 0."""
         drawn, uniform = {}, jax.random.uniform(key, (len(self.ranges), self.members))
         for (name, x), u in zip(self.ranges.items(), uniform, strict=True):
             at = x.low * (x.high / x.low) ** u if x.low > 0 else x.low + (x.high - x.low) * u
@@ -152,11 +148,10 @@ def population(
 ) -> Callable[..., Population]:
     """Transform a recipe's `make_train` so that its runs are populations that search their own hyperparameters.
 
-    Each member draws its hyperparameters and its key, and all train in one program. After every `every` updates, the
-    worst `fraction` of the members exploit and explore: each copies the state (parameters, optimizer, environments with
-    their running statistics) and the hyperparameters of a random one of the best `fraction`; then each hyperparameter
-    is drawn again with probability `resample`, or else multiplied by one of the `factors`. With `every` of at least
-    `num_updates`, this is a random search.
+    All members train in one program. After every `every` updates, each of the worst `fraction` copies the state
+    (parameters, optimizer, environments with their running statistics) and the hyperparameters of a random one of the
+    best `fraction`; then each hyperparameter is drawn again with probability `resample`, or else multiplied by one of
+    the `factors`. With `every` of at least `num_updates`, this is a random search.
 
     The result runs wherever another `make_train` does: as a function of a key, in `training.run` and `training.main`
     with checkpoints, on several devices, and with several seeds, each a population. `total_timesteps` are those of each
@@ -166,15 +161,14 @@ def population(
 
     Args:
         make_train: `make_train(config, ...) -> Train`.
-        ranges: the hyperparameters to search: float fields of the configuration, and their `training.between(low,
-            high)`. The first values are log-uniform, or uniform if `low` is not positive.
+        ranges: `training.between(low, high)` of each float field of the configuration to search. The first values are
+            log-uniform, or uniform if `low` is not positive.
         members: number of runs.
         every: updates between selections.
         fraction: part of the members that is replaced, in (0, 0.5]; it must be at least one member.
         factors: those of which one multiplies a hyperparameter; the product is clipped to the range.
         resample: probability with which a hyperparameter is drawn again instead.
-        metric: the metric to maximize. A member's score is its mean over the updates since the last selection in which
-            it is finite.
+        metric: the metric to maximize; a score is its mean since the last selection over updates in which it is finite.
 
     Returns:
         `make_train(config, ...) -> Train`; `state.best` is the `TrainState` and the hyperparameters of the member

@@ -193,7 +193,6 @@ class Placement(NamedTuple):
         return jax.jit(function, out_shardings=jax.tree.map(self._sharding, result), **options)
 
     def put(self, state: Any) -> Any:
-        """Move the state to the devices where it belongs."""
         return state if self.mesh is None else jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:

@@ -53,7 +53,6 @@ def _stacked(values: list[Any]) -> np.ndarray:
 
 
 def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
-    """Summarize the last evaluation for the result."""
     means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
     return {
         **means,
@@ -75,7 +74,6 @@ def with_interval(numbers: dict[str, Any], decimals: int = 1) -> str:
 
 
 def announce(result: dict[str, Any]) -> None:
-    """Log the result."""
     if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
         logger.info(f"mean return of the last 100 episodes: {with_interval(result['last_100_episodes_return'])}")
     else:
@@ -114,15 +112,20 @@ def plot_curve(
             axes.plot(env_steps, smooth, color="C0")
         else:
             at = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
-            center, low, high = iqm_interval(smooth[at])
-            seeds = f"interquartile mean of {returns.shape[1]} runs, 95 % interval"
-            axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
-            axes.fill_between(env_steps[at], low, high, color="C0", alpha=0.3, linewidth=0)
-            axes.plot(env_steps[at], center, color="C0", label=seeds)
+            label = f"interquartile mean of {returns.shape[1]} runs, 95 % interval"
+            draw_seeds(axes, env_steps[at], smooth[at], "C0", label)
         if evaluation is not None:
             at = np.isfinite(evaluation).reshape(len(returns), -1).any(axis=1)
             played = np.nanmean(evaluation[at].reshape(at.sum(), -1), axis=1)
             axes.plot(env_steps[at], played, color="C1", marker=".", linewidth=0.8, label="evaluation")
+
+
+def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+    """Draw the interquartile mean of values `[points, seeds]` with its 95 % interval, and thin lines of the seeds."""
+    center, low, high = iqm_interval(values)
+    axes.plot(env_steps, values, color=color, alpha=0.15, linewidth=0.6)
+    axes.fill_between(env_steps, low, high, color=color, alpha=0.25, linewidth=0)
+    axes.plot(env_steps, center, color=color, label=label)
 
 
 @contextlib.contextmanager

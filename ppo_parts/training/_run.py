@@ -39,11 +39,9 @@ def run(
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
     The folder contains `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png`
-    and `result.json`. A run that was interrupted continues from its last checkpoint with `resume`; on a CPU
-    its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run
-    and end it; a second one ends it at once. SIGUSR1 saves and continues.
-
-    Messages about the run go to the logger `ppo_parts.training`, for example "compiled in 4.0 s" at the level INFO.
+    and `result.json`. `resume` continues an interrupted run from its last checkpoint; on a CPU the result is
+    bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run and end it; a second
+    one ends it at once. SIGUSR1 saves and continues. Messages go to the logger `ppo_parts.training`.
 
     All processes of a distributed run call this function with the same arguments. The first one writes the files and
     calls `on_rows`; a signal to one of them stops all.
@@ -53,16 +51,14 @@ def run(
         config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
         options: see `RunOptions`.
         on_rows: called with the metrics of new updates after they were written, a list of dictionaries in order. Each
-            has `update` and `env_steps`; with several seeds, each metric is an array with one number per seed. The
-            function may raise `StopRun` to save the run and end it. Updates after the last checkpoint are repeated, and
-            reported again, if the process is killed.
+            has `update` and `env_steps`; with several seeds, each metric is an array with one number per seed. It may
+            raise `StopRun`. If the process is killed, updates after the last checkpoint are reported again.
         make_program: makes the object that computes updates and evaluations; see `Program`.
 
     Returns:
-        The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
-        interrupted, only `config`, `num_seeds`, `env_steps`, `versions`, `interrupted_by` (the name of the signal, or
-        "StopRun") and, if the exception had a message, `reason`.
-        Processes other than the first always return only these.
+        The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. An interrupted run,
+        and any process but the first, returns only `config`, `num_seeds`, `env_steps`, `versions`, `interrupted_by`
+        (the name of the signal, or "StopRun") and `reason`, the message of `StopRun`.
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
@@ -189,20 +185,17 @@ class Loop:
         return self.played[1]
 
     def write_rows(self) -> None:
-        """Write the rows that are not written yet."""
         if self.folder is not None:
             self.folder.append(self.rows)
         self.rows = []
 
     def write_checkpoint(self) -> None:
-        """Write a checkpoint."""
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
         self.saved = self.done  # the update of the latest checkpoint
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
-        """Call the listeners, each with rows of its own."""
         for listen in told:
             try:
                 listen([dict(row) for row in rows])
@@ -223,7 +216,6 @@ class Loop:
             logger.info(f"saved after update {self.done}; --resume continues the run")
 
     def next_goal(self) -> int:
-        """Return the next update after which the host has something to do."""
         intervals = filter(None, (self.checkpoint_every, self.options.eval_every))
         return min(self.train.num_updates, *((self.done // every + 1) * every for every in intervals))
 
@@ -248,7 +240,6 @@ class Loop:
 
 
 def introduction(train: Train, options: RunOptions, path: Path, done: int) -> str:
-    """Describe the size of the run, for the log before it starts."""
     return (
         f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
         f"{train.num_updates * train.steps_per_update:,} environment steps"
@@ -260,7 +251,6 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
 
 
 def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int) -> list[Row]:
-    """Return one row for each update, from metrics `[updates, ...]` that follow `done` updates."""
     number = len(next(iter(metrics.values())))
     return [
         {"update": done + i, "env_steps": (done + i + 1) * steps_per_update}

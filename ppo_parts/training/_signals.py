@@ -35,7 +35,6 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def ask(self, name: str, reason: str = "") -> None:
-        """Ask to save and stop."""
         if self.asked is None:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
             self.asked = name
