@@ -37,5 +37,4 @@ from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState
 from ._train import last_episodes_return as last_episodes_return
-from ._train import updates_in as updates_in
 from ._train import vmap_over_seeds as vmap_over_seeds

@@ -98,7 +98,7 @@ class Config:
 
     @property
     def num_updates(self) -> int:
-        """Whole updates of `num_envs * num_steps` steps in `total_timesteps`; see `updates_in`."""
+        """Whole updates of `num_envs * num_steps` steps in `total_timesteps`."""
         return updates_in(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
 
 
@@ -145,40 +145,28 @@ def check_config(config: Any, where: str = "") -> None:
         raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
     where, ranges = where or type(config).__name__, declared(type(config), Range)
     for name, hint in get_type_hints(type(config)).items():
-        check_field(where, name, getattr(config, name), hint, ranges.get(name))
+        _check_field(where, name, getattr(config, name), hint, ranges.get(name))
 
 
-def check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
+def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
     """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
-    kinds = kinds_of(hint)
-    words = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
-    if (value is None and type(None) in kinds) or (isinstance(value, str) and value in words):
-        return
-    numeric = [kind for kind in kinds if kind in (int, float)]
-    if numeric and not (words and isinstance(value, str)):
-        _check_number(where, name, value, numeric[0], limits)
-    elif get_origin(hint) is tuple:
+    if get_origin(hint) is tuple:
         if not isinstance(value, tuple):
             raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
-            check_field(where, name, x, get_args(hint)[0], limits)
-    elif is_known(hint):
-        check_as(where, name, value, hint)
-
-
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union type; any other type is its own only alternative."""
-    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _check_number(where: str, name: str, value: Any, kind: type, limits: Range | None) -> None:
+            _check_field(where, name, x, get_args(hint)[0], limits)
+        return
+    kinds = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    number = next((kind for kind in kinds if kind in (int, float)), None)
+    is_word = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
+    if number is None or is_word or (value is None and type(None) in kinds):
+        if is_known(hint):
+            check_as(where, name, value, hint)
+        return
     allowed = limits or Range(-np.inf)
-    if kind is float:
-        if not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
-            value = check_number(where, name, value, -np.inf, schedule=False)
-        outside = not isinstance(value, jax.core.Tracer) and value not in allowed
-    else:
-        low = None if limits is None else int(limits.low)
-        outside = check_count(where, name, value, low) not in allowed
-    if outside:
+    if number is int:
+        value = check_count(where, name, value, None if limits is None else int(limits.low))
+    elif not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
+        value = check_number(where, name, value, -np.inf, schedule=False)
+    if not isinstance(value, jax.core.Tracer) and value not in allowed:
         raise UserValueError(f"must lie in {allowed}, got {value!r}", where=where, argument=name)

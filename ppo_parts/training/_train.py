@@ -274,15 +274,7 @@ def seed_keys(seed: int, num_seeds: int) -> Array:
 
 
 def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
-    """Compute how many whole updates of `num_envs * num_steps` environment steps fit into `total_timesteps`.
-
-    Raises:
-        ValueError: fewer than one.
-
-    Example:
-        >>> updates_in(500_000, num_envs=4, num_steps=128)
-        976
-    """
+    """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
     each = check_count("updates_in", "num_envs", num_envs) * check_count("updates_in", "num_steps", num_steps)
     if check_count("updates_in", "total_timesteps", total_timesteps) < each:
         raise UserValueError(
