@@ -67,7 +67,11 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     tables = [_measured(path, metric, window) for path in paths]
     last = min(steps[-1] for steps, _ in tables)
     grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)
-    values = [_at(grid, steps, x) for steps, table in tables for x in table.T]
+    values = [
+        np.interp(grid, steps[known], x[known], left=np.nan)
+        for steps, table in tables
+        for x, known in zip(table.T, np.isfinite(table.T), strict=True)
+    ]
     return Curve(label, env_ids.pop(), grid, np.stack(values, axis=1))
 
 
@@ -140,17 +144,6 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
     return steps, values
 
 
-def _at(grid: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    known = np.isfinite(values)
-    return np.interp(grid, steps[known], values[known], left=np.nan)
-
-
-def _named_runs(text: str) -> tuple[str, list[str]]:
-    """Parse "runs/a", or "name=runs/a1,runs/a2"."""
-    label, equals, folders = text.partition("=")
-    return (label, folders.split(",")) if equals else (text, [text])
-
-
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Run the command line; return the rows of the table."""
     parser = argparse.ArgumentParser(
@@ -166,10 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
-        curves = [read_curve(*_named_runs(text), given.metric, given.window) for text in given.runs]
+        named = [text.partition("=") if "=" in text else (text, "", text) for text in given.runs]
+        curves = [read_curve(label, runs.split(","), given.metric, given.window) for label, _, runs in named]
         if len({curve.env_id for curve in curves}) > 1:
-            named = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
-            raise UserValueError(f"runs of different environments cannot be compared: {named}")
+            pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
+            raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
         rows = table_of(curves)
         plot_curves(given.output, curves, f"{given.metric.replace('_', ' ')} (mean over {given.window} updates)")
         print(describe(rows))

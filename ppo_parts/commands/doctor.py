@@ -10,8 +10,10 @@ without a checkpoint. The exit status is 0 without findings, 1 with findings, an
 from __future__ import annotations
 
 import argparse
+import base64
 import csv
 import html
+import io
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,30 +119,28 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:15px sans-serif;max-width:60em;margin:auto}}figure{{display:inline-block}}pre{{white-space:pre-wrap}}
-.marked{{outline:2px solid #c33}}</style><h1>{title}</h1><pre>{text}</pre>{figures}</html>
-"""
-FIGURE = """<figure class="{kind}"><figcaption>{name}: {low:.3g} to {high:.3g}</figcaption>
-<svg width="400" height="120"><title>{name}</title>{band}
-<polyline fill="none" stroke="#236" points="{points}"/></svg></figure>
+<style>body{{font:15px sans-serif;max-width:60em;margin:auto}}pre{{white-space:pre-wrap}}</style>
+<h1>{title}</h1><pre>{text}</pre><img src="data:image/png;base64,{picture}"></html>
 """
 
 
 def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
-    """Write findings and curves as one page; the metrics of findings are marked, with their normal range in green."""
-    run, figures, cited = Run(metrics), "", {found.metric: found.normal for found in findings}
-    for name in sorted(NAMES, key=lambda name: name not in cited):
-        if len(y := run.series(name)) < 2:
-            continue
-        low, high = float(y.min()), float(y.max())
-        band, kind = "", "marked" if name in cited else "curve"
-        heights = 115 - 110 * np.clip((np.array([*y, *cited.get(name, y[:2])]) - low) / (high - low or 1), 0, 1)
-        points = " ".join(f"{400 * i / len(y):.1f},{height:.1f}" for i, height in enumerate(heights[:-2]))
+    """Write findings and curves as one page; the metrics of findings are red, and their normal range is green."""
+    run, cited = Run(metrics), {found.metric: found.normal for found in findings}
+    series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
+    series = {name: y for name, y in series.items() if len(y) > 1}
+    figure = require_package("matplotlib.figure", "train").Figure(
+        figsize=(8, 2 * len(series) or 1), layout="constrained"
+    )
+    for i, (name, y) in enumerate(series.items(), 1):
+        axes = figure.add_subplot(len(series), 1, i)
+        axes.plot(y, color="C3" if name in cited else "C0")
+        axes.set_title(name)
         if name in cited:
-            bottom, top = heights[-2:]
-            band = f'<rect width="400" y="{top:.1f}" height="{bottom - top:.1f}" fill="#cec"/>'
-        figures += FIGURE.format(name=name, low=low, high=high, band=band, points=points, kind=kind)
-    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), figures=figures)
+            axes.axhspan(*np.clip(cited[name], *axes.get_ylim()), color="C2", alpha=0.2)
+    figure.savefig(picture := io.BytesIO(), format="png", dpi=80)
+    picture64 = base64.b64encode(picture.getvalue()).decode()
+    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), picture=picture64)
     write_whole(path, page.encode())
 
 

@@ -5,6 +5,7 @@ python -m ppo_parts.evaluate runs/first --episodes 100
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,9 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
     seeds = run.state.key.size
     keys = jax.random.split(jax.random.key(seed), seeds)
 
-    def play(key: jax.Array, state: Any) -> EpisodeResults:
-        return run.train.evaluate_policy(key, state, episodes, mode=mode)
-
-    def play_all(keys: jax.Array, state: Any) -> EpisodeResults:
-        return vmap_over_seeds(lambda each: play(*each), seeds)((keys, state))
-
+    play = vmap_over_seeds(functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode), seeds)
     with host_errors():
-        played = jax.device_get(jax.jit(play_all)(keys if seeds > 1 else keys[0], run.state))
+        played = jax.device_get(jax.jit(play)(keys if seeds > 1 else keys[0], run.state))
     return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)
 
 

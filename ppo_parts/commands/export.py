@@ -84,7 +84,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
             base = getattr(part, "base", part)
             parameters = ("logits", "loc", "scale", "alpha", "beta")
             outputs |= {name + path: getattr(base, name) for name in parameters if hasattr(base, name)}
-        return outputs | dict(_numbered("next_carry", jax.tree.leaves(memory)))
+        return outputs | {f"next_carry_{i}": x for i, x in enumerate(jax.tree.leaves(memory))}
 
     return act, rows
 
@@ -191,10 +191,6 @@ def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 
-def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"{name}_{i}", x) for i, x in enumerate(values)]
-
-
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the model."""
     parser = run_parser("export", "Export the policy of a trained run to ONNX.", one_seed=True)
@@ -212,12 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
         write_whole(given.output, model.SerializeToString())
         for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
-            print(f"{kind}:", ", ".join(_describe(value) for value in values))
+            sizes = {x.name: [dim.dim_param or dim.dim_value for dim in x.type.tensor_type.shape.dim] for x in values}
+            print(f"{kind}:", ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in sizes.items()))
         print(f"largest difference from JAX on 1,000 random observations: {difference:.1e}")
         print(given.output)
     return given.output
-
-
-def _describe(value: Any) -> str:
-    sizes = [dim.dim_param or str(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
-    return f"{value.name} [{', '.join(sizes)}]"

@@ -76,7 +76,7 @@ def frames_of(
 
 
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
-    """Write frames to a GIF (with pillow) or to an MP4 (with imageio and its ffmpeg); return how many there were.
+    """Write frames to a GIF or to an MP4 with imageio; return how many there were.
 
     Args:
         path: the file; its extension determines the format.
@@ -95,23 +95,19 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         picture = image.fromarray(np.ascontiguousarray(frame))
         return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
 
-    if film := path.suffix.lower() == ".mp4":
+    options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0, "palettesize": 64}
+    if path.suffix.lower() == ".mp4":
         require_package("imageio_ffmpeg", "watch")
-        imageio = require_package("imageio", "watch")
-    pictures = map(resized, frames)
+        options = {"fps": fps, "macro_block_size": 2}
+    imageio, pictures = require_package("imageio", "watch"), map(resized, frames)
     if (first := next(pictures, None)) is None:
         raise UserValueError(f"{path}: there are no frames to write")
-    if film:
-        with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
-            number = 0
-            for picture in itertools.chain([first], pictures):
-                writer.append_data(np.asarray(picture))
-                number += 1
-        return number
-    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in itertools.chain([first], pictures)]
-    with replacing(path) as partial:
-        small[0].save(partial, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
-    return len(small)
+    number = 0
+    with replacing(path) as partial, imageio.get_writer(partial, **options) as writer:
+        for picture in itertools.chain([first], pictures):
+            writer.append_data(np.asarray(picture))
+            number += 1
+    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:

@@ -147,10 +147,6 @@ class RunWriter(RunFolder):
         steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
         return best_checkpoint(self._values, steps, self.options, self._num_updates)
 
-    def is_best(self, update: int) -> bool:
-        found = self.best(update)
-        return found is not None and found[0] == update
-
     def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()

@@ -142,12 +142,11 @@ class Program:
         """One compiled program for all evaluations."""
 
         def play(keys: jax.Array, state: Any, update: jax.Array) -> Any:
-            def of_seed(seed: tuple[jax.Array, Any]) -> Any:
-                key, state = seed
+            def of_seed(key: jax.Array, state: Any) -> Any:
                 key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
                 return self.train.evaluate_policy(key, state, self.options.eval_episodes, mode=self.options.eval_mode)
 
-            return vmap_over_seeds(of_seed, self.options.num_seeds)((keys, state))
+            return vmap_over_seeds(of_seed, self.options.num_seeds)(keys, state)
 
         return self.placed.jit(play, ("keys", "state", "number"), "episodes")
 

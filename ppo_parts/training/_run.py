@@ -148,13 +148,15 @@ class Loop:
         self.state = self.program.start(self.state)
         advance = self.program.advance_from(self.state)
         overwrites = self.train.rollout.restart is None
+        intervals = [x for x in (self.checkpoint_every, self.options.eval_every) if x is not None]
         began = last_save = time.monotonic()
         logger.info(f"compiled in {began - asked:.1f} s")
         with self.interrupt:
             try:
                 while self.done < self.train.num_updates and not self.interrupt.agree():
                     state, self.state = self.state, None if overwrites else self.state
-                    state, metrics = advance(state, self.next_goal() - self.done)
+                    goals = [(self.done // every + 1) * every for every in intervals]  # where the host has to do more
+                    state, metrics = advance(state, min(*goals, self.train.num_updates) - self.done)
                     rows = rows_of(metrics, self.done, self.train.steps_per_update)
                     self.check_finite(metrics, rows, told)
                     self.done, self.state, self.rows = self.done + len(rows), state, rows
@@ -167,8 +169,8 @@ class Loop:
                     self.tell(told, rows)
                     late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
                     due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
-                    best = evaluated and self.folder is not None and self.folder.is_best(self.done)
-                    if any(agree(due or best)):
+                    best = self.folder.best(self.done) if evaluated and self.folder is not None else None
+                    if any(agree(due or (best is not None and best[0] == self.done))):
                         self.write_checkpoint()
                         self.interrupt.save, last_save = False, time.monotonic()
                 if self.saved < self.done:  # the run was asked to stop
@@ -214,10 +216,6 @@ class Loop:
         if self.saved < self.done:
             self.write_checkpoint()
             logger.info(f"saved after update {self.done}; --resume continues the run")
-
-    def next_goal(self) -> int:
-        intervals = filter(None, (self.checkpoint_every, self.options.eval_every))
-        return min(self.train.num_updates, *((self.done // every + 1) * every for every in intervals))
 
     def is_due(self, every: int | None) -> bool:
         """Return whether it is time for something that happens every so many updates and at the end."""
