@@ -17,6 +17,10 @@ Array = jax.Array
 FEW = 32  # outputs; with more of them, the gradient of XLA is as fast
 
 
+_normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
+_DRAW: contextvars.ContextVar[Callable[..., Array]] = contextvars.ContextVar("draw of normal numbers", default=_normal)
+
+
 def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Callable[..., Array]:
     r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same arguments and numbers.
 
@@ -53,29 +57,10 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
     def initialize(key: Array, shape: tuple[int, ...], dtype: Any = dtype) -> Array:
         dtype = jnp.result_type(float if dtype is None else dtype)
         computed = jnp.promote_types(dtype, jnp.float32)
-        drawn = _NUMBERS.get()
-        draw = _normal if drawn is None else drawn.take
-        normal = draw(key, math.prod(shape), computed)
+        normal = _DRAW.get()(key, math.prod(shape), computed)
         return (jnp.asarray(scale, computed) * _orthonormal(normal, tuple(shape), column_axis)).astype(dtype)
 
     return initialize
-
-
-class _Numbers:
-    """Normal numbers, of which each layer takes the next ones."""
-
-    def __init__(self, numbers: Array) -> None:
-        self.numbers, self.taken = numbers, 0
-
-    def take(self, key: Array, size: int, dtype: Any) -> Array:
-        """Return the next numbers, or others where a network traces a layer more than once and too few are left."""
-        start, self.taken = self.taken, self.taken + size
-        if self.taken > self.numbers.size:
-            return _normal(key, size, dtype)
-        return self.numbers[start : self.taken].astype(dtype)
-
-
-_NUMBERS: contextvars.ContextVar[_Numbers | None] = contextvars.ContextVar("normal numbers", default=None)
 
 
 def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,16 +73,22 @@ def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(key: Array, *args: Any) -> Any:
         of_weights, of_others = jax.random.split(key)
         size = sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, key, *args)))  # at least those of the weights
-        token = _NUMBERS.set(_Numbers(_normal(of_weights, size, jnp.float32)))
+        numbers, taken = _normal(of_weights, size, jnp.float32), 0
+
+        def take(key: Array, size: int, dtype: Any) -> Array:
+            nonlocal taken
+            start, taken = taken, taken + size
+            if taken > numbers.size:  # a network may trace a layer more than once
+                return _normal(key, size, dtype)
+            return numbers[start:taken].astype(dtype)
+
+        token = _DRAW.set(take)
         try:
             return init(of_others, *args)
         finally:
-            _NUMBERS.reset(token)
+            _DRAW.reset(token)
 
     return initialize
-
-
-_normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))  # flax traces the initializer of a layer each time it applies it

@@ -120,11 +120,9 @@ def evaluate_episodes(
 
 
 def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
-    """Compute the metrics of an evaluation by name.
+    """Compute the metrics of an evaluation by name: means, and the numbers of terminated and truncated episodes.
 
-    These are the mean return and length, the numbers of terminated and truncated episodes, and the means of the
-    environment's own numbers about an episode. The leading `seed_axes` are kept; all later axes (episodes, and agents)
-    are reduced.
+    The leading `seed_axes` are kept; all later axes (episodes, and agents) are reduced.
     """
     found = {}
     for name in metric_names(played):

@@ -36,15 +36,13 @@ def initialize(heartbeat_timeout: int) -> None:
     """
     if jax.distributed.is_initialized():
         return
-    found = [os.environ.get(name) for name in TORCHRUN]
-    given: dict[str, Any] = {}
-    if all(found):
-        address, port, size, rank = map(str, found)
-        given = {"coordinator_address": f"{address}:{int(port) + 1}", "num_processes": int(size)}
+    given: dict[str, Any] = dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_timeout)
+    if all(os.environ.get(name) for name in TORCHRUN):
+        address, port, size, rank = (os.environ[name] for name in TORCHRUN)
+        given |= {"coordinator_address": f"{address}:{int(port) + 1}", "num_processes": int(size)}
         given["process_id"] = int(rank)
         if "LOCAL_RANK" in os.environ:
             given["local_device_ids"] = int(os.environ["LOCAL_RANK"])
-    given |= {"heartbeat_timeout_seconds": heartbeat_timeout, "shutdown_timeout_seconds": heartbeat_timeout}
     try:
         jax.distributed.initialize(**given)
     except (ValueError, RuntimeError) as error:

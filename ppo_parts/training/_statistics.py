@@ -53,17 +53,14 @@ def bootstrap(
     return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 
-def iqm_interval(
-    values: np.ndarray, *, level: float = 0.95, samples: int = 2000
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Compute the interquartile mean over seeds, and its percentile bootstrap interval, at every point of a curve.
+def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
 
     Each of the `samples` draws as many seeds as there are, with replacement, and takes their whole curves: this is the
     stratified bootstrap of Agarwal et al. 2021, section 4, for one task.
 
     Args:
         values: `[points, seeds]`.
-        level: probability of the interval.
         samples: number of bootstrap samples.
 
     Returns:
@@ -74,8 +71,7 @@ def iqm_interval(
     if seeds == 1:
         return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
     drawn = np.random.default_rng(0).integers(seeds, size=(samples, seeds))
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), ends) for row in values], axis=1)
+    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), [0.025, 0.975]) for row in values], axis=1)
     return center, low, high
 
 
