@@ -45,13 +45,7 @@ class Curve:
 
 
 def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
-    """Read a metric of runs that differ only in their seeds.
-
-    Args:
-        label: name of the curve.
-        folders: folders of the runs.
-        metric: name of the metric.
-        window: number of updates to average over.
+    """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
 
     Raises:
         UserValueError: the metric was not measured, or the runs use several environments or have a seed in common.

@@ -22,17 +22,10 @@ from ._shared import add_episodes, load_run, report, run_parser
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
-    """Play whole episodes with the policies of all seeds of a run.
-
-    Args:
-        run: the run, as returned by `training.load`.
-        episodes: number of episodes of each seed.
-        seed: seed for environments and actions.
-        mode: play the distribution's mode instead of a sample.
+    """Play whole episodes with the policies of all seeds of a run; `mode` plays the distribution's mode.
 
     Returns:
-        `EpisodeResults` of NumPy arrays with shape `[seeds, episodes]`; with several agents, returns have shape
-        `[seeds, episodes, A]`.
+        `EpisodeResults` of NumPy arrays `[seeds, episodes]`; with several agents, returns are `[seeds, episodes, A]`.
     """
     seeds = run.state.key.size
     keys = jax.random.split(jax.random.key(seed), seeds)

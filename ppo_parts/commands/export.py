@@ -36,10 +36,6 @@ TOLERANCE = 1e-5
 def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
     """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
 
-    Args:
-        train: the run.
-        state: the state of one seed.
-
     Returns:
         A function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
 
@@ -90,15 +86,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
 
 
 def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None) -> Any:
-    """Translate the policy of a run to an ONNX model.
-
-    Args:
-        train: the run, such as `training.load(...).train`.
-        state: the state of one seed.
-        about: metadata to store in the model.
-
-    Returns:
-        `onnx.ModelProto`.
+    """Translate the policy of a run, with the state of one seed, to an `onnx.ModelProto` with the metadata `about`.
 
     Raises:
         UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: jax2onnx is not
@@ -141,16 +129,10 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
 
 
 def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
-    """Compare a model with JAX on random inputs; return the largest difference.
+    """Compare the result of `to_onnx` with JAX on random inputs; return the largest difference.
 
     Differences are relative to the larger of 1 and the number in JAX. Actions of discrete spaces are not compared,
     because the order of two almost equal logits may differ; their logits are.
-
-    Args:
-        model: the result of `to_onnx`.
-        train, state: its arguments.
-        number: how many observations to compare.
-        seed: seed of the inputs.
     """
     runtime = require_package("onnxruntime", "export")
     act, rows = policy_function(train, state)

@@ -33,17 +33,10 @@ FORMATS = (".gif", ".mp4")
 def frames_of(
     train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
 ) -> Iterator[np.ndarray]:
-    """Play episodes, and yield an image `[H, W, 3]` (uint8) before each step.
+    """Play episodes of at most `max_steps`, and yield an image `[H, W, 3]` (uint8) before each step.
 
-    The return and the length of each episode are printed.
-
-    Args:
-        train: the run.
-        state: the state of one seed.
-        episodes: number of episodes.
-        seed: seed for the environment and the actions.
-        mode: play the distribution's mode instead of a sample.
-        max_steps: largest number of steps of an episode.
+    `state` is that of one seed; `mode` plays the distribution's mode instead of a sample. The return and the length of
+    each episode are printed.
 
     Raises:
         UserValueError: the environment cannot be rendered.
@@ -76,13 +69,9 @@ def frames_of(
 
 
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
-    """Write frames to a GIF or to an MP4 with imageio; return how many there were.
+    """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
-    Args:
-        path: the file; its extension determines the format.
-        frames: images `[H, W, 3]` of uint8, all of the same shape.
-        fps: frames per second; a GIF rounds the time between two frames to 0.01 s.
-        width: width of the animation in pixels; frames keep their proportions.
+    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
 
     Raises:
         UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.

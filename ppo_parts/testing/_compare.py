@@ -148,17 +148,13 @@ def compare_update(
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
     replay = _Replay(_read(record), evaluate, rtol)
     if not (isinstance(chain, str) and isinstance(optimizer, str)):
-        made = [evaluated(x) if isinstance(x, str) else x for x in (chain, optimizer)]
-        found = replay.differences(_Made(made[0], made[1]))
-        return UpdateComparison(_names(found), _first(found), (), _first(found), "")
+        made: Any = [evaluated(x) if isinstance(x, str) else x for x in (chain, optimizer)]
+        found = replay.differences(_Made(*made))
+        return UpdateComparison(tuple(x.quantity for x in found), _first(found), (), _first(found), "")
     update = replay.with_sizes(Update(read_calls(chain), read_calls(optimizer)))
     found = replay.differences(update)
     explained, changes, left = _explain(replay, update, _first(found))
-    return UpdateComparison(_names(found), _first(found), changes, left, str(explained))
-
-
-def _names(found: list[Difference]) -> tuple[str, ...]:
-    return tuple(x.quantity for x in found)
+    return UpdateComparison(tuple(x.quantity for x in found), _first(found), changes, left, str(explained))
 
 
 def _first(found: list[Difference]) -> Difference | None:
@@ -193,11 +189,8 @@ def _read(record: Any) -> dict[str, Any]:
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
             "after the last step, or, if time limits cut episodes, 'next_obs' or 'next_value' [T, N, ...]"
         )
-    if (
-        "indices" not in found
-        and "segments" not in found
-        and (extra := {*OF_MINIBATCH, "gradient", "params_after"} & found.keys())
-    ):
+    extra = {*OF_MINIBATCH, "gradient", "params_after"} & found.keys()
+    if extra and not {"indices", "segments"} & found.keys():
         raise UserValueError(
             f"compare_update: the record has {min(extra)!r}, which is of minibatches, but lacks their rows: add "
             "'indices' [E, K, M], t * N + n of each element"
@@ -242,15 +235,13 @@ class _Replay:
         self.indices = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
-        output = self.network(acted, Batch(obs=batch.obs, action=batch.action))
-        if batch.next_value is None and batch.next_obs is not None:
-            batch = batch.replace(next_value=self.network(acted, Batch(obs=batch.next_obs, action=batch.action)).value)
-        elif batch.next_value is None:
-            batch = batch.replace(
-                next_value=next_values(batch.value, jnp.asarray(record["last_value"], batch.value.dtype))
-            )
+        output, next_value = self.network(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
+        if next_value is None and batch.next_obs is not None:
+            next_value = self.network(acted, Batch(obs=batch.next_obs, action=batch.action)).value
+        elif next_value is None:
+            next_value = next_values(batch.value, jnp.asarray(record["last_value"], batch.value.dtype))
         last_done = jnp.asarray(record.get("last_done", np.zeros(batch.reward.shape[1:])))
-        self.batch = batch.replace(behavior=output.distribution, shared={"last_done": last_done})
+        self.batch = batch.replace(next_value=next_value, behavior=output.distribution, shared={"last_done": last_done})
         self.eps = float(jnp.finfo(batch.value.dtype).eps)
         policy = {"log_prob": output.distribution.log_prob(batch.action), "value": output.value}
         self.policy = [self._compare("policy", name, x, record[name]) for name, x in policy.items()]
@@ -295,11 +286,8 @@ class _Replay:
         if self.indices is None or STAGES.index(upto) < 2:
             return found
         last = upto == STAGES[-1] and "params_after" in self.record
-        grad = (
-            not self.forced
-            or (last and "gradient" not in self.record)
-            or (STAGES.index(upto) > 2 and bool({"gradient", "grad_norm"} & self.record.keys()))
-        )
+        compared = STAGES.index(upto) > 2 and bool({"gradient", "grad_norm"} & self.record.keys())
+        grad = compared or not self.forced or (last and "gradient" not in self.record)
         step = functools.partial(self._step, update, spec, rollout, context, grad)
         whole, after = self._run(
             update, spec, step, optimizer, grad, (steps or self.steps) if last or not self.forced else 0, context

@@ -52,13 +52,8 @@ def rollout(
 ) -> Batch:
     """Make a `[T, N]` rollout of a linear policy, with its values, log-probabilities and next values.
 
-    Args:
-        seed: seed of the numbers.
-        shape: (T, N).
-        masked: some steps do not count, among them the whole of the last segment.
-        ends: some steps terminate, some are truncated (bootstrapping from the value of a separate observation).
-        behavior: parameters of the policy that acted; None: drawn.
-        dtype: of all floating arrays.
+    With `masked`, some steps do not count, among them the whole of the last segment. With `ends`, some steps terminate,
+    and some are truncated, where another observation follows. `behavior` are the parameters that acted; None: drawn.
     """
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(*shape, OBS))
@@ -136,11 +131,7 @@ def with_current(batch: Batch, params: Any, evaluate: Any = policy) -> Batch:
 
 
 def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
-    """Make the context of the second of two minibatches in the fourth learner update.
-
-    Args:
-        seed: seed of the key and of the parameters.
-        dtype: of the parameters.
+    """Make the context of the second of two minibatches in the fourth learner update; `dtype` is of the parameters.
 
     Example:
         >>> int(example_context().step)

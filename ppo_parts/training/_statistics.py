@@ -56,15 +56,9 @@ def bootstrap(
 def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     r"""Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
 
-    Each of the `samples` draws as many seeds as there are, with replacement, and takes their whole curves: this is the
-    stratified bootstrap of Agarwal et al. 2021, section 4, for one task.
-
-    Args:
-        values: `[points, seeds]`.
-        samples: number of bootstrap samples.
-
-    Returns:
-        The interquartile mean, and both ends of the interval, each `[points]`; the ends are NaN with one seed.
+    Each of the `samples` draws as many seeds of `values` `[points, seeds]` as there are, with replacement, and takes
+    their whole curves: the stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and
+    both ends of the interval, each `[points]`; the ends are NaN with one seed.
     """
     seeds = values.shape[1]
     center = iqm_over_seeds(values)
