@@ -31,24 +31,33 @@ class RunFolder:
     """A read-only view of a run on the disk; another process may be writing to it. `stored` is `config.json`."""
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
-        self.path, self.log_path = path, path / "metrics.jsonl"
+        self.path, self.log_path, self.result_path = path, path / "metrics.jsonl", path / "result.json"
         self.stored = stored_run(self.path) if stored is None else stored
         self.options = stored_options(self.stored) if options is None else options
         self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
+        self._judged: dict[int, float] | None = None  # `best_metric` of each update; None: not read yet
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         number = None if which in ("latest", "best") else int(which)
         if which == "best":
-            values = {row["update"]: value_in(row, self.options.best_metric) for row, _ in valid_rows(self.log_path)}
-            steps = self.checkpoints.steps()
-            if (found := best_checkpoint(values, steps, self.options, train.num_updates)) is None:
+            if (found := self.best(train.num_updates)) is None:
                 metric = self.options.best_metric
                 reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
-                there = ", ".join(map(str, steps))
+                there = ", ".join(map(str, self.checkpoints.steps()))
                 raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
             number, _ = found
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
+
+    def best(self, num_updates: int, new: int | None = None) -> tuple[int, float] | None:
+        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
+        metric = self.options.best_metric
+        if metric is None:
+            return None
+        if self._judged is None:
+            self._judged = {row["update"]: value_in(row, metric) for row, _ in valid_rows(self.log_path)}
+        steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
+        return best_checkpoint(self._judged, steps, self.options, num_updates)
 
     def rows(self, before: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
@@ -64,8 +73,8 @@ class RunFolder:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def value_in(row: Row, metric: str | None) -> float:
-    x: Any = np.asarray(row.get(metric or "", np.nan), float)
+def value_in(row: Row, metric: str) -> float:
+    x: Any = np.asarray(row.get(metric, np.nan), float)
     known = np.isfinite(x)
     return float(np.mean(x[known])) if known.any() else np.nan
 
@@ -73,14 +82,12 @@ def value_in(row: Row, metric: str | None) -> float:
 def best_checkpoint(
     values: Mapping[int, float], steps: Iterable[int], options: RunOptions, num_updates: int
 ) -> tuple[int, float] | None:
-    """Return the best of the checkpoints by `best_metric`, the first of equal ones, and its value; None without any.
+    """Return the best of the checkpoints by `values`, the first of equal ones, and its value; None without any.
 
     The value is that of the evaluation at the checkpoint, or the mean since the checkpoint before. Checkpoints that
-    were saved at other times, for example because of a signal, are not compared. `values` is the metric of each update.
+    were saved at other times, for example because of a signal, are not compared. `values` are those of each update.
     """
-    if options.best_metric is None:
-        return None
-    window = 1 if options.best_metric.startswith(EVALUATION) else checkpoint_interval(options, num_updates)
+    window = 1 if str(options.best_metric).startswith(EVALUATION) else checkpoint_interval(options, num_updates)
     judged = {}
     for step in sorted(step for step in steps if step % window == 0 or step == num_updates):
         x = np.array([values.get(update, np.nan) for update in range(max(0, step - window), step)])
@@ -105,7 +112,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
         stored = stored_run(options.resume)
         check_unchanged(stored, config, options, train.recipe)
         with _locked(options.resume):
-            folder = RunWriter(options.resume, stored, options, train.num_updates)
+            folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
     stored = describe(config, options, train.steps_per_update, train.recipe)
@@ -121,12 +128,12 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
             raise RunExistsError(
                 f"{path} already holds a run: continue it with --resume {path}, or give another --name"
             )
-        folder = RunWriter(path, stored, options, train.num_updates)
+        folder = RunWriter(path, stored, options)
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
             changed = changes(source.stored, config, options)
             stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
             write_whole(folder.log_path, lines_of(row for row, _ in source.rows(done)))
-            folder.write_checkpoint(done, state)
+            folder.write_checkpoint(done, state, train.num_updates)
         yield folder, *folder.begin(train)
 
 
@@ -137,16 +144,6 @@ class RunWriter(RunFolder):
     cannot continue from are moved to `aside/`. `result.json` marks the run as complete.
     """
 
-    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, num_updates: int) -> None:
-        super().__init__(path, stored, options)
-        self.result_path, self._num_updates = path / "result.json", num_updates
-        self._values: dict[int, float] = {}  # of `best_metric`
-
-    def best(self, new: int | None = None) -> tuple[int, float] | None:
-        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
-        return best_checkpoint(self._values, steps, self.options, self._num_updates)
-
     def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()
@@ -156,10 +153,7 @@ class RunWriter(RunFolder):
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._aside(f"checkpoint-{later}"))
-        size = 0
-        for row, end in self.rows(done):
-            self._judge(row)
-            size = end
+        size = max((end for _, end in self.rows(done)), default=0)
         if self.log_path.exists() and size < self.log_path.stat().st_size:
             shutil.copy(self.log_path, self._aside("metrics.jsonl"))
             os.truncate(self.log_path, size)
@@ -180,20 +174,16 @@ class RunWriter(RunFolder):
             last = max(self.checkpoints.steps(), default=None)
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
             raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
-        for row in rows:
-            self._judge(row)
+        if self._judged is not None and self.options.best_metric is not None:
+            self._judged |= {row["update"]: value_in(row, self.options.best_metric) for row in rows}
 
     def tail(self, first: int) -> Iterator[Row]:
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
 
-    def write_checkpoint(self, update: int, state: Any) -> None:
+    def write_checkpoint(self, update: int, state: Any, num_updates: int) -> None:
         """Write a checkpoint; the latest ones and the best one are kept."""
-        found = self.best(update)
+        found = self.best(num_updates, update)
         self.checkpoints.save(update, state, best=found and found[0])
-
-    def _judge(self, row: Row) -> None:
-        if self.options.best_metric is not None:
-            self._values[row["update"]] = value_in(row, self.options.best_metric)
 
     def _aside(self, name: str) -> Path:
         place = self.path / "aside"

@@ -97,7 +97,7 @@ def run(
         result = (json.loads(folder.result_path.read_bytes()) if complete else {}) | beginning  # such as the timing
         if played is not None:
             result["evaluation"] = evaluation_of(played, options.eval_episodes)
-        if (best := folder.best()) is not None:
+        if (best := folder.best(train.num_updates)) is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
         result |= finish(path / "curve.png", folder.tail(0), title=str(getattr(config, "env_id", "")))
         if loop.done > begun:
@@ -169,8 +169,10 @@ class Loop:
                     self.tell(told, rows)
                     late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
                     due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
-                    best = self.folder.best(self.done) if evaluated and self.folder is not None else None
-                    if any(agree(due or (best is not None and best[0] == self.done))):
+                    if evaluated and self.folder is not None:
+                        best = self.folder.best(self.train.num_updates, self.done)
+                        due = due or (best is not None and best[0] == self.done)
+                    if any(agree(due)):
                         self.write_checkpoint()
                         self.interrupt.save, last_save = False, time.monotonic()
                 if self.saved < self.done:  # the run was asked to stop
@@ -194,7 +196,7 @@ class Loop:
     def write_checkpoint(self) -> None:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
-            self.folder.write_checkpoint(self.done, state)
+            self.folder.write_checkpoint(self.done, state, self.train.num_updates)
         self.saved = self.done  # the update of the latest checkpoint
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
