@@ -31,9 +31,7 @@ CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
     """Make a dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
 
-    Args:
-        features: number of outputs.
-        gain: gain of the weights; usually sqrt(2) for hidden layers, 0.01 for a policy head, and 1 for a value head.
+    The gain of the weights is usually sqrt(2) for hidden layers, 0.01 for a policy head, and 1 for a value head.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 2.
     """
@@ -42,15 +40,9 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
 
 @checked
 def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> Array:
-    """Apply hidden layers; call this inside the compact method of a flax module.
+    """Apply layers of `hidden` units to `[..., D]`; call this inside the compact method of a flax module.
 
-    Args:
-        x: `[..., D]`, the input.
-        hidden: number of units of each layer.
-        activation: "tanh", "relu", "gelu", "elu" or "silu".
-
-    Returns:
-        `[..., hidden[-1]]`.
+    `activation` is "tanh", "relu", "gelu", "elu" or "silu".
 
     Example:
         >>> class Value(nn.Module):

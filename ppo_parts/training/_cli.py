@@ -45,9 +45,8 @@ def main(
 ) -> dict[str, Any]:
     """Run the command line of a recipe, with the fields of its `Config`, `RunOptions`, and `--preset` as options.
 
-    `--config FILE` reads options from a YAML or JSON file; those on the command line override them. With `--resume` or
-    `--init-from`, options that are not given keep their values from that run. A user error ends the process with a
-    one-sentence message.
+    With `--resume` or `--init-from`, options that are not given keep their values from that run. A user error ends the
+    process with a one-sentence message.
 
     Args:
         make_train: `make_train(config) -> Train`.

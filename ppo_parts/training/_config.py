@@ -118,15 +118,8 @@ def declared(kind: type, of: type[M]) -> dict[str, M]:
 def check_config(config: Any, where: str = "") -> None:
     """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 
-    Declare the range next to the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Float fields may hold
-    traced numbers, which are not checked because their values are not known yet.
-
-    Args:
-        config: an instance of a dataclass.
-        where: what errors begin with; by default the name of the dataclass.
-
-    Raises:
-        UserTypeError, UserValueError: names the first invalid field, its value, and the values it may hold.
+    Float fields may hold traced numbers, which are not checked because their values are not known yet. Errors name the
+    first invalid field, its value and the values it may hold; they begin with `where`, or the name of the dataclass.
 
     Example:
         >>> import dataclasses
