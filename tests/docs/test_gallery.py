@@ -444,6 +444,14 @@ def test_lagrangian_equals_a_loop_by_hand():
     np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers, rtol=1e-12)
 
 
+def test_several_objectives_trace_the_pareto_front():
+    with jax.enable_x64(False):
+        module = card("values", "Several objectives")
+    best = 1 / (2 * module.weights)
+    np.testing.assert_allclose(module.reward, best, atol=0.06)
+    np.testing.assert_allclose(module.cost, best**2, atol=0.1)
+
+
 # --- imitation.md -----------------------------------------------------------------------------------------------------
 
 
