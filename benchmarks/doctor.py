@@ -69,7 +69,10 @@ FAULTS: dict[str, dict[str, float]] = {
     "not_finite": {"nan": 1},
 }
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
-SETTINGS: dict[str, dict[str, int]] = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
+SETTINGS: dict[str, dict[str, int]] = {
+    "epochs_many": {"update_epochs": 40},
+    "minibatch_small": {"num_minibatches": 128},
+}
 """Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(
