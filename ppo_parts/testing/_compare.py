@@ -506,6 +506,7 @@ class _Search:
         return [x for x in tried if abs(x.error - start.error) > 1e-6 * start.error]
 
     def fitted(self, begin: Update, update: Update) -> list[_Found]:
+        """Return the update with numbers fitted: without the norm that clips gradients and, if it must be, with it."""
         names = [x for stage in self.stages for x in NUMBERS.get(stage, ()) if begin.number(*x) is not None]
         found: list[_Found] = []
         for group in dict.fromkeys((tuple(x for x in names if "max" not in x[1]), tuple(names))):

@@ -65,7 +65,8 @@ def main(
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), printed_messages():
         words = list(sys.argv[1:] if argv is None else argv)
-        prog = f"python -m {recipe}" if "." in recipe else None  # None: the name of the file
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
         if (file := _known(words, prog).config) is not None:
             words = [*_words_in_file(file), *words]
         known = _known(words, prog)
