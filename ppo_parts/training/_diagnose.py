@@ -57,15 +57,21 @@ class Run:
         x = x.reshape(1, -1) if name.startswith("probe/") or not x.ndim else x.reshape(len(x), -1)
         return np.nanmedian(x[np.isfinite(x).any(axis=1)], axis=1)
 
-    def early(self, name: str) -> float:
+    def over(self, name: str, statistic: Callable[[np.ndarray], Any]) -> float:
+        """Return a statistic of the known values of a metric."""
         x = self.series(name)
-        return float(np.mean(x[: -(-len(x) // 10)])) if len(x) else np.nan
+        return float(statistic(x)) if len(x) else np.nan
+
+    def early(self, name: str) -> float:
+        """Return the mean of the first tenth."""
+        return self.over(name, lambda x: np.mean(x[: -(-len(x) // 10)]))
 
     def late(self, name: str) -> float:
-        x = self.series(name)
-        return float(np.mean(x[3 * len(x) // 4 :])) if len(x) else np.nan
+        """Return the mean of the last quarter."""
+        return self.over(name, lambda x: np.mean(x[3 * len(x) // 4 :]))
 
     def setting(self, *names: str) -> float:
+        """Return the first of these settings that is a number."""
         found = [self.config[x] for x in names if isinstance(self.config.get(x), (int, float, np.number))]
         return float(found[0]) if found else np.nan
 
@@ -123,14 +129,7 @@ def motion_left(run: Run) -> float:
 
 def mean_policy_loss(run: Run) -> float:
     """Return the mean absolute policy loss; it stays near 0 if advantages are standardized in each minibatch."""
-    x = np.abs(run.series("policy_loss"))
-    return float(np.mean(x)) if len(x) else np.nan
-
-
-def best_explained(run: Run) -> float:
-    """Return the explained variance that one update in ten exceeds; it may fall once all returns are equal."""
-    x = run.series("explained_variance")
-    return float(np.quantile(x, 0.9)) if len(x) else np.nan
+    return run.over("policy_loss", lambda x: np.mean(np.abs(x)))
 
 
 def entropy_lost(run: Run) -> float:
@@ -246,7 +245,8 @@ RULES = (
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
-         "the value function never explains the returns", "a larger --vf-coef or critic", best_explained),
+         "the value function never explains the returns", "a larger --vf-coef or critic",
+         lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9))),  # it falls where returns are equal
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 
