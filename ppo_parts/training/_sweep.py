@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._train import Train
 
 
+@checked
 def objective(
     make_train: Callable[[Any], Train],
     config: Any,
