@@ -17,26 +17,16 @@ from tests.common import OBS, SEGMENTS, TIME
 
 
 class Case(NamedTuple):
-    """A part under test.
-
-    Attributes:
-        make: the public factory.
-        args, options: what it is called with besides
-        numeric: its numeric hyperparameters: each may be a float, an array or a schedule.
-        after: True: it is given a minibatch `[T, M]` with the policy being trained; False: a rollout.
-        note: what tells it from another case of the same factory.
-        continuous: whether the actions are continuous and the policy is Gaussian.
-        without: fields of the batch that it rejects.
-    """
+    """A part under test: a public factory, and what it is called with."""
 
     make: Callable[..., pp.Part]
     args: tuple[Any, ...]
-    numeric: Mapping[str, float]
+    numeric: Mapping[str, float]  # its numeric hyperparameters: each may be a float, an array or a schedule
     options: Mapping[str, Any]
-    after: bool
-    note: str
-    continuous: bool
-    without: tuple[str, ...]
+    after: bool  # it is given a minibatch `[T, M]` with the policy being trained; otherwise, a rollout
+    note: str  # what tells it from another case of the same factory
+    continuous: bool  # the actions are continuous, and the policy is Gaussian
+    without: tuple[str, ...]  # fields of the batch that it rejects
 
     @property
     def id(self) -> str:

@@ -35,45 +35,26 @@ def log_ratios_and_advantages() -> Arrays:
 
 
 class Law(NamedTuple):
-    """What an entry becomes with some hyperparameters: `other(**inputs)` on moderate inputs.
-
-    Attributes:
-        other: an existing function of the same inputs.
-        hyperparameters: those of the entry that differ.
-        gradient: whether the gradients are equal, too.
-        where: which of the samples to compare; None: those between -3 and 3.
-        rtol: how closely.
-    """
+    """What an entry becomes with some hyperparameters: `other(**inputs)` on moderate inputs."""
 
     other: Callable[..., Any]
-    hyperparameters: Mapping[str, Any] = {}
-    gradient: bool = True
-    where: Callable[..., np.ndarray] | None = None
+    hyperparameters: Mapping[str, Any] = {}  # those of the entry that differ
+    gradient: bool = True  # the gradients are equal, too
+    where: Callable[..., np.ndarray] | None = None  # which samples to compare; None: those between -3 and 3
     rtol: float = 1e-6
 
 
 class Entry(NamedTuple):
-    """A function of the catalogue.
-
-    Attributes:
-        function: `f(**inputs, **hyperparameters, mask=None)`.
-        reference: the same in NumPy, in float64, without mask.
-        hyperparameters: of all checks.
-        differentiable: the inputs that have gradients; all others must have none.
-        samples: inputs for the comparison with the reference.
-        laws: what it becomes at its limits.
-        elementwise: each output depends only on the inputs at its place.
-        note: distinguishes several entries of one function.
-    """
+    """A function of the catalogue, `f(**inputs, **hyperparameters, mask=None)`."""
 
     function: Callable[..., Any]
-    reference: Callable[..., np.ndarray]
+    reference: Callable[..., np.ndarray]  # the same in NumPy, in float64, without mask
     hyperparameters: Mapping[str, Any] = {}
-    differentiable: tuple[str, ...] = ("log_ratio",)
+    differentiable: tuple[str, ...] = ("log_ratio",)  # the inputs that have gradients; the others must have none
     samples: Callable[[], Arrays] = log_ratios_and_advantages
     laws: tuple[Law, ...] = ()
-    elementwise: bool = True
-    note: str = ""
+    elementwise: bool = True  # each output depends only on the inputs at its place
+    note: str = ""  # distinguishes several entries of one function
 
     @property
     def id(self) -> str:
