@@ -74,7 +74,7 @@ CURVE = compare.Curve("", "", *np.zeros((2, 1)))
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
-        ("optuna", "optuna", lambda folder: training.objective(None, None, {})),
+        ("optuna", "optuna", lambda folder: training.objective(lambda config: None, None, {})),
         ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
         (
             "matplotlib",
