@@ -3,7 +3,7 @@
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
 The thresholds of the rules were set on the programs of TRAINING, with seeds from 0, and measured on those of HELD_OUT:
-other tasks and recipes, with seeds from 100. All faults that are numbers are planted in one program for each task, with
+other tasks and recipes, with seeds from 500. All faults that are numbers are planted in one program for each task, with
 an axis for faults and seeds. A fault is harmful if the run ends below every healthy run of its program. `--runs` keeps
 the metrics, so that rules can be judged again without training.
 """
@@ -290,11 +290,11 @@ TRAINING: Programs = {
     "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
 }
 HELD_OUT: Programs = {
-    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 2, 16, 163_840),
-    "Reacher-misc shared": lambda: all_faults("Reacher-misc", BOXED, 100, 2, 16, 163_840, shared=True),
-    "CartPole-v1 memory": lambda: memory("CartPole-v1", 100, 3),
-    "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 100, 12, **PENDULUM),
-    "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 100, 12, **PENDULUM),
+    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 500, 2, 16, 163_840),
+    "Reacher-misc shared": lambda: all_faults("Reacher-misc", BOXED, 500, 2, 16, 163_840, shared=True),
+    "CartPole-v1 memory": lambda: memory("CartPole-v1", 500, 3),
+    "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 500, 12, **PENDULUM),
+    "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 500, 12, **PENDULUM),
 }
 
 

@@ -76,10 +76,12 @@ class Run:
         return float(found[0]) if found else np.nan
 
     def progress(self) -> float:
-        """Return how far the return rose, in standard deviations of the returns in the first quarter."""
+        """Return how far the return rose, in standard deviations of its noise from update to update."""
         x = self.series("episode_return")
-        first = x[: len(x) // 4]
-        return float((self.late("episode_return") - first.mean()) / (first.std() + 1e-9)) if len(x) >= 8 else np.nan
+        if len(x) < 8:
+            return np.nan
+        noise = float(np.std(np.diff(x))) / 2**0.5 + 1e-9
+        return (self.late("episode_return") - self.early("episode_return")) / noise
 
 
 def nonfinite_updates(run: Run) -> float:
@@ -167,7 +169,7 @@ RULES = (
     Rule("action_changed", "certain", "probe/log_ratio", -INF, 1e-2,
          "the stored action is not the one that was sampled: it was clipped or squashed",
          "store it as it was sampled; envs.clip_action changes it in the environment",
-         when=lambda run: run.late("probe/log_ratio_inside") < 1e-2),
+         when=lambda run: run.late("probe/action_beyond") == 0 and not run.late("probe/log_ratio_inside") > 1e-2),
     Rule("policy_differs", "certain", "probe/log_ratio", -INF, 1e-2,
          "training evaluates another policy, or other observations, than the rollout did",
          "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
@@ -223,10 +225,11 @@ RULES = (
          "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", mean_policy_loss),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "--ent-coef 0.01",
-         entropy_lost, lambda run: run.progress() < 3),
+         entropy_lost, lambda run: run.progress() < 2.5),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-3, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
-         "pp.clipped_adam counts updates; optax counts gradient steps", motion_left, unless=("entropy_collapsed",)),
+         "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
+         lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy does not move either
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
          lambda run: max(run.early("approx_kl"), run.late("approx_kl")), unless=("epochs_many", "clip_large")),
@@ -241,7 +244,7 @@ RULES = (
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect", "a smaller log_std, --squash, or bounds_loss"),
-    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 3000,
+    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,

@@ -42,7 +42,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         `log_ratio_inside`, where no action is at its bounds; `memory_after_reset`, the effect of a carry before a reset
         on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
-        divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it;
+        divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
+        `action_beyond`, of those beyond it;
         `reward_mean`; `target_rms`, of the value targets; `terminated` and `truncated`, the numbers of ends;
         `jump_at_end`, how far observations jump after an end, divided by the larger jump one step before or after it;
         `dead_units`, the share of hidden units that no gradient reaches; `value_dominance`, the norm of the value
@@ -71,13 +72,14 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
     found = {
         "log_ratio": jnp.max(log_ratio),
-        "log_ratio_inside": jnp.max(log_ratio, where=inside, initial=0),
+        "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
         "memory_after_reset": _memory_after_reset(train, params, batch),
         "same_envs": jnp.mean(jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))),
         "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),
         "obs_std": jnp.max(jnp.std(obs, axis=(0, 1))),
         "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * train.steps_per_update),
         "action_at_bound": jnp.nanmean(at_bound),
+        "action_beyond": jnp.nanmean(_at_bound(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
         "reward_mean": jnp.mean(batch.reward),
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "terminated": jnp.sum(terminated),
@@ -102,8 +104,11 @@ def _numbers(batch: Batch) -> Array:
     return jnp.concatenate(leaves or [jnp.full((*shape, 1), jnp.nan)], axis=-1)
 
 
-def _at_bound(space: Any, action: Any, shape: tuple[int, ...]) -> Array:
-    """Return 1 for components of actions, `[*shape, D]`, within 1 % of a bound or beyond it; NaN without bounds."""
+def _at_bound(space: Any, action: Any, shape: tuple[int, ...], margin: float = 0.005) -> Array:
+    """Return 1 for components of actions, `[*shape, D]`, beyond a bound or near it; NaN without bounds.
+
+    The margin is a share of the range; if it is negative, components must lie so far beyond a bound.
+    """
 
     def of_one(space: Any, action: Array) -> Array:
         if is_discrete(space):
@@ -112,8 +117,8 @@ def _at_bound(space: Any, action: Any, shape: tuple[int, ...]) -> Array:
         low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
         if not np.all(np.isfinite([low, high])):
             return jnp.full((*shape, 1), jnp.nan)
-        margin = 0.005 * (high - low)
-        return jnp.asarray((action <= low + margin) | (action >= high - margin), jnp.float32).reshape(*shape, -1)
+        near = margin * (high - low)
+        return jnp.asarray((action <= low + near) | (action >= high - near), jnp.float32).reshape(*shape, -1)
 
     return jnp.concatenate(jax.tree.leaves(map_space(of_one, space, action)), axis=-1)
 
