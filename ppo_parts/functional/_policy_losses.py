@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from ._arguments import POSITIVE, CorrectionMode, check_order, fit, public
 from ._common import Array, Number, kept, zero_masked
@@ -51,41 +50,14 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    return _surrogate(log_ratio, advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
+    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))
+    bounded = _clipped_ratio(ratio, advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
+    # Where the ratio is bounded, its slope of 0 must not be multiplied by a ratio that may be infinite.
+    free = (bounded == ratio) | jnp.isnan(ratio)
+    return -advantage * jnp.where(free, _ratio(log_ratio, free), bounded)
 
 
-@jax.custom_jvp
-def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
-    return -advantage * _clipped_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
-
-
-def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
-    """The slope is the loss, or 0 for a bounded element, whose 0 JAX's own rule would multiply by an infinite ratio."""
-    log_ratio, advantage, *bounds = primals
-    ratio = jnp.exp(log_ratio)
-    bounded = _clipped_ratio(ratio, advantage, *bounds)
-    loss = _surrogate(*primals)
-    slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
-    moved = moved_with(lambda *bounds: _clipped_ratio(ratio, advantage, *bounds), bounds, tangents[2:])
-    return loss, slope * as_array(tangents[0]) + (0 if moved is None else -advantage * moved)
-
-
-_surrogate.defjvp(_surrogate_jvp, symbolic_zeros=True)
-
-
-def as_array(tangent: Any) -> Array:
-    """Return a tangent as an array, where it may be a symbolic 0."""
-    return jnp.zeros(tangent.shape, tangent.dtype) if isinstance(tangent, SymbolicZero) else tangent
-
-
-def moved_with(function: Any, hyperparameters: Any, tangents: Any) -> Array | None:
-    """Return how the function moves with its hyperparameters; None if they are constants, as nearly always."""
-    if all(isinstance(x, SymbolicZero) for x in jax.tree.leaves(tangents)):
-        return None
-    return jax.jvp(function, tuple(hyperparameters), tuple(jax.tree.map(as_array, tangents)))[1]
-
-
-def _clipped_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
+def _clipped_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Any) -> Array:
     """The minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio."""
     falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
     return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))

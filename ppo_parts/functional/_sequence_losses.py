@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from ._arguments import CONSTANT, Level, Reduction, check_order, number, public
 from ._common import Array, Number, kept
-from ._policy_losses import as_array, clip_bounds, clipped_surrogate, importance_weighted_surrogate, outside_clip_range
+from ._policy_losses import clip_bounds, clipped_surrogate, importance_weighted_surrogate, outside_clip_range
 from ._statistics import masked_mean
 
 
@@ -88,27 +87,10 @@ def sapo(
 
     Reference: Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
-    return -advantage * _soft_gate(log_ratio, jnp.where(advantage > 0, tau, tau_negative))
-
-
-@jax.custom_jvp
-def _soft_gate(log_ratio: Array, tau: Array) -> Array:
-    return 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(log_ratio))
-
-
-def _soft_gate_jvp(primals: Any, tangents: Any) -> Any:
-    """The slope is 4 r p (1 - p), computed as an exponential, in which an infinite r has the limit 0."""
-    log_ratio, tau = primals
-    x, gate = tau * jnp.expm1(log_ratio), _soft_gate(*primals)
-    slope = 4 * jnp.exp(log_ratio + jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x))
-    tangent = slope * as_array(tangents[0])
-    if not isinstance(tangents[1], SymbolicZero):
-        near = jnp.clip(x, -200, 200)  # beyond, the slope of the sigmoid is 0
-        tangent += (4 / tau * near * jax.nn.sigmoid(near) * jax.nn.sigmoid(-near) - gate) / tau * tangents[1]
-    return gate, tangent
-
-
-_soft_gate.defjvp(_soft_gate_jvp, symbolic_zeros=True)
+    tau = jnp.where(advantage > 0, tau, tau_negative)
+    # Beyond this, the sigmoid is 1 and its slope 0, but the ratio may be infinite.
+    limited = jnp.minimum(log_ratio, jnp.log1p(200 / tau))
+    return -advantage * 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(limited))
 
 
 @public(along_time=True)

@@ -11,7 +11,6 @@ import numpy as np
 from ._arguments import POSITIVE, public
 from ._common import Array, Number, accumulator_dtype, is_real, known_values, zero_masked
 from ._errors import ShapeError, UserValueError
-from ._policy_losses import as_array, moved_with
 
 
 @public()
@@ -57,33 +56,10 @@ def clipped_value_loss(
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
-    return _larger_error(value, old_value, target, clip_eps)
-
-
-@jax.custom_jvp
-def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> Array:
-    clipped = _clipped_value(value, old_value, eps)
-    return jnp.maximum(_half_square(value - target), _half_square(clipped - target))
-
-
-def _larger_error_jvp(primals: Any, tangents: Any) -> Any:
-    """The slope is the error, or that of the clipped prediction where that is larger; see `clipped_surrogate`'s."""
-    value, old_value, target, eps = primals
-    loss, error = _larger_error(*primals), value - target
-    outside = jnp.abs(value - old_value) > eps  # inside, the two errors are equal up to rounding
-    clipped = outside & (loss > _half_square(error))
-    tangent = jnp.where(clipped, 0, error) * as_array(tangents[0])
-    far = moved_with(lambda eps: jnp.sign(value - old_value) * eps, (eps,), tangents[3:])
-    if far is not None:
-        tangent += jnp.where(clipped, _clipped_value(value, old_value, eps) - target, 0) * far
-    return loss, tangent
-
-
-_larger_error.defjvp(_larger_error_jvp, symbolic_zeros=True)
-
-
-def _clipped_value(value: Array, old_value: Array, eps: Array) -> Array:
-    return old_value + jnp.clip(value - old_value, -eps, eps)
+    clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+    loss, clipped_loss = _half_square(value - target), _half_square(clipped - target)
+    inside = jnp.abs(value - old_value) <= clip_eps  # there, the two losses are equal up to rounding
+    return jnp.where(inside | (clipped_loss <= loss), loss, clipped_loss)
 
 
 @public()
