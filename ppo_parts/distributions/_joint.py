@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,14 +47,14 @@ class Joint(TreeDistribution):
             raise UserTypeError(
                 f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
             )
-        self.parts = parts
+        self.parts = copy.copy(parts)  # a later change of the caller's dict must not change the policy
         for part in self.leaves:
             check_distribution("Joint", part, ("log_prob", "sample"))
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Any:
         """Draw actions; the leaves begin with `sample_shape` and the batch axes."""
         shape = checked_draw(type(self).__name__, seed, sample_shape)
-        more = {"sample_shape": shape} if shape else {}  # which a distribution of one's own need not take
+        more = {"sample_shape": shape} if shape else {}  # which another library's distribution need not take
         keys = jax.random.split(seed, len(self.leaves))
         return self._together([part.sample(seed=key, **more) for part, key in zip(self.leaves, keys, strict=True)])
 

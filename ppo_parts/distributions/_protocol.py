@@ -51,7 +51,7 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
     """Raise unless a distribution has methods that can be called as they will be.
 
     Args:
-        where: who needs them; the error begins with it.
+        where: what needs the methods; the error begins with it.
         distribution: what a policy returned.
         needs: among "log_prob", "sample" (with a seed), "sample_shape" (`sample` with that, too), "entropy", "mode" and
             "kl_divergence".
