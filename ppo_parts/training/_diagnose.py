@@ -139,6 +139,11 @@ def entropy_lost(run: Run) -> float:
     return max(early - late, 1 - late / early if early > 0 else -np.inf)
 
 
+def learned_long(run: Run) -> bool:
+    """Return whether the run has 50,000 environment steps, or an unknown number."""
+    return not len(run.series("explained_variance")) * run.setting("num_envs") * run.setting("num_steps") < 50_000
+
+
 class Rule(NamedTuple):
     """A row of the table: a `Finding` if `value` (None: the late `metric`) is not in its normal range, `low` to `high`.
 
@@ -249,7 +254,8 @@ RULES = (
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef or critic",
-         lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9))),  # it falls where returns are equal
+         lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
+         learned_long),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 
