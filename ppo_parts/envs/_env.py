@@ -212,7 +212,7 @@ class Env(NamedTuple):
             from a checkpoint cannot be continued, as on the host; None: every state can be.
         observe: `observe(state, obs) -> obs` applies the wrappers to an observation of the innermost environment, with
             the running statistics in `state`; None: they do not change it.
-        act: `act(action) -> action` does so with an action, before the innermost environment receives it.
+        act: `act(action) -> action` applies the wrappers to an action, before the innermost environment receives it.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of the first of the N environments, made on the host;
             None: the environment cannot be rendered.
         privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.

@@ -1,4 +1,4 @@
-"""The laws that every environment follows, and their check with random actions."""
+"""The laws that every environment follows, and `check_laws`, which tests them with random actions."""
 
 from __future__ import annotations
 

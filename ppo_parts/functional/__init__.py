@@ -5,7 +5,7 @@ in float32), and losses are returned per element. The first paragraph of each do
 Where `mask` is 0, result and gradient are 0, whatever the inputs contain. A hyperparameter is a number, or an array
 that fits the others; the derivative of a loss with respect to it is the true one almost everywhere.
 
-What is known is checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
+Concrete values are checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
 (nothing is broadcast), `TypeError` for arrays and arguments of another kind than documented, and `ValueError` for
 numbers out of the documented range, flags other than 0 and 1, and unknown words. What is traced cannot be checked: a
 flag that is neither 0 nor 1 makes the result NaN. The functions compile once for each shape, also outside `jit`.

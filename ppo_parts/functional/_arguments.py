@@ -1,7 +1,7 @@
 """The door of the public functions: what each argument may be, by its name, and how it is prepared for the equations.
 
-A name means the same in every function, so most rules stand once, in `KINDS`. What is known is checked here; the rest
-of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
+A name means the same in every function, so most rules stand once, in `KINDS`. Concrete values are checked here; the
+rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
 """
 
 from __future__ import annotations
