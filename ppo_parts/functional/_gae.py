@@ -12,8 +12,8 @@ from jax import export
 from ._arguments import CONSTANT, Implementation, MaskMode, public
 from ._common import Array, Number, chosen, kept, visible
 from ._errors import ShapeError, UserValueError
-from ._recurrence import reverse_recurrence
-from ._steps import Steps, check_padding, solve, unless
+from ._recurrence import reverse_recurrence, solver
+from ._steps import Steps, check_padding, prepare, unless
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._gae.Advantages")
@@ -85,20 +85,21 @@ def gae(
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
 
-    def terms(x: Steps) -> tuple[Array, Array]:
-        delta = x.reward + x.gamma * unless(x.terminated, x.next_value) - x.value
-        trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda))
-        return delta, trace
-
-    # `solve` applies the mask and solves the recurrence, which as a plain loop is
+    skip = mask_mode == "skip" and mask is not None
+    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
+    x = prepare("gae", steps, stop_gradient, skip=skip)
+    delta = x.reward + x.gamma * unless(x.terminated, x.next_value) - x.value
+    trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda))
+    if skip:  # A_t = A_{t+1} at masked steps
+        delta, trace = jnp.where(x.counts(), delta, 0), jnp.where(x.counts(), trace, 1)
+    # The recurrence, which as a plain loop is
     #
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
-    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    skip = mask_mode == "skip" and mask is not None
-    advantage, steps = solve("gae", terms, steps, implementation, stop_gradient, skip)
-    return Advantages(advantage.astype(value.dtype), (advantage + steps.value).astype(value.dtype))
+    advantage = solver(implementation)((delta, trace))
+    advantage = jnp.where(x.counts(), advantage, 0) if skip else advantage
+    return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
 
 @public(raw=True, along_time=True, other_shape="last_value")

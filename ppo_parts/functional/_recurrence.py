@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +11,19 @@ from ._arguments import REALS, Implementation, public
 from ._common import Array, accumulator_dtype
 
 
-def recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Take one step of the recursion."""
-    delta, trace = now
-    error = delta + trace * later
-    return error, error
-
-
-def zeros_like_rows(delta: Array, trace: Array) -> Array:
-    """Return the zeros that the recursion starts from, with the sharding of the data and, in `shard_map`, its type.
-
-    Summing zero rows of the data creates such zeros.
-    """
-    return jnp.sum(delta[:0] + trace[:0], axis=0)
-
-
 def scan(terms: tuple[Array, Array]) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1}, one after another.
 
     The scan is not unrolled: XLA's CPU compiler turns an unrolled one into a fusion that is several times slower.
     """
-    return jax.lax.scan(recur, zeros_like_rows(*terms), terms, reverse=True)[1]
+
+    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        error = now[0] + now[1] * later
+        return error, error
+
+    delta, trace = terms
+    zeros = jnp.sum(delta[:0] + trace[:0], axis=0)  # with the sharding of the data and, in `shard_map`, its type
+    return jax.lax.scan(step, zeros, terms, reverse=True)[1]
 
 
 def associative(terms: tuple[Array, Array]) -> Array:
@@ -46,20 +37,17 @@ def associative(terms: tuple[Array, Array]) -> Array:
     return jax.lax.associative_scan(combine, (delta + 0 * trace, trace), reverse=True)[0]
 
 
-def choose(
-    implementation: Implementation, by_scan: Callable[[Any], Any], by_associative: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Choose the requested implementation, or the associative scan on GPUs and the scan elsewhere.
+def solver(implementation: Implementation) -> Callable[[tuple[Array, Array]], Array]:
+    """Return the requested implementation, or the associative scan on GPUs and the scan elsewhere.
 
     "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a
     computation on CPU arrays is compiled for the CPU. Without a GPU the associative scan is not even traced.
     """
     if implementation == "associative":
-        return by_associative
+        return associative
     if implementation == "scan" or not has_gpu():
-        return by_scan
-    gpu = {"cuda": by_associative, "rocm": by_associative}
-    return lambda inputs: jax.lax.platform_dependent(inputs, **gpu, default=by_scan)
+        return scan
+    return lambda terms: jax.lax.platform_dependent(terms, cuda=associative, rocm=associative, default=scan)
 
 
 def has_gpu() -> bool:
@@ -84,4 +72,4 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         [1.75, 1.5, 1.0]
     """
     dtype = accumulator_dtype(delta)
-    return choose(implementation, scan, associative)((delta.astype(dtype), trace.astype(dtype))).astype(delta.dtype)
+    return solver(implementation)((delta.astype(dtype), trace.astype(dtype))).astype(delta.dtype)

@@ -11,7 +11,8 @@ from jax import export
 
 from ._arguments import Implementation, public
 from ._common import Array, Number, chosen
-from ._steps import Steps, solve, unless
+from ._recurrence import solver
+from ._steps import Steps, prepare, unless
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
@@ -78,23 +79,22 @@ def vtrace(
     `rlax.vtrace_td_error_and_advantage`.
     """
 
-    def td_error(x: Steps, next_value: Array, rho_clip: Array) -> Array:
-        rho = jnp.minimum(_ratio(x), rho_clip)
-        return rho * (x.reward + x.gamma * unless(x.terminated, next_value) - x.value)
-
-    def terms(x: Steps) -> tuple[Array, Array]:
-        c = jnp.minimum(_ratio(x), x.c_clip)
-        trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda * c))
-        return td_error(x, x.next_value, x.rho_clip), trace
-
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio)
     steps = steps._replace(rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda)
-    error, x = solve("vtrace", terms, steps, implementation, stop_gradient)
+    x = prepare("vtrace", steps, stop_gradient)
+    ratio = _ratio(x)
+
+    def td_error(next_value: Array, rho_clip: Array) -> Array:
+        return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * unless(x.terminated, next_value) - x.value)
+
+    c = jnp.minimum(ratio, x.c_clip)
+    trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda * c))
+    error = solver(implementation)((td_error(x.next_value, x.rho_clip), trace))
     target = error + x.value
     follows = chosen(x.truncated, x.next_value, jnp.concatenate([target[1:], x.next_value[-1:]]))
     if x.pg_lambda is not None:
         follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
-    policy_advantage = td_error(x, follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
+    policy_advantage = td_error(follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
     return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
 
 
