@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
 from .._core.types import Array, Batch, Context, Part, number_at, stateless
@@ -99,14 +98,6 @@ def loss_part(
 
     hyperparameters = (*numbers.values(), *weight.values())
     return stateless(update, name=where, numbers=hyperparameters, reads=(*reads, "mask"), **(LOSS | declared))
-
-
-def named_loss(where: str, batch: Batch, name: str) -> Array:
-    """Return the loss of this name; raise if there is none."""
-    if name not in batch.losses:
-        there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-        raise UserValueError(f"{where}: no loss is named {name!r}; the losses are: {there}")
-    return batch.losses[name]
 
 
 def align_weight(batch: Batch, like: Array) -> Array:

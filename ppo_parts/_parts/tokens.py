@@ -14,7 +14,7 @@ from .._core.types import Array, Batch, Context, Part, field_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import is_whole
 from ..functional._groups import per_sequence
-from .common import LOSS, at_step, check_numbers, check_options, is_zero, named_loss
+from .common import LOSS, at_step, check_numbers, check_options, is_zero
 
 SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 """What a part declares that computes from whole sequences."""
@@ -179,7 +179,10 @@ def aggregate(
     numbers = check_numbers(where, length=length)
 
     def update(batch: Batch, context: Context) -> Batch:
-        tokens = named_loss(where, batch, loss)
+        if loss not in batch.losses:
+            there = ", ".join(batch.losses) or "none yet (put it after the losses)"
+            raise UserValueError(f"{where}: no loss is named {loss!r}; the losses are: {there}")
+        tokens = batch.losses[loss]
         if by == "token_mean":
             return batch.replace(losses=dict(batch.losses))
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
