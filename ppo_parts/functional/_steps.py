@@ -16,7 +16,7 @@ HYPERPARAMETERS = ("gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "
 
 
 class Steps(NamedTuple):
-    """What an estimator reads, for all steps `[T, ...]` or for one step `[...]`; None for what is not given.
+    """What an estimator reads, `[T, ...]`; None for what is not given.
 
     Hyperparameters may be single numbers. Only `vtrace` has ratios and clips.
     """

@@ -39,8 +39,9 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
 
     Returns:
         Scalars by name, each after "probe/": `log_ratio`, the largest absolute one, of the parameters that acted, and
-        `log_ratio_inside`, where no action is at its bounds; `memory_after_reset`, the effect of a carry before a reset
-        on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
+        `log_ratio_inside`, where no action is at its bounds, NaN if that is nowhere; `memory_after_reset`, the effect
+        of a carry before a reset on the outputs after it; `same_envs`, the share of environments with the observations
+        of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
         divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
         `action_beyond`, of those beyond it;
