@@ -1,25 +1,21 @@
 """Helpers for tests of training runs: a tiny run, ways to run it, and readers of its files."""
 
-import contextlib
-import functools
 import json
-import os
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental.compilation_cache import compilation_cache
 
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
-from ppo_parts.training._program import compile_program
 
 ROOT = Path(__file__).parents[1]
 STEPS_PER_UPDATE = 16
@@ -41,33 +37,10 @@ def arguments(config: Config) -> list[str]:
     return [*given, "--hidden", *map(str, config.hidden)]
 
 
-@contextlib.contextmanager
-def compiled_programs_kept_in(folder: Path):
-    """Compile each program once, and quickly; `start` does the same, so that processes share them and agree."""
-    given = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_disable_most_optimizations": True,
-    }
-    before = {name: jax.config.values[name] for name in given}
-    for name, value in given.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-def start(*argv: str, cache: Path, optimized: bool = False) -> subprocess.Popen:
-    """Start the recipe in its own process; `cache` keeps compiled programs."""
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not optimized)),
-    }
+def start(*argv: str) -> subprocess.Popen:
+    """Start the recipe in its own process."""
     command = [sys.executable, "-m", "ppo_parts.recipes.cleanrl_ppo", "--no-progress", *argv]
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
@@ -132,46 +105,40 @@ def raw(x: Any) -> Any:
     return jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
 
 
-class Two:
-    """A pace of two updates in each call, whatever they take."""
+class ByTwos(Program):
+    """Two updates a call, whatever they take, and one program for all runs of one `Train`."""
 
-    updates = 2
+    programs: ClassVar[dict[Any, Any]] = {}
 
-    def took(self, updates: int, seconds: float) -> None:
-        del updates, seconds
+    def __post_init__(self):
+        super().__post_init__()
+        self.pace = SimpleNamespace(updates=2, took=lambda updates, seconds: None)
 
-
-_programs: dict[Any, Any] = {}
-
-
-def by_twos(
-    step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True, placed: Any = None
-) -> Any:
-    """Two updates a call, and one program for all runs of one `Train`."""
-    del pace
-    key = (step, num_updates, num_seeds, placed and placed.mesh)
-    if key not in _programs:
-        _programs[key] = compile_program(step, state, num_updates, num_seeds, Two(), donate, placed)
-    return _programs[key]
+    def compile_updates(self, state: Any) -> Any:
+        key = (self.train, self.options.num_seeds, self.placed.mesh)
+        if key not in self.programs:
+            self.programs[key] = super().compile_updates(state)
+        return self.programs[key]
 
 
-def acting(after: int, action: Callable[[], None]) -> Callable[..., Any]:
-    """As `by_twos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
+def acting(after: int, action: Callable[[], None]) -> type[Program]:
+    """As `ByTwos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
 
-    def compile(*args: Any) -> Any:
-        advance, done = by_twos(*args), 0
+    class Acting(ByTwos):
+        def advance_from(self, state: Any) -> Any:
+            advance, done = super().advance_from(state), 0
 
-        def advance_then_act(state: Any, most: int) -> Any:
-            nonlocal done
-            state, measured = advance(state, most)
-            done += len(measured["loss"])
-            if done == after:
-                action()
-            return state, measured
+            def advance_then_act(state: Any, most: int) -> Any:
+                nonlocal done
+                state, measured = advance(state, most)
+                done += len(measured["loss"])
+                if done == after:
+                    action()
+                return state, measured
 
-        return advance_then_act
+            return advance_then_act
 
-    return compile
+    return Acting
 
 
 class Crash(Exception):
@@ -188,13 +155,12 @@ def go(
     place: Path | None,
     name: str,
     config: Any = None,
-    compile: Any = by_twos,
+    program: Any = ByTwos,
     on_rows: Any = None,
     **options: Any,
 ) -> Any:
     """A quiet run by twos; returns its folder and its result."""
     where = {} if "resume" in options else {"directory": place, "name": name}
     kept = RunOptions(**{**QUIET, **options, **where})
-    make_program = functools.partial(Program, compile=compile)
-    result = run(train, config or tiny(), kept, on_rows=on_rows, make_program=make_program)
+    result = run(train, config or tiny(), kept, on_rows=on_rows, make_program=program)
     return kept.resume or kept.directory / kept.name, result

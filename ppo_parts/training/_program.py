@@ -42,48 +42,6 @@ class Pace:
         self.updates = min(max(1, fitting), 10 * updates)
 
 
-def compile_program(
-    step: Callable[[Any], Any],
-    state: Any,
-    num_updates: int,
-    num_seeds: int,
-    pace: Pace,
-    donate: bool,
-    placed: Placement,
-) -> Advance:
-    """Compile `advance` for states like `state`, on the devices where it is `placed`.
-
-    With `donate`, the state that it is called with is overwritten. The number of updates is a run-time argument, so a
-    single program serves calls of any length. Dividing a run into different calls (because of a checkpoint, an
-    interruption or a slower machine) does not change a single bit.
-    """
-    size = min(num_updates, max(1, ROWS // num_seeds))
-
-    def updates(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
-        shapes = jax.eval_shape(step, state)[1]
-
-        def body(i: jax.Array, carry: Any) -> Any:
-            state, buffer = carry
-            state, measured = step(state)
-            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffer, measured)
-
-        buffer = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
-        return jax.lax.fori_loop(0, number, body, (state, buffer))
-
-    program = placed.jit(updates, ("state", "number"), ("state", "metrics"), donate_argnums=(0,) if donate else ())
-    program = program.lower(state, np.int32(0)).compile()
-
-    def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
-        number, began = min(most, size, pace.updates), time.perf_counter()
-        with host_errors():
-            state, measured = program(state, np.int32(number))
-            values = np.asarray(placed.gathered(measured.array))[:number]
-        pace.took(number, *agree(time.perf_counter() - began))
-        return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
-
-    return advance
-
-
 @dataclasses.dataclass
 class Program:
     """The computations of a run on its device, for all its seeds at once.
@@ -93,13 +51,12 @@ class Program:
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
-        compile: makes the program that runs updates; see `compile_program`.
     """
 
     train: Train
     seed: int
     options: RunOptions
-    compile: Callable[..., Advance] = compile_program
+    pace: Pace = dataclasses.field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
@@ -122,11 +79,41 @@ class Program:
             return jax.block_until_ready(init(self._keys))
 
     def advance_from(self, state: Any) -> Advance:
-        """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
+        """Compile `advance(state, most) -> (state, metrics)` for states like this one.
+
+        Dividing a run into different calls (because of a checkpoint, an interruption or a slower machine) does not
+        change a single bit.
+        """
+        program = self.compile_updates(state)
+
+        def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
+            number, began = min(most, self._rows, self.pace.updates), time.perf_counter()
+            with host_errors():
+                state, measured = program(state, np.int32(number))
+                values = np.asarray(self.placed.gathered(measured.array))[:number]
+            self.pace.took(number, *agree(time.perf_counter() - began))
+            return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
+
+        return advance
+
+    def compile_updates(self, state: Any) -> Callable[[Any, np.int32], tuple[Any, Metrics]]:
+        """Compile a number of updates, an argument at run time, so that a single program serves calls of any length."""
+        step = vmap_over_seeds(self.train.compiled_step, self.options.num_seeds)
+
+        def updates(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
+            def body(i: jax.Array, carry: Any) -> Any:
+                state, buffer = carry
+                state, measured = step(state)
+                return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffer, measured)
+
+            shapes = jax.eval_shape(step, state)[1]
+            buffer = jax.tree.map(lambda s: jnp.zeros((self._rows, *s.shape), s.dtype), shapes)
+            return jax.lax.fori_loop(0, number, body, (state, buffer))
+
         # After an error of an environment on the host, the run saves the state from before the call.
-        donate, num_seeds = self.train.rollout.restart is None, self.options.num_seeds
-        step = vmap_over_seeds(self.train.compiled_step, num_seeds)
-        return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate, self.placed)
+        donated = (0,) if self.train.rollout.restart is None else ()
+        program = self.placed.jit(updates, ("state", "number"), ("state", "metrics"), donate_argnums=donated)
+        return program.lower(state, np.int32(0)).compile()
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
@@ -149,6 +136,10 @@ class Program:
             return vmap_over_seeds(of_seed, self.options.num_seeds)(keys, state)
 
         return self.placed.jit(play, ("keys", "state", "number"), "episodes")
+
+    @property
+    def _rows(self) -> int:
+        return min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
 
     @functools.cached_property
     def _keys(self) -> jax.Array:

@@ -10,20 +10,9 @@ import pytest
 from ppo_parts import envs, training
 from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.envs.test_rollout import echo
-from tests.runs import compiled_programs_kept_in, tiny
+from tests.runs import tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with compiled_programs_kept_in(tmp_path_factory.mktemp("cache")):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def optimized_when_slow():
-    """Set once for the whole module (`cache`)."""
 
 
 def test_defaults_are_those_of_cleanrl():

@@ -7,26 +7,13 @@ import pytest
 
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._messages import printed_messages
-from tests.runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
+from tests.runs import EVALUATED, UPDATES, Crash, acting, crash, go, tiny
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.lenient_ranks)  # distrax, gymnax
-
-
-@pytest.fixture(scope="package", autouse=True)
-def cache(tmp_path_factory):
-    """Programs compiled here, also by the processes started here."""
-    folder = tmp_path_factory.mktemp("cache")
-    with compiled_programs_kept_in(folder):
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def optimized_when_slow():
-    """Set once for the whole package (`cache`), because runs of different tests are compared to the last bit."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +60,7 @@ def evaluated(train, place):
 def crashed(train, place):
     """A run that died in update 11, with checkpoints of 4 and 8; copy it before you touch it."""
     with pytest.raises(Crash):
-        go(train, place, "crashed", compile=acting(12, crash))
+        go(train, place, "crashed", program=acting(12, crash))
     return place / "crashed"
 
 

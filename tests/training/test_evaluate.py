@@ -9,7 +9,7 @@ from ppo_parts import training
 from ppo_parts.training._evaluate import metrics_of
 from tests.common import Categorical, assert_same
 from tests.envs.test_rollout import clock
-from tests.runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars
+from tests.runs import checkpoint, evaluations, rows, scalars
 
 
 def coin(params, batch):
@@ -53,30 +53,6 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
     seen = scalars(folder)
     for name in found[12]:
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
-
-
-def test_evaluate_seeds_side_by_side_by_one_program(train, make_train, tmp_path, monkeypatch):
-    traced, before = [], training.Train.evaluate_policy
-
-    def evaluate_policy(*args, **given):
-        traced.append(given)
-        return before(*args, **given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Train, "evaluate_policy", evaluate_policy)
-        folder, result = go(train, tmp_path, "run", num_seeds=3, eval_mode=True, **EVALUATED)
-    assert traced == [{"episodes": 5}, {"mode": True}]  # once to see that it can work, and once for all evaluations
-    found = evaluations(folder)
-    assert list(found) == [5, 10, 12]
-    run = training.load(folder, make_train)
-    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), 12))
-    play = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
-    expected = np.asarray(jax.jit(play)(keys(jnp.arange(1, 4)), run.state), float)
-    assert found[12]["evaluation/episode_return"] == pytest.approx(expected)
-    assert result["evaluation"]["episode_return"]["per_seed"] == found[12]["evaluation/episode_return"]
-    assert run.metrics["evaluation/episode_return"].shape == (UPDATES, 3)
-    best = max(found, key=lambda update: np.mean(found[update]["evaluation/episode_return"]))
-    assert result["best"]["update"] == best
 
 
 def test_evaluate_metrics_of_agents_are_means_over_them():

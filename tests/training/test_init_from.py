@@ -33,7 +33,7 @@ def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_p
         with pytest.raises(Crash):
             go(train, tmp_path, "run", config, init_from=Path(whole[0].name))
     with pytest.raises(Crash):
-        go(train, tmp_path, "run", config, init_from=Path(whole[0].name), compile=acting(2, crash))
+        go(train, tmp_path, "run", config, init_from=Path(whole[0].name), program=acting(2, crash))
     monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
     folder, _ = go(train, None, "", config, resume=tmp_path / "run")
     assert "from update 12" in capsys.readouterr().out

@@ -46,15 +46,15 @@ def finish(process):
 
 @pytest.mark.slow
 def test_kill_twenty_times_ends_the_same(tmp_path):
-    rng, cache, folder, moments = random.Random(0), tmp_path / "cache", tmp_path / "run", Counter()
+    rng, folder, moments = random.Random(0), tmp_path / "run", Counter()
     command = [*arguments(tiny((KILLS + 2) * UPDATES_PER_LIFE)), "--directory", str(tmp_path), *OPTIONS, "--name"]
-    finish(start(*command, "whole", "--checkpoint-every", "50", cache=cache))
+    finish(start(*command, "whole", "--checkpoint-every", "50"))
     for number in range(KILLS):
         writing = rng.random() < 0.7
         resumed = ["--resume", str(folder)] if (folder / "config.json").exists() else [*command, "run"]
         every = "1" if writing else "50"  # so that most of the time goes into checkpoints, or into updates
         before, latest = rows(folder), max(complete(folder), default=0)
-        process = start(*resumed, "--checkpoint-every", every, cache=cache)
+        process = start(*resumed, "--checkpoint-every", every)
         if number % 10 == 9:
             time.sleep(rng.uniform(0, 8))  # it is still starting
         else:
@@ -69,7 +69,7 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
         assert from_update is None or int(from_update[1] or 0) == latest
         moments["checkpoint" if half_written(folder) else "update" if rows(folder) > before else "start"] += 1
         assert not complete(folder) or checkpoint(folder)  # as orbax alone reads it
-    finish(start("--resume", str(folder), "--checkpoint-every", "50", cache=cache))
+    finish(start("--resume", str(folder), "--checkpoint-every", "50"))
     assert_same_run(folder, tmp_path / "whole")
     best = json.loads((folder / "result.json").read_text())["best"]["update"]
     ours, theirs = (checkpoint(tmp_path / name, best) for name in ("run", "whole"))

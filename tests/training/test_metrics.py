@@ -75,14 +75,15 @@ def test_memory_of_a_run_does_not_grow(train, tmp_path):
     """100,000 updates, whose numbers cost nothing, after 20,000 to warm up; then the first call after `resume`."""
     resident, began, first = [], [], []
 
-    def free(*args):
-        def advance(state, most):
+    class Free(training.Program):
+        def advance_from(self, state):
+            return self.advance
+
+        def advance(self, state, most):
             first.append(time.monotonic() - began[-1])
             resident.append(int(Path("/proc/self/statm").read_text().split()[1]))
             numbers = np.linspace(0, 1, most, dtype=np.float32)
             return state, {name: numbers for name in train.shapes[1] if not name.startswith("nonfinite")}
-
-        return advance
 
     config, seconds = tiny(120_000), []
     long = cleanrl_ppo.make_train(config)
@@ -91,7 +92,7 @@ def test_memory_of_a_run_does_not_grow(train, tmp_path):
         began.append(time.monotonic())
         first.clear()
         stop = lambda rows: (_ for _ in ()).throw(training.StopRun) if rows[-1]["update"] == 118_999 else None  # noqa: E731
-        go(long, config=config, compile=free, on_rows=stop, **where, **options)
+        go(long, config=config, program=Free, on_rows=stop, **where, **options)
         seconds.append(first[0])
     warm, end = np.mean(resident[18:20]), np.max(resident[20:119])
     print(f"{warm * 4 / 1024:.1f} MB after 20,000 updates, at most {end * 4 / 1024:.1f} after; first call {seconds}")

@@ -30,7 +30,7 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
     whole, result = go(population, tmp_path, "whole", eval_episodes=2)
     with pytest.raises(Crash):
-        go(population, tmp_path, "killed", compile=acting(6, crash))
+        go(population, tmp_path, "killed", program=acting(6, crash))
     killed, _ = go(population, None, None, resume=tmp_path / "killed")
     assert_same_run(killed, whole)
     assert result["evaluation"]["episodes"] == 2

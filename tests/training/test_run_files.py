@@ -12,21 +12,24 @@ import jax
 import numpy as np
 import pytest
 
+from ppo_parts import training
 from ppo_parts.recipes import async_ppo, atari_ppo
-from ppo_parts.training import RunFolderError, RunOptions, _run, run
+from ppo_parts.training import Program, RunFolderError, RunOptions, _run, run
 from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._folder import open_run
 from ppo_parts.training._messages import logger
-from ppo_parts.training._program import Pace, compile_program
+from ppo_parts.training._program import Pace
 from ppo_parts.training._run import introduction
 from tests.runs import (
+    EVALUATED,
     UPDATES,
+    ByTwos,
     Crash,
     acting,
     assert_same_run,
-    by_twos,
     checkpoint,
     crash,
+    evaluations,
     go,
     rows,
     scalars,
@@ -74,25 +77,38 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
         )
 
 
-def test_run_of_several_seeds_is_one_program(whole, train, place):
-    folder, _ = whole
-    programs, told = [], []
-    compile = lambda *args: programs.append(1) or by_twos(*args)  # noqa: E731
-    several, result = go(train, place, "seeds", num_seeds=3, eval_episodes=2, compile=compile, on_rows=told.extend)
-    assert len(programs) == 1
+def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, monkeypatch):
+    """So are their evaluations: traced once to see that they can work, and once for all of them."""
+    traced, told, play = [], [], training.Train.evaluate_policy
+
+    def evaluate_policy(*args, **given):
+        traced.append(given)
+        return play(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Train, "evaluate_policy", evaluate_policy)
+        several, result = go(train, place, "seeds", on_rows=told.extend, num_seeds=3, eval_mode=True, **EVALUATED)
+    assert traced == [{"episodes": 5}, {"mode": True}]
     assert {row["loss"].shape for row in told} == {(3,)}
     assert [row["env_steps"] for row in told] == [16 * (i + 1) for i in range(UPDATES)]
     found = rows(several)
-    for mine, alone in zip(found, rows(folder), strict=True):
-        assert len(mine["loss"]) == 3
+    for mine, alone in zip(found, rows(whole[0]), strict=True):
+        assert (mine["update"], mine["env_steps"]) == (alone["update"], alone["env_steps"])
         assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # seed 1 is seed 1
-        assert mine["update"] == alone["update"]
-        assert mine["env_steps"] == alone["env_steps"]
     assert len({tuple(row["loss"][i] for row in found) for i in range(3)}) == 3
     for numbers in (result["last_100_episodes_return"], result["evaluation"]["episode_return"]):
-        assert len(numbers["per_seed"]) == 3
         assert numbers["mean"] == pytest.approx(np.mean(numbers["per_seed"]))
-    assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 6
+    assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 15
+
+    run, played = training.load(several, make_train), evaluations(several)
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), UPDATES))
+    evaluate = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
+    expected = np.asarray(jax.jit(evaluate)(keys(np.arange(1, 4)), run.state), float)
+    assert played[UPDATES]["evaluation/episode_return"] == pytest.approx(expected)
+    assert result["evaluation"]["episode_return"]["per_seed"] == played[UPDATES]["evaluation/episode_return"]
+    assert run.metrics["evaluation/episode_return"].shape == (UPDATES, 3)
+    best = max(played, key=lambda update: np.mean(played[update]["evaluation/episode_return"]))
+    assert result["best"]["update"] == best
     with pytest.raises(ValueError, match="num_seeds was 3, is 2"):
         go(train, place, "", num_seeds=2, resume=several)
 
@@ -100,12 +116,13 @@ def test_run_of_several_seeds_is_one_program(whole, train, place):
 def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog, monkeypatch):
     """And as a function it prints nothing: its messages are logged."""
 
-    def none_ended(*args):
-        return lambda state, most: (state, {"episode_return": np.full(most, np.nan), "episodes": np.zeros(most, int)})
+    class NoneEnded(Program):
+        def advance_from(self, state):
+            return lambda state, most: (state, {"episode_return": np.full(most, np.nan), "episodes": np.zeros(most)})
 
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
-    folder, result = go(train, place, "endless", compile=none_ended)
+    folder, result = go(train, place, "endless", program=NoneEnded)
     assert "curve" not in result
     assert not (folder / "curve.png").exists()
     assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
@@ -149,7 +166,7 @@ def test_run_has_one_writer(train, tmp_path):
         crash()
 
     with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(2, again))
+        go(train, tmp_path, "run", program=acting(2, again))
 
 
 def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
@@ -232,17 +249,16 @@ def test_a_recipe_that_borrows_a_configuration_has_a_class_of_its_own():
 def test_run_paces_change_nothing(train, whole, tmp_path):
     """Calls of any length, checkpoints in between, records of any size: the same bits."""
 
-    class Uneven:
-        updates = 1
+    class Uneven(ByTwos):
+        def __post_init__(self):
+            super().__post_init__()
+            self.pace = SimpleNamespace(updates=1, took=self.took)
 
         def took(self, updates, seconds):
-            self.updates = self.updates % 3 + 1
-
-    def compile(*args):
-        return compile_program(*args[:4], Uneven(), *args[5:])
+            self.pace.updates = self.pace.updates % 3 + 1
 
     options = {"log_every": 100, "checkpoint_minutes": 1e-9, "keep_checkpoints": None}
-    folder, _ = go(train, tmp_path, "run", compile=compile, **options)
+    folder, _ = go(train, tmp_path, "run", program=Uneven, **options)
     assert_same_run(folder, whole[0])
     assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
 
@@ -264,7 +280,7 @@ def test_run_tensorboard_continues(train, tmp_path):
     """The records of a resumed run are those of one without a crash; TensorBoard hides what a killed process wrote."""
     folder = tmp_path / "run"
     with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(10, crash), tensorboard=True)
+        go(train, tmp_path, "run", program=acting(10, crash), tensorboard=True)
     go(train, None, "", resume=folder, tensorboard=True)
     assert list(scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
     assert len(list(folder.glob("events.out.tfevents.*.129"))) == 1
@@ -273,7 +289,7 @@ def test_run_tensorboard_continues(train, tmp_path):
 def test_run_folder_that_is_removed_meanwhile_ends_the_run(train, tmp_path):
     remove = acting(6, lambda: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):
-        go(train, tmp_path, "run", compile=remove)
+        go(train, tmp_path, "run", program=remove)
 
 
 def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):

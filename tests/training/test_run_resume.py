@@ -14,6 +14,7 @@ from ppo_parts.training import _checkpoint, _folder
 from tests.runs import (
     EVALUATED,
     UPDATES,
+    ByTwos,
     Crash,
     acting,
     assert_same_run,
@@ -30,7 +31,7 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
     expected, _ = request.getfixturevalue(undisturbed)
     capsys.readouterr()
     with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(after, crash), **options)
+        go(train, tmp_path, "run", program=acting(after, crash), **options)
     if after == 4:  # before the first checkpoint
         for which in (3, "best"):
             with pytest.raises(FileNotFoundError, match="has no checkpoints, so not"):
@@ -69,7 +70,7 @@ def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path, what):
 
     says = {"metrics": "device; the latest checkpoint is 5", "checkpoint": "10 could not be written: .*No space left"}
     with monkeypatch.context() as patch, pytest.raises(training.RunFolderError, match=says[what]):
-        go(train, tmp_path, "run", compile=acting(10, fill), checkpoint_every=5)
+        go(train, tmp_path, "run", program=acting(10, fill), checkpoint_every=5)
     folder, _ = go(train, None, "", resume=tmp_path / "run", checkpoint_every=5)
     assert steps(folder) == [10, 12]
     assert_same_run(folder, whole[0])
@@ -132,7 +133,7 @@ def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path
     assert not (folder / "aside").exists()
     damage.write_bytes(content)
     with pytest.raises(Crash):
-        go(train, None, "", resume=folder, checkpoint=5, compile=acting(2, crash), **EVALUATED)
+        go(train, None, "", resume=folder, checkpoint=5, program=acting(2, crash), **EVALUATED)
     aside = sorted(re.match(r"(checkpoint-\d+|\D+)-", path.name)[1] for path in (folder / "aside").iterdir())
     assert aside == [*sorted(f"checkpoint-{step}" for step in before if step > 5), "metrics.jsonl", "result.json"]
     (cut,) = (folder / "aside").glob("metrics.jsonl-*")
@@ -142,7 +143,12 @@ def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path
 def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole, tmp_path):
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
     before = json.loads((folder / "result.json").read_text())
-    go(train, None, "", resume=folder, compile=crash)
+
+    class Untrained(ByTwos):
+        def advance_from(self, state):
+            crash()
+
+    go(train, None, "", resume=folder, program=Untrained)
     assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(RuntimeWarning, match="is missing"):

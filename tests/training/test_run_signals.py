@@ -29,7 +29,7 @@ def hangup():
 def test_signal_saves_first(train, whole, tmp_path, capsys, name, after):
     number = signal.Signals[name]
     before = signal.getsignal(number)
-    folder, result = go(train, tmp_path, "run", compile=acting(after, lambda: signal.raise_signal(number)))
+    folder, result = go(train, tmp_path, "run", program=acting(after, lambda: signal.raise_signal(number)))
     assert signal.getsignal(number) is before
     assert result["interrupted_by"] == name
     assert result["env_steps"] == after * 16
@@ -42,8 +42,8 @@ def test_signal_saves_first(train, whole, tmp_path, capsys, name, after):
 
 
 def test_signal_usr1_saves_and_continues(train, whole, tmp_path):
-    compile = acting(6, lambda: signal.raise_signal(signal.SIGUSR1))
-    folder, result = go(train, tmp_path, "run", compile=compile, keep_checkpoints=None)
+    program = acting(6, lambda: signal.raise_signal(signal.SIGUSR1))
+    folder, result = go(train, tmp_path, "run", program=program, keep_checkpoints=None)
     assert "interrupted_by" not in result
     assert steps(folder) == [4, 6, 8, 12]
     assert_same_run(folder, whole[0])
