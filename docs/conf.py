@@ -62,7 +62,11 @@ project_pages = sorted({path.stem for path in ROOT.glob("*.md")} - {"README", "C
 SECTIONS["CONTRIBUTING"] = [*project_pages, *pages("decisions")]
 SECTIONS["docs/gallery/README"] += pages("gallery")
 SECTIONS["docs/results"].append("benchmarks/results/README")
-SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
+index = (ROOT / "docs/index.md").read_text()
+SECTIONS["docs/index"] = sorted(  # as in its table
+    (page for page in pages("") if not any(page in children for children in SECTIONS.values())),
+    key=lambda page: index.find(f"]({page.removeprefix('docs/')}.md)"),
+)
 SHORT = {"docs/quickstart": "Quickstart </docs/quickstart>"}  # or the bar at the top has two lines
 NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # records and history hide what explains
 
@@ -97,6 +101,7 @@ napoleon_use_ivar = True
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "ppo_parts"
+html_sidebars = {"docs/quickstart": [], "docs/coming-from": []}  # they have no neighbors
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).parent / "_ext" / "scorer.js")

@@ -1,9 +1,10 @@
-"""Train the agents of docs/play.md, and write their policies at several checkpoints: `python -m docs._ext.agents`."""
+"""Train the agents of docs/play.md, and write what they knew at several checkpoints: `python -m docs._ext.agents`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,34 @@ import jax
 import numpy as np
 
 from benchmarks import _runs, classic
+from ppo_parts import training
 from ppo_parts.commands import export
+from ppo_parts.recipes import mujoco_ppo
 
 WRITTEN = Path(__file__).parents[1] / "_static" / "agents.js"
 HIDDEN = (16, 16)
+BREAKOUT = classic.Config(  # it needs much entropy at first
+    env_id="Breakout-MinAtar", total_timesteps=5_000_000, num_envs=64, num_steps=32, learning_rate=3e-3, gae_lambda=0.9,
+    ent_coef=0.1, normalize_observations=False, normalize_rewards=False, refresh="rollout", hidden=HIDDEN,
+)  # fmt: skip
 CONFIGS = {
     "CartPole-v1": dataclasses.replace(classic.PRESETS["cartpole"], normalize_observations=False, hidden=HIDDEN),
     "MountainCar-v0": dataclasses.replace(classic.PRESETS["mountain_car_250k"], hidden=HIDDEN),
+    "Breakout-MinAtar": BREAKOUT,
 }
-USUAL = {"CartPole-v1": ([0, 0, 0, 0], [0.1, 0.1, 0.1, 0.1]), "MountainCar-v0": ([-0.5, 0], [0.1, 0.02])}
+CELLS = np.zeros((10, 10, 4))  # those of Breakout that can be occupied: by the paddle, the ball, its trail, bricks
+CELLS[9, :, 0] = CELLS[:, :, 1:3] = CELLS[1:4, :, 3] = 0.5
+USUAL = {
+    "CartPole-v1": ([0, 0, 0, 0], [0.1, 0.1, 0.1, 0.1]),
+    "MountainCar-v0": ([-0.5, 0], [0.1, 0.02]),
+    "Breakout-MinAtar": (CELLS.ravel(), CELLS.ravel()),
+}
 """Observations that no policy clips: the middle, and how far from it they go."""
-CHECKPOINTS = 8
+WALKER = mujoco_ppo.Config(env_id="gym:HalfCheetah-v5", total_timesteps=300_000)
+FRAMES = 100
 
 
-def layers_of(train: Any, state: Any, middle: np.ndarray, widths: np.ndarray) -> list[Any]:
+def layers_of(train: training.Train, state: Any, middle: np.ndarray, widths: np.ndarray) -> list[Any]:
     """Return the actor's kernels and biases, with the standardization of observations in the first of them."""
     params = jax.tree.map(np.asarray, state.learner.params["params"])
     layers = [[np.float64(params[f"Dense_{i}"][name]) for name in ("kernel", "bias")] for i in range(len(HIDDEN) + 1)]
@@ -34,35 +49,61 @@ def layers_of(train: Any, state: Any, middle: np.ndarray, widths: np.ndarray) ->
         slope = np.diag(seen[1:] - seen[0]) / widths
         kernel, bias = layers[0]
         layers[0] = [slope[:, None] * kernel, bias + (seen[0] - slope * middle) @ kernel]
+    layers[0][0] = layers[0][0] * (widths > 0)[:, None]
+    layers = [[np.round(x, 3) + 0.0 for x in layer] for layer in layers]
     x = obs = middle + widths * np.random.default_rng(0).uniform(-1, 1, (50, len(middle)))
     for depth, (kernel, bias) in enumerate(layers):
         x = x @ kernel + bias
         x = np.tanh(x) if depth < len(HIDDEN) else x
+    act, rows = export.policy_function(train, state)
+    expected = act(np.float32(obs).reshape(-1, *rows["obs"].shape))["logits"]
+    np.testing.assert_allclose(jax.nn.softmax(x), jax.nn.softmax(expected), atol=0.02)
+    return [np.vstack([kernel, bias]).tolist() for kernel, bias in layers]
+
+
+def frames_of(train: training.Train, state: Any) -> Iterator[list[int]]:
+    """Let the policy walk from a fixed start, and yield its place and the ends of its limbs, (x, z), in cm."""
+    import gymnasium
+
     act, _ = export.policy_function(train, state)
-    np.testing.assert_allclose(jax.nn.log_softmax(x), act(np.float32(obs))["logits"], atol=1e-3)
-    return [[[float(f"{w:.6g}") for w in row] for row in np.vstack([kernel, bias]).tolist()] for kernel, bias in layers]
+    act = jax.jit(act)
+    env = gymnasium.make(WALKER.env_id.removeprefix("gym:"))
+    obs, _ = env.reset(seed=0)
+    data, model = env.unwrapped.data, env.unwrapped.model  # type: ignore[attr-defined]
+    limbs = [i for i, body in enumerate(model.geom_bodyid) if body]  # capsules; body 0 is the ground
+    for _ in range(FRAMES):
+        reach = data.geom_xmat[limbs].reshape(-1, 3, 3)[:, :, 2] * model.geom_size[limbs, 1:2]
+        middle = data.geom_xpos[limbs] - [data.qpos[0], 0, 0]
+        ends = np.hstack([(middle - reach)[:, ::2], (middle + reach)[:, ::2]])
+        yield [round(100 * x) for x in (data.qpos[0], *ends.ravel())]
+        obs, *_ = env.step(np.asarray(act(np.float32(obs)[None])["action"][0]))
 
 
-def learned(env_id: str) -> dict[str, Any]:
-    """Train one seed, and return its learning curve and what it knew at each checkpoint."""
-    train = classic.make_train(CONFIGS[env_id])
-    keys = _runs.keys_of(range(1, 2))
-    middle, widths = map(np.array, USUAL[env_id])
-
-    def policy(state: Any) -> list[Any]:
-        return layers_of(train, jax.tree.map(lambda x: x[0], state), middle, widths)  # of the only seed
-
-    found: dict[str, Any] = {"env": env_id, "steps": [], "policies": []}
-    returns = []
-    for stage in _runs.stages(train, keys, CHECKPOINTS):
+def learned(
+    env_id: str, train: training.Train, checkpoints: int, kind: str, saved: Callable[..., Any]
+) -> dict[str, Any]:
+    """Train one seed, and return its learning curve and what is `saved` of it at each checkpoint."""
+    found: dict[str, Any] = {"env": env_id, "steps": [], kind: []}
+    returns: list[float] = []
+    for stage in _runs.stages(train, _runs.keys_of(range(1, 2)), checkpoints):
         found["steps"].append(stage.env_steps)
-        found["policies"].append(policy(stage.state))
+        found[kind].append(saved(train, jax.tree.map(lambda x: x[0], stage.state)))  # of the only seed
         returns += np.asarray(stage.metrics["episode_return"][0], float).tolist()
-    parts = np.array_split(np.array(returns), 40)
+    parts = np.array_split(np.array(returns), 25)
     found["returns"] = [round(float(np.nanmean(part)), 1) if np.isfinite(part).any() else None for part in parts]
     return found
 
 
 if __name__ == "__main__":
-    agents = [learned(env_id) for env_id in CONFIGS]
+    agents = []
+    for env_id, config in CONFIGS.items():
+        middle, widths = map(np.array, USUAL[env_id])
+        agents.append(
+            learned(
+                env_id, classic.make_train(config), 4 if config is BREAKOUT else 8, "policies",
+                lambda train, state, usual=(middle, widths): layers_of(train, state, *usual),
+            )
+        )  # fmt: skip
+    walker = mujoco_ppo.make_train(WALKER)
+    agents.append(learned("HalfCheetah-v5", walker, 6, "frames", lambda *run: list(frames_of(*run))))
     WRITTEN.write_text(f"const agentsTable = {json.dumps(agents, separators=(',', ':'))};\n")

@@ -24,6 +24,13 @@ def paper(arm: str, task: str = "CartPole-v1") -> str:
     return strip(task, *(arms[name]["evaluation_return"]["per_seed"] for name in (arm, "plain")))
 
 
+def study(arm: str, task: str = "breakout") -> str:
+    """Draw the return over the training of each seed of an arm of the study, above that of the plain arm."""
+    results = records("study")[task]["results"]
+    seeds = (results["arms"][name]["return_over_training"]["per_seed"] for name in (arm, "plain"))
+    return strip(results["config"]["env_id"], *seeds, what="return over training")
+
+
 def choice(variant: str) -> str:
     """Draw the evaluations of a choice of a library on HalfCheetah, with those of the chain that makes none dashed."""
     found = [
@@ -69,6 +76,7 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "adaptive entropy bonus": functools.partial(paper, "haarnoja_2018", "Acrobot-v1"),
         "PPO-EWMA": functools.partial(paper, "hilton_2021"),
         "two lambdas": functools.partial(paper, "yuan_2025", "Acrobot-v1"),
+        "V-trace": functools.partial(study, "refresh + V-trace"),
         "normalization": functools.partial(choice, "rollout_normalize"),
         "refreshed advantages": functools.partial(choice, "refresh_epoch"),
         "priorities": functools.partial(paper, "schaul_2016", "Acrobot-v1"),
@@ -96,6 +104,8 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "REINFORCE++": functools.partial(tokens, "reinforce", "grpo"),
     },
     "docs/gallery/losses": {
+        "dual clip (Ye et al. 2020)": functools.partial(paper, "ye_2020"),
+        "SPO (Xie et al. 2024)": functools.partial(paper, "xie_2024"),
         "Adaptive KL penalty": functools.partial(paper, "heess_2017"),
         "PPO-EWMA": functools.partial(paper, "hilton_2021"),
     },
@@ -143,7 +153,7 @@ def scale(values: Any, size: float) -> Callable[[Any], Any]:
     return lambda x: np.round(MARGIN + (np.asarray(x) - low) / (high - low or 1) * (size - 2 * MARGIN), 1)
 
 
-def strip(task: str, mine: list[float], plain: list[float]) -> str:
+def strip(task: str, mine: list[float], plain: list[float], what: str = "return after training") -> str:
     """Draw a row of dots for each chain, with its mean and the 95 % interval of the mean, from left (low) to right."""
     x = scale([*mine, *plain], WIDTH)
     shapes = []
@@ -152,7 +162,7 @@ def strip(task: str, mine: list[float], plain: list[float]) -> str:
         shapes.append(f'<path class="{name}" d="M{x(low)} {middle}H{x(high)}M{x(np.mean(values))} {middle - 7}v14"/>')
         shapes += [f'<circle class="{name}" cx="{x(value)}" cy="{middle}" r="2"/>' for value in values]
     means = f"mean {np.mean(mine):.1f}; below it plain PPO, mean {np.mean(plain):.1f}"
-    return drawn(f"{task}, return after training of {len(mine)} seeds: {means}", *shapes)
+    return drawn(f"{task}, {what} of {len(mine)} seeds: {means}", *shapes)
 
 
 def curve(task: str, what: str, mine: Any, other: Any = None, named: str = "without it") -> str:

@@ -391,6 +391,26 @@ const mode = (logits) => logits.indexOf(Math.max(...logits));
 const uniform = (low, high) => low + (high - low) * Math.random();
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
+/** A step of Breakout; the ball moves diagonally, and bounces off walls, bricks and the paddle. */
+function breakout({ x, y, dx, dy, paddle, bricks, inBrick, score }, action) {
+  paddle = clamp(paddle + [0, -1, 1][action], 0, 9);
+  let [nextX, nextY, over] = [x + dx, y + dy, false];
+  if (nextX < 0 || nextX > 9) [nextX, dx] = [x, -dx];
+  const atTop = nextY < 0;
+  if (atTop) [nextY, dy] = [0, -dy];
+  const meets = Boolean(!atTop && bricks[10 * nextY + nextX]);
+  const breaks = meets && !inBrick;
+  if (breaks) [bricks, nextY, dy] = [bricks.with(10 * nextY + nextX, 0), y, -dy];
+  if (!meets && nextY === 9) {
+    if (!bricks.includes(1)) bricks = BRICKS;
+    over = x !== paddle && nextX !== paddle;
+    if (!over) [nextY, dx, dy] = [y, x === paddle ? dx : -dx, -dy];
+  }
+  return { x: nextX, y: nextY, dx, dy, paddle, bricks, inBrick: meets, score: score + breaks, trail: 10 * y + x, over };
+}
+
+const BRICKS = Array.from({ length: 100 }, (_, i) => Number(i >= 10 && i < 40));
+
 /** gymnax's environments: the first state, one step, whether the episode is over, and a drawing of 300 by 120. */
 const ENVIRONMENTS = {
   "CartPole-v1": {
@@ -429,29 +449,72 @@ const ENVIRONMENTS = {
       ];
     },
   },
+  "Breakout-MinAtar": {
+    limit: 1000,
+    pause: 60,
+    start: () => {
+      const x = 9 * Math.round(Math.random());
+      return { x, y: 3, dx: x ? -1 : 1, dy: 1, paddle: 4, bricks: BRICKS, inBrick: false, score: 0, trail: 30 + x, over: false };
+    },
+    step: breakout,
+    over: ({ over }) => over,
+    observe: ({ x, y, paddle, bricks, trail }) =>
+      bricks.flatMap((brick, i) => [i === 90 + paddle, i === 10 * y + x, i === trail, brick].map(Number)),
+    draw: ({ x, y, paddle, bricks }) => {
+      const cell = (kind, x, y) => drawing("rect", { class: kind, x: 95 + 11 * x, y: 5 + 11 * y, width: 10, height: 10 });
+      const ball = drawing("circle", { cx: 100 + 11 * x, cy: 10 + 11 * y, r: 5 });
+      return [
+        ...bricks.flatMap((brick, i) => (brick ? [cell("delta", i % 10, Math.floor(i / 10))] : [])),
+        cell("advantage", paddle, 9), ball, line("axis", [[94, 4], [205, 4], [205, 116], [94, 116], [94, 4]]),
+      ];
+    },
+  },
 };
 
+/** What plays recorded frames: where the body is, and the ends of its limbs relative to it, in centimeters. */
+function recording(frames) {
+  const [x, y] = [(x) => 150 + 0.5 * x, (z) => 110 - 0.5 * z];
+  return {
+    limit: frames.length - 1,
+    pause: 50,
+    start: () => 0,
+    step: (time) => time + 1,
+    over: () => false,
+    draw: (time) => {
+      const [place, ...ends] = frames[time];
+      const posts = [0, 1, 2, 3, 4, 5, 6].map((i) => 100 * i - 300 - (((place % 100) + 100) % 100));
+      const limbs = Array.from({ length: ends.length / 4 }, (_, i) => ends.slice(4 * i, 4 * i + 4));
+      return [
+        line("axis", [[0, y(0)], [300, y(0)]]),
+        ...posts.map((post) => line("axis", [[x(post), y(0)], [x(post), y(-8)]])),
+        ...limbs.map(([a, b, c, d]) => line("limb", [[x(a), y(b)], [x(c), y(d)]])),
+      ];
+    },
+  };
+}
+
 /** An agent that plays, beside its learning curve; a slider chooses among its checkpoints. */
-function startAgent(root, { env, steps, returns, policies }) {
-  const { limit, start, step, over, draw } = ENVIRONMENTS[env];
-  let [state, time, timer] = [start(), 0, null];
+function startAgent(root, { env, steps, returns, policies, frames }) {
+  let [played, state, time, timer] = [null, null, 0, null];
   const scene = drawing("svg", { role: "img", "aria-label": `${env}, as the policy plays it`, viewBox: "0 0 300 120" });
   const learned = drawing("svg", { role: "img", "aria-label": `Return of ${env} while training`, viewBox: "0 0 300 120" });
   const [clock, chosen] = [element("p"), element("output")];
   const slider = element("input", {
-    type: "range", min: 0, max: policies.length - 1, value: policies.length - 1, "aria-label": `checkpoint of ${env}`,
+    type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": `checkpoint of ${env}`,
   });
   const play = element("button", { type: "button", onclick: () => (timer ? stop() : begin()) }, "Play");
   const show = () => {
-    scene.replaceChildren(...draw(state));
-    clock.textContent = `${env}: step ${time} of at most ${limit}${over(state) ? ", over" : ""}.`;
+    scene.replaceChildren(...played.draw(state));
+    const more = [state.score >= 0 ? `, score ${state.score}` : "", played.over(state) ? ", over" : ""].join("");
+    clock.textContent = `${env}: step ${time} of at most ${played.limit}${more}.`;
   };
+  const act = () => frames ? null : mode(perceptron(policies[slider.value], played.observe?.(state) ?? state));
   const advance = () => {
-    if (over(state) || time === limit) [state, time] = [start(), 0];
-    else [state, time] = [step(state, mode(perceptron(policies[slider.value], state))), time + 1];
+    if (played.over(state) || time === played.limit) [state, time] = [played.start(), 0];
+    else [state, time] = [played.step(state, act()), time + 1];
     show();
   };
-  const begin = () => ([timer, play.textContent] = [setInterval(advance, 20), "Pause"]);
+  const begin = () => ([timer, play.textContent] = [setInterval(advance, played.pause ?? 20), "Pause"]);
   const stop = () => ([timer, play.textContent] = [clearInterval(timer) ?? null, "Play"]);
   const [low, high] = [Math.min(...returns), Math.max(...returns)];
   const x = (share) => 10 + 280 * share;
@@ -463,7 +526,8 @@ function startAgent(root, { env, steps, returns, policies }) {
       line("end", [[marked, 5], [marked, 105]]),
       words(10, 118, `return ${low} to ${high}`, "start"), words(290, 118, `${chosen.textContent} steps`, "end"),
     );
-    [state, time] = [start(), 0];
+    played = frames ? recording(frames[slider.value]) : ENVIRONMENTS[env];
+    [state, time] = [played.start(), 0];
     show();
   };
   slider.oninput = choose;

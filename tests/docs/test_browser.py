@@ -130,17 +130,20 @@ def test_the_figures_follow_their_sliders(browser):
     assert list(complaints(browser)) == []
 
 
-BOUNDS = {"CartPole-v1": [2, 2, 0.2, 2], "MountainCar-v0": [0.6, 0.07]}
+BOUNDS = {"CartPole-v1": [2, 2, 0.2, 2], "MountainCar-v0": [0.6, 0.07], "Breakout-MinAtar": [1] * 400}
+STATES = {"CartPole-v1": ("x", "x_dot", "theta", "theta_dot"), "MountainCar-v0": ("position", "velocity")}
 
 
 def test_agents_act_and_move_as_in_python(browser):
     """In 20 states, at every checkpoint: the probabilities of the actions, and the next state."""
     browser.open(address("docs/play"))
-    agents, random = browser.evaluate("agentsTable"), np.random.default_rng(0)
-    assert browser.evaluate("document.querySelectorAll('.agent').length") == len(agents) == len(BOUNDS)
-    for number, agent in enumerate(agents):
-        policy = networks.actor_critic(envs.make(agent["env"]), (16, 16), "tanh")
-        params, (task, settings) = policy.init(jax.random.key(0)), gymnax.make(agent["env"])
+    agents, random = browser.evaluate("agentsTable.map(({ frames, ...agent }) => agent)"), np.random.default_rng(0)
+    assert [agent["env"] for agent in agents] == [*BOUNDS, "HalfCheetah-v5"]
+    assert browser.evaluate("document.querySelectorAll('.agent').length") == len(agents)
+    for number, agent in enumerate(agents[:-1]):
+        env = envs.make(agent["env"])
+        policy = networks.actor_critic(env, (16, 16), "tanh")
+        params = policy.init(jax.random.key(0))
         states = np.float32(random.uniform(-1, 1, (20, len(BOUNDS[agent["env"]]))) * BOUNDS[agent["env"]])
         in_page = f"const [a, states] = [agentsTable[{number}], {states.tolist()}];"
         logits = browser.evaluate(f"{{{in_page} a.policies.map((p) => states.map((s) => perceptron(p, s)))}}")
@@ -148,20 +151,59 @@ def test_agents_act_and_move_as_in_python(browser):
             for name, layer in zip(("Dense_0", "Dense_1", "Dense_2"), layers, strict=True):
                 *kernel, bias = layer
                 params["params"][name] = {"kernel": np.float32(kernel), "bias": np.float32(bias)}
-            expected = policy.evaluate(params, pp.Batch(obs=jnp.asarray(states))).distribution.logits
+            obs = states.reshape(20, *env.observation_space.shape)
+            expected = policy.evaluate(params, pp.Batch(obs=jnp.asarray(obs))).distribution.logits
             np.testing.assert_allclose(jax.nn.softmax(np.array(seen)), jax.nn.softmax(expected), rtol=0, atol=1e-6)
-        steps = f"{{{in_page} states.map((s, i) => ENVIRONMENTS[a.env].step(s, i % 2))}}"
+        if (names := STATES.get(agent["env"])) is None:
+            continue
+        task, settings = gymnax.make(agent["env"])
         _, start = task.reset_env(jax.random.key(0), settings)
-        names = ("x", "x_dot", "theta", "theta_dot") if states.shape[1] == 4 else ("position", "velocity")
+        steps = f"{{{in_page} states.map((s, i) => ENVIRONMENTS[a.env].step(s, i % 2))}}"
         for i, (state, moved) in enumerate(zip(states, browser.evaluate(steps), strict=True)):
             start = start.replace(**dict(zip(names, state, strict=True)))
             after, *_ = task.step_env(jax.random.key(0), start, i % 2, settings)
             np.testing.assert_allclose(moved, after, rtol=0, atol=1e-6)
-    browser.evaluate("document.querySelector('.interactive button').focus()")
-    browser.press("Enter", 13)
-    # Each step is shown for a moment only, so one of them could be missed.
-    browser.wait("/step ([3-9]|[1-9][0-9]+) /.test(document.querySelector('#interactive-agents > p').textContent)")
+    for number in (1, len(agents)):
+        browser.evaluate(f"document.querySelectorAll('.interactive button')[{number - 1}].focus()")
+        browser.press("Enter", 13)
+        # Each step is shown for a moment only, so one of them could be missed.
+        clock = f"document.querySelectorAll('#interactive-agents > p')[{number - 1}].textContent"
+        browser.wait(f"/step ([3-9]|[1-9][0-9]+) /.test({clock})")
+    assert browser.evaluate("document.querySelectorAll('.limb').length") == 8
     assert list(complaints(browser)) == []
+
+
+def test_breakout_goes_on_as_in_python(browser):
+    """The observations and ends of 1,000 steps with a paddle that mostly follows the ball, through several episodes."""
+    task, settings = gymnax.make("Breakout-MinAtar")
+    browser.open(address("docs/play"))
+
+    def step(state, key):
+        to_ball = jnp.sign(jnp.clip(state.ball_x + jnp.array([-1, 1, 1, -1])[state.ball_dir], 0, 9) - state.pos)
+        action = jnp.where(jax.random.bernoulli(key, 0.05), jax.random.randint(key, (), 0, 3), to_ball % 3)
+        action = jnp.array([0, 2, 1])[action]  # 0 stays, 1 goes to the right, 2 to the left
+        obs, after, _, done, _ = task.step_env(key, state, action, settings)
+        _, first = task.reset_env(key, settings)
+        return jax.tree.map(lambda x, y: jnp.where(done, x, y), first, after), (action, obs.ravel(), done, first.ball_x)
+
+    _, start = task.reset_env(jax.random.key(0), settings)
+    _, (actions, observed, over, places) = jax.jit(lambda keys: jax.lax.scan(step, start, keys))(
+        jax.random.split(jax.random.key(1), 1000)
+    )
+    assert 3 < over.sum() < 50
+    seen = browser.evaluate(f"""{{
+      const {{ start, step, over, observe }} = ENVIRONMENTS["Breakout-MinAtar"];
+      const startAt = (x) => ({{ ...start(), x, dx: x ? -1 : 1, trail: 30 + x }});
+      let state = startAt({int(start.ball_x)});
+      {actions.tolist()}.map((action, i) => {{
+        state = step(state, action);
+        const seen = [observe(state).flatMap((on, j) => on ? [j] : []), over(state)];
+        if (over(state)) state = startAt({places.tolist()}[i]);
+        return seen;
+      }});
+    }}""")
+    for (cells, ended), obs, done in zip(seen, observed, over, strict=True):
+        assert (cells, ended) == (np.flatnonzero(obs).tolist(), bool(done))
 
 
 def test_the_gallery_shows_the_rows_that_are_sought(browser):

@@ -41,8 +41,13 @@ def test_the_program_in_c(tmp_path, actions):
     folders = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]
     headers = next((x for x in folders if x and (Path(x) / "onnxruntime_c_api.h").exists()), None)
     compiler = shutil.which("cc")
-    if headers is None or compiler is None:
-        pytest.skip("no C compiler, or no onnxruntime_c_api.h in the folder that ONNXRUNTIME_INCLUDE names")
+    if compiler is None:
+        pytest.skip("there is no C compiler `cc`")
+    if headers is None:  # no package that pip installs has it
+        pytest.skip(
+            "onnxruntime_c_api.h is missing: unpack an onnxruntime-linux-x64-*.tgz of the releases of onnxruntime, not "
+            f"newer than {runtime.__version__}, and let ONNXRUNTIME_INCLUDE name its folder `include`"
+        )
     (library,) = (Path(runtime.__file__).parent / "capi").glob("libonnxruntime.so.*")
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # the wheel has neither
         (tmp_path / name).symlink_to(library)
@@ -56,8 +61,10 @@ def test_the_program_in_c(tmp_path, actions):
 
 def test_the_page_in_a_browser(tmp_path, actions):
     browser, scripts = shutil.which("chromium"), os.environ.get("ONNXRUNTIME_WEB")
-    if browser is None or scripts is None:
-        pytest.skip("no chromium, or no ONNXRUNTIME_WEB, the folder `dist` of the npm package onnxruntime-web")
+    if browser is None:
+        pytest.skip("there is no chromium")
+    if scripts is None:
+        pytest.skip("run `npm pack onnxruntime-web`, unpack it, and let ONNXRUNTIME_WEB name its folder package/dist")
     for name in re.findall(r"`(ort[-\w.]+)`", (ROOT / "docs/deploy.md").read_text()):
         shutil.copy(Path(scripts) / name, tmp_path)
     (tmp_path / "index.html").write_text(program("html"))
