@@ -200,8 +200,8 @@ class Env(NamedTuple):
     """N environments that pure functions step together, with automatic resets.
 
     Attributes:
-        reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except numbers and
-            `Moments`, which all environments share.
+        reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except what all
+            environments share: numbers, `Moments`, and the `shared` of `auto_reset`.
         step: `step(key, state, action) -> (state, Transition)`.
         observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, a `Dict` or
             `Tuple` of them, or any other object with the same attributes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,11 +21,15 @@ from ._rendering import as_frame
 
 
 class EpisodeState(NamedTuple):
-    """State of N environments, with the return `[N]` (or `[N, A]`) and the length `[N]` of the episodes under way."""
+    """State of N environments, with the return `[N]` (or `[N, A]`) and the length `[N]` of the episodes under way.
+
+    `shared` is what all environments share, see `auto_reset`.
+    """
 
     inner: Any
     episode_return: Array
     episode_length: Array
+    shared: Any = None
 
     @classmethod
     def begin(cls, inner: Any, num_envs: int, *agents: int) -> EpisodeState:
@@ -36,8 +41,8 @@ class EpisodeState(NamedTuple):
         """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
         counted = self.episode_return + reward, self.episode_length + 1
         out = Transition(reward=reward, episode_return=counted[0], episode_length=counted[1], **fields)
-        following = choose(over, jax.tree.map(jnp.zeros_like, counted), counted)
-        return EpisodeState(without_weak_types(inner), *following), out
+        total, length = choose(over, jax.tree.map(jnp.zeros_like, counted), counted)
+        return EpisodeState(without_weak_types(inner), total, length, self.shared), out
 
 
 def choose(where: Array, new: Any, old: Any) -> Any:
@@ -79,7 +84,7 @@ class Step(NamedTuple):
 
 @checked
 def auto_reset(
-    reset: Callable[[Array], tuple[Any, Any]],
+    reset: Callable[..., tuple[Any, Any]],
     step: Callable[[Array, Any, Any], Step],
     observation_space: Any,
     action_space: Any,
@@ -89,13 +94,14 @@ def auto_reset(
     render: Callable[[Any], Any] | None = None,
     privileged_space: Any = None,
     zero_sum: bool = False,
+    shared: Any = None,
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
 
     New episodes are only computed in steps in which some episode ended (even under `vmap`).
 
     Args:
-        reset: `reset(key) -> (state, obs)`.
+        reset: `reset(key) -> (state, obs)`, or `reset(key, shared)`.
         step: `step(key, state, action) -> Step`.
         observation_space, action_space: spaces, as in `Env`.
         time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
@@ -103,10 +109,16 @@ def auto_reset(
             episodes end in the same step, some begin alike.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
+        shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
+            `reset` takes the key alone. The state contains it once, without the axis of environments: read it with
+            `optax.tree.get(state, "shared")`, where `state` is a `RolloutState` or the state of the environments, and
+            replace it with `optax.tree.set(state, shared=...)`; episodes that begin later see the new one. So does
+            `evaluation(state)`.
 
     Raises:
         ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; (when traced)
-            `step` does not return a `Step`, or its state or observation is not like that of `reset`.
+            `step` does not return a `Step`, or its state or observation is not like that of `reset`; `shared` was
+            replaced by a tree with other structure, shapes or dtypes.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -121,7 +133,7 @@ def auto_reset(
 
     Reference for `reset_ratio`: Matthews et al. 2024, Craftax, arXiv:2402.16801, section 3.
     """
-    check_takes("auto_reset", "reset", reset, ("key",))
+    check_takes("auto_reset", "reset", reset, ("key",) if shared is None else ("key", "shared"))
     check_takes("auto_reset", "step", step, ("key", "state", "action"))
     check_count("auto_reset", "reset_ratio", reset_ratio)
     if time_limit is not None:
@@ -129,13 +141,19 @@ def auto_reset(
     if render is not None:
         check_takes("auto_reset", "render", render, ("state",))
 
-    def reset_all(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
-        inner, obs = jax.vmap(reset)(jax.random.split(key, num_envs))
-        return EpisodeState.begin(inner, num_envs), obs
+    first = jax.tree.map(jnp.asarray, shared)
 
-    def begin(key: Array, ended: Array, old: Any) -> Any:
+    def episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:
+        given = () if shared is None else (shared,)
+        return jax.vmap(lambda key: reset(key, *given))(jax.random.split(key, number))
+
+    def reset_all(key: Array, num_envs: int, shared: Any = first) -> tuple[EpisodeState, Any]:
+        inner, obs = episodes(key, num_envs, shared)
+        return EpisodeState.begin(inner, num_envs)._replace(shared=shared), obs
+
+    def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
-        fresh = jax.vmap(reset)(jax.random.split(key, number))
+        fresh = episodes(key, number, shared)
         if reset_ratio > 1:  # episodes that ended take the new ones in turn, starting over if there are too few
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
@@ -146,6 +164,11 @@ def auto_reset(
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
+        if describe(state.shared) != describe(first):
+            raise UserTypeError(
+                f"auto_reset: shared must stay like the one that auto_reset was given, {describe(first)}, got "
+                f"{describe(state.shared)}"
+            )
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
         _check_step(out, state.episode_length.shape)
@@ -155,7 +178,8 @@ def auto_reset(
         ends["truncated"] &= ~ends["terminated"]
         ended = ends["terminated"] | ends["truncated"]
         stepped = without_weak_types((out.state, out.obs))
-        inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
+        operands = reset_key, ended, stepped, state.shared
+        inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
         reward = jnp.asarray(out.reward, jnp.float32)
         return state.advance(inner, ended, reward, obs=obs, final_obs=stepped[1], info=out.info, **ends)
 
@@ -168,7 +192,7 @@ def auto_reset(
         step_all,
         observation_space,
         action_space,
-        lambda state: env,
+        lambda state: env if shared is None else env._replace(reset=functools.partial(reset_all, shared=state.shared)),
         privileged_space=privileged_space,
         render=None if render is None else render_first,
         zero_sum=zero_sum,

@@ -26,6 +26,7 @@ from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import ShapeError, unsqueezed
 from ._env import action_struct, check_env, count_options, describe
+from ._episodes import EpisodeState
 from ._spaces import is_tree, leaf_spaces
 
 
@@ -159,11 +160,14 @@ def rollout(
             """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
             if isinstance(x, Moments):
                 return jax.tree.map(lambda leaf: sharding(None), x)
+            if isinstance(x, EpisodeState):
+                shared = jax.tree.map(lambda leaf: sharding(None), x.shared)
+                return jax.tree.map(of_leaf, x._replace(shared=None))._replace(shared=shared)
             rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
             return sharding(0 if rows and num_envs % rows == 0 and rows % shards == 0 else None)
 
         shapes = jax.eval_shape(init, jax.random.key(0))
-        return jax.tree.map(of_leaf, shapes, is_leaf=lambda x: isinstance(x, Moments))
+        return jax.tree.map(of_leaf, shapes, is_leaf=lambda x: isinstance(x, Moments | EpisodeState))
 
     def estimates(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""

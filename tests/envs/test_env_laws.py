@@ -434,6 +434,7 @@ def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
         ({"reset_ratio": 0}, "reset_ratio must be at least 1"),
         ({"reset": lambda: 0}, r"reset must take \(key\); this one takes \(\)"),
         ({"reset": None}, r"reset must be a function, got None"),
+        ({"shared": 1.0}, r"reset must take \(key, shared\); this one takes \(key\)"),
         ({"step": lambda state, action: 0}, r"step must take \(key, state, action\); .* \(state, action\)"),
     ],
 )
