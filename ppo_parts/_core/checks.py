@@ -21,9 +21,10 @@ from ..functional._common import (
 )
 from .metrics import Metrics
 from .shards import check_shards
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
+STREAMS = ("reward", "value", "next_value", "advantage", "target")  # they may have a last axis of K > 1 streams
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
 COUNTED_BY_ELEMENT = ("reward", "log_prob", "value", "next_value", "advantage", "parameters")
 """The `nonfinite/...` metrics that count elements; all others, such as those of parts, count minibatches."""
@@ -75,7 +76,11 @@ def check_rollout(batch: Batch) -> None:
 
 def check_axes(where: str, batch: Batch) -> None:
     """Raise unless all fields of a rollout have the axes `[T, N]` of its log_prob, or `[N]` if they are per segment."""
-    check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
+    fields = {name: getattr(batch, name) for name in RECORDED}
+    for name, x in fields.items():
+        if name in STREAMS and x is not None and jnp.ndim(x) > jnp.ndim(batch.log_prob) and x.shape[-1] > 1:
+            fields[name] = x[..., 0]
+    check_same_shape(where, log_prob=batch.log_prob, **fields)
     check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
     check_shards(where, batch.shards, "the number of segments", leading[1])
@@ -123,7 +128,7 @@ def count_nonfinite(batch: Batch) -> Metrics:
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
+        bad[f"nonfinite/{name}"] = of_elements(~jnp.isfinite(x), batch.log_prob, jnp.any)
         if name == "next_value" and batch.terminated is not None:
             # After a termination next_value is not used, and may be any number.
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)

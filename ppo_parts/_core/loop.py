@@ -41,7 +41,7 @@ from .phases import PhaseSpec
 from .pieces import Microbatched, differentiate_pieces
 from .policy import evaluate_current, network_of
 from .sampling import Sampler
-from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params
+from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params, of_elements
 from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
@@ -250,8 +250,8 @@ class PhaseLoop:
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
             # As floats, because devices then sum this count together with the other numbers.
-            bad = (~jnp.isfinite(minibatch.advantage)).astype(jnp.float32)
-            counts["nonfinite/advantage"] = masked_sum(bad, minibatch.mask)
+            bad = of_elements(~jnp.isfinite(minibatch.advantage), minibatch.log_prob, jnp.any)
+            counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
         measured = self.gradient_metrics(gradient)
         for name, value in measured.items():

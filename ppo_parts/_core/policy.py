@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from .._base.errors import UserTypeError
 from ..distributions import check_distribution
 from ..functional import next_values
-from ..functional._common import ShapeError
-from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind
+from ..functional._common import ShapeError, unsqueezed
+from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
 
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
 """Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
@@ -86,12 +86,18 @@ def network_of(policy: Evaluate) -> Any:
     return policy.evaluate if isinstance(policy, Policy) else policy
 
 
+def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Return whether an array has one number per element, or K > 1 of them, one per stream."""
+    return shape == expected or (shape[:-1] == expected and shape[-1] > 1)
+
+
 def check_value(output: Output, expected: tuple[int, ...]) -> None:
-    """Raise `ShapeError` unless the value, if there is one, has one number per element."""
-    if output.value is not None and jnp.shape(output.value) != expected:
+    """Raise `ShapeError` unless the value, if there is one, has one number per element, or one per stream."""
+    if output.value is not None and not is_value(jnp.shape(output.value), expected):
         raise ShapeError(
             f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
-            "element is needed; drop the trailing axis of a Dense(1) with value[..., 0]"
+            "element is needed, or one for each of several streams; drop the trailing axis of a Dense(1) with "
+            "value[..., 0]"
         )
 
 
@@ -113,7 +119,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
         keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
-            value = jnp.where(keep, value, batch.value.astype(value.dtype))
+            value = jnp.where(unsqueezed(keep, value.ndim), value, batch.value.astype(value.dtype))
     return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
 
 
@@ -123,11 +129,13 @@ def shifted_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
     not in the batch, and the recorded `next_value` is kept.
     """
-    recorded = batch.next_value
-    elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)
-    if skip:
-        return next_values(value, recorded[-1], elsewhere, recorded, mask=batch.mask)
-    if batch.mask is not None:
+    like, mask = batch.log_prob if batch.terminated is None else batch.terminated, batch.mask if skip else None
+    elsewhere = jnp.zeros_like(like, bool) if batch.truncated is None else batch.truncated.astype(bool)
+    if batch.mask is not None and not skip:
         keep = batch.mask.astype(bool)
         elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
-    return next_values(value, recorded[-1], elsewhere, recorded)
+
+    def shifted(value: Array, recorded: Array) -> Array:
+        return next_values(value, recorded[-1], elsewhere, recorded, mask=mask)
+
+    return each_stream(shifted, like, value, batch.next_value)

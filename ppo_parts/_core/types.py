@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._base.doors import check_as, checked, is_known
 from .._base.errors import UserTypeError, UserValueError
@@ -35,7 +36,8 @@ class Output(NamedTuple):
 
     Attributes:
         distribution: see `ppo_parts.distributions.Distribution` for the methods that are needed.
-        value: one number per element, without a trailing axis of size 1; None: the policy has no critic.
+        value: one number per element, without a trailing axis of size 1, or one for each of K > 1 streams of rewards,
+            along a last axis; None: the policy has no critic.
         carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
         aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a
             prediction. It is differentiable as `batch.current.aux`.
@@ -108,6 +110,8 @@ class Batch:
 
     The leading axes are `[T, N]` (time, segment) in a rollout, `[T, M]` after a segment sampler, and `[M]` after a step
     sampler, which removes the time axis; `axes` names them. All fields may have the same further axes, such as agents.
+    `reward`, `value`, `next_value`, `advantage` and `target` may have one more, the last: K > 1 streams, such as
+    objectives, which `combine_advantages` joins before a policy loss.
 
     Attributes:
         obs: any pytree, leaves `[T, N, ...]`: the observation at step t.
@@ -326,6 +330,17 @@ PER_STEP = (
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
 
 
+def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Any:
+    """Compute `f(*arrays)`, for each stream if the arrays have one more axis than `like`: `axis`."""
+    several = all(np.ndim(x) > np.ndim(like) for x in arrays)
+    return jax.vmap(f, axis, -1)(*arrays) if several else f(*arrays)
+
+
+def of_elements(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:
+    """Reduce the streams of an array, if it has one more axis than `like`."""
+    return x if np.ndim(x) == np.ndim(like) else reduce(x, axis=-1)
+
+
 def field_axes(batch: Batch) -> dict[str, int]:
     """Return for each field the axis of segments, or of steps if there is no time axis."""
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
@@ -506,7 +521,7 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     if x.ndim:
         x = unsqueezed(x, max(rank, x.ndim))
         if batch.mask is not None:
-            x = jnp.where(batch.mask.astype(bool), x, 1)  # a masked element has no number
+            x = jnp.where(unsqueezed(batch.mask.astype(bool), x.ndim), x, 1)  # a masked element has no number
     return number.scaled(x)
 
 

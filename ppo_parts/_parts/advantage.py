@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,8 +16,8 @@ from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
-from .._core.types import Array, Batch, Context, Part, require, stateless
-from ..functional._common import zero_masked
+from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
+from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import one_of, share_explained
 from .common import align_weight, at_step, check_numbers, check_options, moments_of
 
@@ -35,7 +36,8 @@ def gae(
 
     Before the sampler it reads the rollout's values, and adds the metric `explained_variance`. After a sampler that
     keeps time it reads the values of the policy being trained, `current.value`, and takes `next_value` from them,
-    except at truncations, before masked steps and at the rollout's end. Gradients do not flow through it.
+    except at truncations, before masked steps and at the rollout's end. Streams (see `Batch`) are estimated separately,
+    and the metric is their mean. Gradients do not flow through it.
 
     Args:
         gamma, gae_lambda, mask_mode, implementation: as in `functional.gae`. With `mask_mode="skip"`,
@@ -54,9 +56,14 @@ def gae(
     numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
 
     def update(batch: Batch, context: Context) -> Batch:
-        steps = _latest_steps("gae", batch, skip=mask_mode == "skip")
-        options: Any = {"mask_mode": mask_mode, "implementation": implementation}
-        out = functional.gae(**steps, **at_step(numbers, batch, context), **options)
+        values = _latest_values("gae", batch, skip=mask_mode == "skip")
+        options: Any = {"mask_mode": mask_mode, "implementation": implementation} | at_step(numbers, batch, context)
+
+        def estimate(reward: Array, value: Array, next_value: Array) -> functional.Advantages:
+            ends = batch.terminated, batch.truncated
+            return functional.gae(reward, value, next_value, *ends, mask=batch.mask, **options)
+
+        out = each_stream(estimate, batch.terminated, *values)
         return _write(batch, out.advantage, out.target)
 
     declared: Any = {"provides": ("advantage", "target"), "reads": ESTIMATOR_READS, "needs_time": True}
@@ -98,8 +105,14 @@ def vtrace(
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
 
     def update(batch: Batch, context: Context) -> Batch:
-        steps, now = _latest_steps("vtrace", batch), at_step(numbers, batch, context)
-        out = functional.vtrace(_latest_log_ratio(batch), **steps, **now, implementation=implementation)
+        values, log_ratio = _latest_values("vtrace", batch), _latest_log_ratio(batch)
+        options: Any = {"implementation": implementation} | at_step(numbers, batch, context)
+
+        def estimate(reward: Array, value: Array, next_value: Array) -> functional.VTrace:
+            ends = batch.terminated, batch.truncated
+            return functional.vtrace(log_ratio, reward, value, next_value, *ends, mask=batch.mask, **options)
+
+        out = each_stream(estimate, batch.terminated, *values)
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
@@ -164,8 +177,8 @@ def advantage_weight() -> Part:
     return stateless(update, name="advantage_weight", place="after_sampler", **declared)
 
 
-def _latest_steps(where: str, batch: Batch, *, skip: bool = False) -> dict[str, Any]:
-    """Return what estimators read, with the values of the latest policy that was evaluated on the batch."""
+def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array, Array]:
+    """Return rewards, values and next values, those of the latest policy that was evaluated on the batch."""
     require(
         batch,
         where,
@@ -184,30 +197,31 @@ def _latest_steps(where: str, batch: Batch, *, skip: bool = False) -> dict[str, 
             )
         value = jax.lax.stop_gradient(batch.current.value)
         next_value = shifted_values(batch, value, skip=skip)
-    fields = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "mask")}
-    return fields | {"value": value, "next_value": next_value}
+    check_same_shape(where, reward=batch.reward, value=value, next_value=next_value)
+    return batch.reward, value, next_value
 
 
 def _latest_log_ratio(batch: Batch) -> Array:
     """Return the log-ratio of the latest policy that was evaluated on the batch."""
     if batch.current is not None:
         return jax.lax.stop_gradient(batch.current_log_ratio())
-    return jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
+    return jnp.zeros_like(batch.terminated, batch.value.dtype) if batch.log_ratio is None else batch.log_ratio
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
     if batch.current is None:
-        variance = _explained_variance(batch, target)
+        variance = each_stream(functools.partial(_explained_variance, batch), batch.terminated, batch.value, target)
         # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
+        variance = jnp.mean(variance) if variance.ndim else variance
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)
 
 
-def _explained_variance(batch: Batch, target: Array) -> Array:
+def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
     """Compute `functional.explained_variance`; several shards exchange their moments in one step."""
     if batch.shards == 1:
-        return functional.explained_variance(batch.value, target, mask=batch.mask)
+        return functional.explained_variance(value, target, mask=batch.mask)
 
     def of_shard(shard: Batch) -> tuple[Array, Moments]:
         value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
@@ -216,7 +230,7 @@ def _explained_variance(batch: Batch, target: Array) -> Array:
         total, error = (moments_of(x, shard.mask) for x in (aim - some, aim - value))
         return some, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
-    some, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(target=target)))
+    some, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
     first = one_of(some, each.seen > 0)
     each = each._replace(mean=each.mean.at[:, 0].add(some - first))
     total, error = merged(each).var

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number, check_takes
 from .._core.types import Array, Batch, Context, Params, Part, field_at
 from .common import POSITIVE, at_step, check_numbers, loss_part, moments_of
-from .losses import check_loss
+from .losses import check_loss, loss_of_streams
 
 
 @checked
@@ -63,7 +64,8 @@ def critic_loss(
             raise UserValueError(
                 f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
             )
-        return loss(predicted, batch.target, mask=batch.mask, **now)
+        own = functools.partial(loss, mask=batch.mask, **now)
+        return loss_of_streams(own, batch, predicted, batch.target)
 
     declared: Any = {"requires": ("target",), "reads": (path,)}
     return loss_part("critic_loss", name, per_element, hyperparameters, coef=coef, **declared)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
@@ -11,7 +14,7 @@ from .._base.hyperparameters import Numeric, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.types import Array, Batch, Context, Params, Part, field_at, number_at, stateless, with_field_at
 from .._core.wiring import readings, reads_field
-from ..functional._common import check_same_shape
+from ..functional._common import ShapeError, check_same_shape
 from .common import ANY
 
 
@@ -196,11 +199,12 @@ class _Lens(NamedTuple):
 
 
 @checked
-def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
+def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]) -> Part:
     r"""Write `advantage` as a weighted sum, :math:`A = \sum_k c_k A^{(k)}`.
 
     Args:
-        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient.
+        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient. For K streams along the last
+            axis, which are summed: a tuple of K coefficients, or a `field` with K numbers per element.
 
     Place: after the parts that write these fields.
 
@@ -211,18 +215,34 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
     intrinsic and extrinsic returns.
     """
+    where = "combine_advantages"
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
-    coefficients = {
-        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, **ANY, field=True)
-        for path, coefficient in coefficients.items()
+
+    def checked_number(path: str, x: Any) -> Any:
+        return check_number(where, f"coefficient of {path}", x, **ANY, field=True)
+
+    numbers: dict[str, Any] = {
+        path: tuple(checked_number(path, x) for x in c) if isinstance(c, tuple) else checked_number(path, c)
+        for path, c in coefficients.items()
     }
 
-    def update(batch: Batch, context: Context) -> Batch:
-        fields = {path: field_at(batch, path) for path in coefficients}
-        check_same_shape("combine_advantages", **fields)
-        first, *rest = (number_at(c, batch, context.step) * fields[path] for path, c in coefficients.items())
-        return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype))
+    def weighted(path: str, batch: Batch, step: Any) -> Array:
+        x, c, like = field_at(batch, path), numbers[path], jnp.ndim(batch.log_prob)
+        if not isinstance(c, tuple):
+            c = number_at(c, batch, step)
+            return jnp.sum(c * x, axis=-1) if jnp.ndim(c) > like else c * x
+        if jnp.ndim(x) <= like or x.shape[-1] != len(c):
+            streams = x.shape[-1] if jnp.ndim(x) > like else 1
+            raise ShapeError(f"{where}: {path} has {len(c)} coefficients, but {streams} streams")
+        return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
 
-    declared: Any = {"requires": tuple(coefficients), "provides": ("advantage",), "reads": ()}
-    return stateless(update, name="combine_advantages", numbers=tuple(coefficients.values()), **declared)
+    def update(batch: Batch, context: Context) -> Batch:
+        fields = {path: weighted(path, batch, context.step) for path in numbers}
+        check_same_shape(where, **fields)
+        first, *rest = fields.values()
+        return batch.replace(advantage=sum(rest, first).astype(field_at(batch, next(iter(numbers))).dtype))
+
+    each = [x for c in numbers.values() for x in (c if isinstance(c, tuple) else (c,))]
+    declared: Any = {"requires": tuple(coefficients), "provides": ("advantage",), "reads": ("log_prob",)}
+    return stateless(update, name=where, numbers=tuple(each), **declared)

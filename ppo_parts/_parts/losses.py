@@ -15,7 +15,7 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, at, check_count
-from .._core.types import Array, Batch, Context, Part, require, stateless
+from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
 from .common import POLICY, check_numbers, loss_part
@@ -162,8 +162,8 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     def loss(batch: Batch, context: Context, clip_eps: Any) -> Array:
         require_critic(where, batch)
         require(batch, where, value="it is the prediction to clip around; or use value_loss()")
-        value, old_value = batch.current.value, batch.value
-        return functional.clipped_value_loss(value, old_value, batch.target, clip_eps=clip_eps, mask=batch.mask)
+        own = functools.partial(functional.clipped_value_loss, clip_eps=clip_eps, mask=batch.mask)
+        return loss_of_streams(own, batch, batch.current.value, batch.value, batch.target)
 
     numbers, reads = check_numbers(where, clip_eps=clip_eps), ("current.value", "value")
     return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads, elementwise=True)
@@ -189,7 +189,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 
     def loss(batch: Batch, context: Context) -> Array:
         require_critic("value_loss", batch)
-        return functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
+        own = functools.partial(functional.value_loss, mask=batch.mask)
+        return loss_of_streams(own, batch, batch.current.value, batch.target)
 
     declared: Any = {"requires": ("target",), "reads": ("current.value",), "elementwise": True}
     return loss_part("value_loss", name, loss, coef=coef, **declared)
@@ -250,6 +251,13 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     log_prob = distribution.log_prob(jax.lax.stop_gradient(sample))
     fixed = jax.lax.stop_gradient(log_prob)
     return -jnp.mean(fixed + fixed * (log_prob - fixed), axis=0)  # the value is -fixed, the slope -fixed * d(log_prob)
+
+
+def loss_of_streams(loss: Callable[..., Array], batch: Batch, *arrays: Array) -> Array:
+    """Compute a loss per element; if the arrays have a further axis of streams after the elements, sum over it."""
+    rank = np.ndim(batch.log_prob)
+    value = each_stream(loss, batch.log_prob, *arrays, axis=rank)
+    return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
 
 
 def require_critic(where: str, batch: Batch) -> None:

@@ -18,7 +18,15 @@ from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
 from .._core.moments import Moments, divided_moments, merged_moments
-from .._core.policy import apply_policy, carry_after, check_value, evaluate_policy, initial_carry_of, policy_keys
+from .._core.policy import (
+    apply_policy,
+    carry_after,
+    check_value,
+    evaluate_policy,
+    initial_carry_of,
+    is_value,
+    policy_keys,
+)
 from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import Joint, check_distribution
@@ -246,7 +254,12 @@ def rollout(
             final = evaluate_steps(functools.partial(estimates_after, params), batch.truncated, final, shards)
         own = {"policy_key": batch.extras["policy_key"][-1]} if "policy_key" in batch.extras else {}
         last = estimates_after(params, (state.obs, state.carry, own)) if found else {}
-        following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
+
+        def followed(x: Array, last: Array, final: Array) -> Array:
+            return next_values(x, last, batch.truncated, final)
+
+        several = {name: jax.vmap(followed, -1, -1) for name, x in found.items() if x.ndim > len(shape)}  # streams
+        following = {name: several.get(name, followed)(x, last[name], final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
         extras = {**batch.extras, **found, **{f"next_{name}": x for name, x in following.items()}}
@@ -269,11 +282,11 @@ def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]
                 f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
             )
     for name, x in found.items():
-        if jnp.shape(x) != shape:
+        if not is_value(jnp.shape(x), shape):
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed; drop a trailing axis of size 1 with x[..., 0], or return several "
-                "numbers as separate entries of aux"
+                "number per element is needed, or one for each of several streams; drop a trailing axis of size 1 with "
+                "x[..., 0]"
             )
 
 

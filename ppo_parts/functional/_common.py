@@ -82,6 +82,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": drop the trailing axis of size 1 with {other}[...{zeros}]"
             added = ", None" * (len(longer) - rank)
             meant = f"use jnp.broadcast_to({name}[...{added}], {other}.shape)"
+            if other == "advantage":
+                return ": combine the streams of the advantage first, as the part combine_advantages does"
             if "log_" in other:
                 return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
             return f": if that is intended, {meant}"

@@ -497,6 +497,12 @@ SHAPE_ERRORS = {
     "'mine' has shape (), expected (6, 4)": lambda: update(
         GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))
     ),
+    "combine_advantages: advantage has 2 coefficients, but 1 streams": lambda: update(
+        GAE, pp.combine_advantages({"advantage": (1.0, 2.0)}), ACTOR
+    ),
+    "combine the streams of the advantage first": lambda: update(
+        pp.stateless(lambda b: b.replace(advantage=jnp.ones((TIME, SEGMENTS, 2))), provides=("advantage",)), ACTOR
+    ),
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),

@@ -182,6 +182,38 @@ def test_a_hyperparameter_may_be_a_field():
     assert_close(found.advantage, pp.functional.gae(**steps, gamma=kept, gae_lambda=0.8).advantage)
 
 
+DRAWN = pp.segment_minibatches(2, num_epochs=2, refresh="minibatch")
+
+
+@pytest.mark.parametrize(
+    ("shards", "estimators", "weights", "critic"),
+    [
+        (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
+        (2, (GAE, DRAWN), 0.5 * pp.field("extras.weights"), pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
+        (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
+    ],
+)
+def test_streams_are_estimated_and_learned_separately(shards, estimators, weights, critic):
+    """Two streams, one of them twice the other, do what that one does: estimates are linear, and errors are squared."""
+
+    def two(x):
+        return jnp.stack([x, 2 * x], axis=-1)
+
+    def several(params, batch):
+        distribution, value = evaluate(params, batch)
+        return distribution, two(value)
+
+    batch = rollout().replace(shards=shards)
+    streams = batch.replace(**{name: two(getattr(batch, name)) for name in ("reward", "value", "next_value")})
+    streams = streams.add_extras(weights=jnp.stack([jnp.ones((TIME, SEGMENTS)), jnp.full((TIME, SEGMENTS), 0.5)], -1))
+    weighted = pp.combine_advantages({"advantage": weights})
+    expected = run(pp.chain(*estimators, SURROGATE, pp.value_loss(coef=0.5)), batch)
+    found = run(pp.chain(*estimators, weighted, SURROGATE, critic), streams, policy=several)
+    assert_close(found[0].params, expected[0].params)
+    kept = {"nonfinite/advantage", "explained_variance"} & expected[1].keys()
+    assert_close(*({name: metrics[name] for name in kept} for _, metrics in (found, expected)))
+
+
 def test_an_update_is_differentiable():
     batch = rollout()
 

@@ -444,12 +444,33 @@ def test_lagrangian_equals_a_loop_by_hand():
     np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers, rtol=1e-12)
 
 
-def test_several_objectives_trace_the_pareto_front():
+def test_several_objectives_equal_a_loop_by_hand():
     with jax.enable_x64(False):
-        module = card("values", "Several objectives")
+        module, rng = card("values", "Several objectives"), np.random.default_rng(4)
     best = 1 / (2 * module.weights)
-    np.testing.assert_allclose(module.reward, best, atol=0.06)
-    np.testing.assert_allclose(module.cost, best**2, atol=0.1)
+    np.testing.assert_allclose(module.front[:, 0], best, atol=0.06)
+    np.testing.assert_allclose(module.front[:, 1], best**2, atol=0.1)
+
+    params, batch = normal({"policy": (OBS, ACTIONS), "value": (OBS, 2)}, 2), double()
+    cost, value, next_value, desired = (jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for _ in range(4))
+    batch = batch.replace(value=value, next_value=next_value, extras={"cost": cost[..., 0], "weights": desired})
+
+    def loss(params, d):
+        logits, values = linear(params, d["obs"])
+        critic = sum(0.25 * (values[:, k] - d["target"][:, k]) ** 2 for k in range(2))
+        return mean(ppo(logits, 0, d | {"target": 0}, entropy=0) + critic, d["mask"])
+
+    each = [
+        gae_of(batch, reward=r, value=value[..., k], next_value=next_value[..., k])
+        for k, r in enumerate((batch.reward, batch.extras["cost"]))
+    ]
+    target = np.stack([target for _, target in each], axis=-1)
+    for weights, by_hand in ((0.5, -2.0), (0.5, -2.0)), (pp.field("extras.weights"), np.moveaxis(desired, -1, 0)):
+        mixed = by_hand[0] * each[0][0] + by_hand[1] * each[1][0]
+        state, metrics = train(given(module.weighted(weights)), params, [batch], categorical)
+        assert_equal(state.params, descend(loss, params, cut(data_of(batch, advantage=mixed, target=target))))
+    explained = [pp.functional.explained_variance(value[..., k], target[..., k], mask=batch.mask) for k in range(2)]
+    np.testing.assert_allclose(metrics[0]["explained_variance"], np.mean(explained))
 
 
 # --- imitation.md -----------------------------------------------------------------------------------------------------
