@@ -45,31 +45,22 @@ def test_claims_step_size_on_humanoid():
         if long:
             last = whole[task, variant, False][-1]
             then = min(curve, key=lambda row: abs(row["env_steps"] - last["env_steps"]))
-            largest = tuple(max(row["approx_kl"] for row in x) for x in (whole[task, variant, False], curve))
-            found[task] = last, then, _pages.difference(*(x["last_100_episodes"] for x in (last, then))), largest
-    last, then, change, largest = found.pop("Humanoid-v5")
-    said = [f"{np.mean(x['last_100_episodes']):,.0f} after {x['env_steps']:,} steps" for x in (last, then)]
-    assert all(text in words("docs/results.md") for text in (*said, _pages.signed(change)))
-    assert [round(x, 2) for x in largest] == [0.10, 0.21]
-    assert [round(max(x), 2) for x in zip(*(each[3] for each in found.values()), strict=True)] == [0.04, 0.11]
-    assert all(each[2]["95"][0] < 0 < each[2]["95"][1] for each in found.values())
+            found[task] = _pages.difference(*(x["last_100_episodes"] for x in (last, then)))
+    assert f"a difference of {_pages.signed(found.pop('Humanoid-v5'))} (last 100" in words("docs/results.md")
+    assert all(change["95"][0] < 0 < change["95"][1] for change in found.values())
 
 
 def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     found = results("humanoid", "preset_1")
-    training, played = (_pages.interval(found[name]) for name in ("last_100_episodes", "last_evaluation"))
+    training = _pages.interval(found["last_100_episodes"])
     least, page = min(found["last_100_episodes"]["per_seed"]), words("docs/results.md")
-    assert f"reaches {training} in the last 100 training episodes after {found['env_steps']:,} steps" in page
-    assert f"at least {least:,.0f} with each seed" in page
-    assert f"The mode of the policy reaches {played} in ten episodes" in page
+    assert f"reaches {training} in the last 100 training episodes, and at least {least:,.0f} with each seed" in page
     assert f"seeds {_tables.seeds_of(found['seeds'])}," in page
     assert found["seeds"] == list(range(1, 11))
 
 
-def test_claims_effects_of_single_choices_of_mujoco_ppo():
-    page = words("docs/libraries.md").replace(",", "")
+def test_claims_single_choices_of_mujoco_ppo_without_a_visible_effect():
     found = next(x for x in _tables.comparisons("mujoco", mujoco.VARIANTS) if x.task == "HalfCheetah-v5")
-    assert _pages.signed(found.last["unscaled_rewards"]).replace(",", "") in page
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
         for change in (found.last[name], found.mean[name]):
             assert change["95"][0] < 0 < change["95"][1]
@@ -133,7 +124,7 @@ def test_claims_state_dependent_exploration():
     assert np.min(held) > 85  # 100 for the flag, minus the energy
     assert np.sum(np.abs(white) < 0.1) == 5
     assert np.mean(white[white > 1]) > np.mean(held)
-    assert "all 20 seeds reach the flag. Without it, 5 of 20 end at a return of 0" in page
+    assert "all 20 seeds reach the flag. Without gSDE, 5 of 20 end at a return of 0" in page
     for seeds in ("", "_101"):
         assert f"{np.mean(returns([f'classic_mountain_car_continuous{seeds}'])):.1f}" == "97.8"
 
@@ -154,32 +145,27 @@ def test_claims_differences_between_libraries():
         assert [text for text in quoted if text not in page] == []
         returns = _pages.interval(task.runs["none"]["last_evaluation"]).replace(",", "")
         assert f"{returns} on {name}" in page
-        per_epoch = _pages.signed(last["adaptive_rate_epoch"]).replace(",", "")
-        assert f"{per_epoch} on {name}" in page.partition("no visible effect (")[2].partition(").")[0]
         counts = {"HalfCheetah": (24, 4, 18), "Ant": (24, 2, 8)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
 
-    def last_evaluation(variant, first):
-        return results("differences", f"HalfCheetah-v5_300000_{variant}_{first}")["curve"][-1]["evaluation"]
+    def last_evaluation(variant):  # of seeds 1 to 10
+        return results("differences", f"HalfCheetah-v5_300000_{variant}_1")["curve"][-1]["evaluation"]
 
-    halves = {first: last_evaluation("none", first) for first in (1, 11)}
-    alone = _pages.difference(last_evaluation("no_normalize", 1), halves[1])
+    alone = _pages.difference(last_evaluation("no_normalize"), last_evaluation("none"))
     assert f"({_pages.signed(alone)})".replace(",", "") in page
-    assert [round(np.mean(half)) for half in halves.values()] == [4722, 4266]
 
 
 def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     page = words("docs/coming-from.md")
     programs = results("retired", "migration_purejaxrl")["programs"]
     last = {name: program["mean_return"]["last tenth"] for name, program in programs.items()}
-    assert "was {mean:.1f} ({std:.1f}) before".format(**last["before"]) in page
-    assert "and {mean:.1f} ({std:.1f}) after".format(**last["after"]) in page
+    returns = ["{mean:.1f} ({std:.1f})".format(**last[name]) for name in ("after", "before")]
+    assert "reaches {} in the last tenth of the run instead of {}, and is as fast".format(*returns) in page
     perfect = {name: sum(x == 500 for x in found["per_seed"]) for name, found in last.items()}
     assert perfect == {"before": 1, "after": 18}
-    assert "in 1 of 20 seeds before and in 18 of 20 after" in page
-    speed = results("retired", "migration_purejaxrl_speed")
-    assert "{median:.3f} ({q1:.3f} - {q3:.3f}) times".format(**speed["speed_after_over_before"]) in page
-    assert {len(seconds) for seconds in speed["cpu_seconds"].values()} == {15}
+    assert "in 18 of 20 seeds, instead of in 1." in page
+    speed = results("retired", "migration_purejaxrl_speed")["speed_after_over_before"]
+    assert speed["q1"] < 1 < speed["q3"]
 
 
 def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
