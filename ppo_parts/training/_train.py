@@ -77,7 +77,8 @@ class Train:
     def __post_init__(self) -> None:
         check_count("train", "num_updates", self.num_updates)
         check_count("train", "steps_per_update", self.steps_per_update)
-        _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
+        if not isinstance(jnp.zeros(()), jax.core.Tracer):  # inside a traced function, the step is traced anyway
+            _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
 
     def of_recipe(self, name: str) -> Train:
         """Return the same run with another `recipe`, without tracing it again."""

@@ -29,10 +29,6 @@ def trained(env, policy):
     return SimpleNamespace(env=env, policy=policy), state
 
 
-def normalized(name):
-    return envs.prepare(envs.make(name), normalize=True, gamma=0.9)
-
-
 def frames():
     pixels = jnp.zeros((1, 4, 36, 36), jnp.uint8)
     return envs.make("CartPole-v1")._replace(
@@ -43,9 +39,7 @@ def frames():
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 POLICIES = {
     "discrete": (lambda: envs.make("CartPole-v1"), {"activation": "relu"}),
-    "continuous": (lambda: normalized("Pendulum-v1"), {}),
     "squashed": (lambda: envs.make("Pendulum-v1"), {"shared": True, "squash": True, "activation": "gelu"}),
-    "lstm": (lambda: normalized("CartPole-v1"), {"shared": True, "memory": "lstm"}),
     "mingru": (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": "mingru"}),
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}),
 }

@@ -299,10 +299,12 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
     assert greys == [0, 50, 100] * 2
 
 
-def test_watch_stops_after_max_steps_and_carries_a_memory():
+def test_watch_and_evaluations_carry_a_memory():
     train = recipe.make_train(recipe.Config(memory="lstm"))
-    state = jax.jit(train.init)(jax.random.key(0))
+    state = train.compiled_init(jax.random.key(0))
     assert len(list(watch.frames_of(train, state, max_steps=2, mode=True))) == 2
+    played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
+    assert played.episode_length.tolist() == [3, 3, 3]
 
 
 def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The actor that collects one rollout ahead of the learner, compared with the same program written as a loop."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,25 +8,17 @@ import pytest
 from benchmarks import mujoco
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, mujoco_ppo
-
-SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden": (8,)}
-
-
-@pytest.fixture(scope="module")
-def lagging():
-    config = async_ppo.Config(env_id="CartPole-v1", total_timesteps=64, **SIZES)
-    return config, async_ppo.make_train(config, envs.make("CartPole-v1"))
+from tests.commands import recipe
 
 
-@pytest.mark.lenient_ranks  # gymnax
-def test_the_actor_plays_with_the_policy_from_before_the_update(lagging, tmp_path):
-    config, train = lagging
+def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
+    config = recipe.Config(total_timesteps=64)
+    train = recipe.make_train(config)
     options = training.RunOptions(directory=tmp_path, name="run", tensorboard=False, progress=False)
-    run = functools.partial(training.run, make_program=async_ppo.OneAhead)
-    run(train, config, options)
-    ended = training.load(tmp_path / "run", returning(train)).state
+    training.run(train, config, options, make_program=async_ppo.OneAhead)
+    ended = training.load(tmp_path / "run", recipe.make_train).state
 
-    state = jax.jit(train.init)(jax.random.key(config.seed))
+    state = train.compiled_init(jax.random.key(config.seed))
     collect, learn = jax.jit(train.collect), jax.jit(train.learn)
     collected = collect(state)
     for _ in range(train.num_updates):
@@ -38,19 +28,14 @@ def test_the_actor_plays_with_the_policy_from_before_the_update(lagging, tmp_pat
     jax.tree.map(np.testing.assert_array_equal, ended.learner.params, state.learner.params)
 
 
-def returning(train):
-    def make_train(config: async_ppo.Config):
-        return train
-
-    return make_train
-
-
 @pytest.mark.lenient_ranks  # gymnax
-def test_vtrace_corrects_a_lagging_actor(lagging):
+def test_vtrace_corrects_a_lagging_actor():
     """On a rollout of its own policy the update is that of the recipe without a lag; on an older one it is not."""
-    config, train = lagging
-    plain = mujoco_ppo.make_train(config, envs.make("CartPole-v1"))
-    state = jax.jit(train.init)(jax.random.key(0))
+    config = async_ppo.Config(
+        total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=1, hidden=(8,)
+    )
+    train, plain = (one.make_train(config, envs.make("CartPole-v1")) for one in (async_ppo, mujoco_ppo))
+    state = train.compiled_init(jax.random.key(0))
     own = jax.jit(train.collect)(state)
     update = [jax.jit(one.learner.update) for one in (train, plain)]
     first = [one(state.key, state.learner, own[1])[1]["policy_loss"] for one in update]

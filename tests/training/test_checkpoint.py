@@ -1,9 +1,7 @@
 """Checkpoints: complete, what they say they are, or passed over."""
 
-import random
+import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -61,20 +59,16 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
 
 
 def test_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path):
-    """Files may not grow here; orbax and tensorstore print nothing of their own."""
-    code = f"""if True:
-        import resource, jax.numpy as jnp
-        from ppo_parts import training
-        state = {{str(i): jnp.arange(1e4) * i for i in range(8)}}
-        checkpoints = training.Checkpoints({str(tmp_path)!r})
-        checkpoints.save(1, state)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        with training.exit_on_user_error():
+    state, before = {str(i): jnp.arange(1e4) * i for i in range(8)}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # no file may grow beyond it
+    try:
+        with pytest.raises(training.RunFolderError, match=f"^{tmp_path}/2 could not be written: "):
             checkpoints.save(2, state)
-        """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"error: {tmp_path}/2 could not be written: " in ended.stderr
-    assert Checkpoints(tmp_path).steps() == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoints.steps() == [1]
 
 
 def damage(folder, how):
@@ -108,28 +102,6 @@ def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_pat
         damage(broken / "checkpoints" / step, "gone")
     with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 8: .*; 4: "):
         go(train, None, "", resume=broken)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tensorstore, on what it cannot read
-def test_checkpoint_with_a_changed_byte_is_refused_or_the_same(crashed, tmp_path, train):
-    """A checksum over names and contents: whatever comes back is right, or it is refused."""
-    like, refused, rng = train.state_shapes(), 0, random.Random(0)
-    expected = Checkpoints(crashed / "checkpoints").restore(like, 8)[1]
-    for i in range(8):
-        folder = tmp_path / str(i)
-        shutil.copytree(crashed / "checkpoints", folder)
-        files = [p for p in (folder / "8").rglob("*") if p.is_file() and p.stat().st_size]
-        path = rng.choice(sorted(p for p in files if "ocdbt.process_0" not in p.parts))  # those that are read
-        content = bytearray(path.read_bytes())
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-        try:
-            found = Checkpoints(folder).restore(like, 8)[1]
-        except (OSError, ValueError):
-            refused += 1
-            continue
-        assert_same(jax.tree.map(raw, found), jax.tree.map(raw, expected))
-    assert refused > 0
 
 
 def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):

@@ -26,7 +26,6 @@ from ppo_parts.recipes.__main__ import listed
 from ppo_parts.training._cli import CACHE_LIMIT, fitting_preset, keep_compiled_programs, whole_number
 from ppo_parts.training._config import Range, declared
 from ppo_parts.training._run import compiling
-from ppo_parts.training._train import seed_keys
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
@@ -128,13 +127,6 @@ def test_config_field_that_cannot_be_used_is_named():
     ):
         with pytest.raises(pp.errors.UserError, match=re.escape(f"Config: {name} {says}")):
             training.check_config(Config(**{name: value}))
-
-
-def test_sizes_that_no_run_can_have_are_refused():
-    for seed, number in ((-1, 1), (2**32, 1), (2**32 - 1, 2)):
-        with pytest.raises(pp.errors.UserValueError, match=r"seed must be such that all seeds lie in \[0, 2\*\*32\)"):
-            seed_keys(seed, number)
-    assert seed_keys(2**32 - 2, 2).shape == (2,)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -12,10 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks._collectives import collectives
-from ppo_parts import envs, training
+from ppo_parts import training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
+from tests.commands import recipe
+from tests.common import assert_same
 from tests.core.test_sharding import alone
 from tests.runs import checkpoint, go, rows, tiny
+from tests.training.test_cli import make_train
 
 CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, num_minibatches=1, shards=4, normalize_env=True)
 CHECKSUM = "checksum of the rest"
@@ -76,18 +78,15 @@ def check_environments(place):
 
 def check_seeds(place):
     """Four seeds on two devices: the bits of one device, and no device needs another."""
-    config = dataclasses.replace(CONFIG, shards=None, normalize_env=False)
-    train = cleanrl_ppo.make_train(config)
-    run = functools.partial(go, train, place, config=config, num_seeds=4)
+    config = recipe.Config()
+    run = functools.partial(go, recipe.make_train(config), place, config=config, num_seeds=4)
     expected, _ = run("one")
     with compiled_programs() as programs:
         several, _ = run("several", num_devices=2)
     (program,) = programs
     assert collectives(program) == []
     assert rows(several) == rows(expected)
-    found, whole = checkpoint(several), checkpoint(expected)
-    for name in whole:
-        np.testing.assert_array_equal(found[name], whole[name], err_msg=name)
+    assert_same(checkpoint(several), checkpoint(expected))
 
 
 def check_refusals():
@@ -122,18 +121,15 @@ def check_refusals():
         ([], None),
     ):
         with pytest.raises(Reached) as reached:
-            training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv, run=begin)
+            training.main(make_train, cleanrl_ppo.PRESETS, argv, run=begin)
         assert reached.value.args == (shards,)
 
 
 def check_one_ahead(place):
     """An actor that collects one rollout ahead, whose program has arrays on two devices."""
-    sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden": (8,), "shards": 2}
-    config = async_ppo.Config(env_id="CartPole-v1", total_timesteps=96, **sizes)
-    train = async_ppo.make_train(config, envs.make("CartPole-v1"))
-    options = training.RunOptions(directory=place, name="run", num_devices=2, tensorboard=False, progress=False)
-    training.run(train, config, options, make_program=async_ppo.OneAhead)
-    assert [row["update"] for row in rows(place / "run")] == [0, 1, 2]
+    config = recipe.Config(total_timesteps=48, shards=2)
+    folder, _ = go(recipe.make_train(config), place, "run", config, async_ppo.OneAhead, num_devices=2)
+    assert [row["update"] for row in rows(folder)] == [0, 1, 2]
 
 
 def check_runs(place):

@@ -184,7 +184,8 @@ NEEDED = "needs eval_episodes"
 REFUSED = [  # changes of the configuration, options, and what is said
     ({"target_kl": INF}, {}, IN_JSON.format("target_kl")),
     ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
-    ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"all seeds lie in \[0, 2\*\*32\)"),
+    ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
+    ({"seed": -1}, {}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
     ({}, {"checkpoint_every": -1}, "run: checkpoint_every must be at least 1, got -1"),
     ({}, {"num_seeds": 1.5}, "run: num_seeds must be a whole number, got 1.5"),
     ({}, {"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
