@@ -1,7 +1,6 @@
 """Helpers for tests of training runs: a tiny run, ways to run it, and readers of its files."""
 
 import json
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from ppo_parts.commands.doctor import events_in
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
 
@@ -73,17 +73,9 @@ def evaluations(folder: Path) -> dict[int, dict]:
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Return the numbers in TensorBoard's files, by name and step."""
-    from tensorboardX.proto.event_pb2 import Event
-
     seen: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (length,) = struct.unpack_from("<Q", data, at)
-            event = Event.FromString(data[at + 12 : at + 12 + length])
-            at += 12 + length + 4
-            for value in event.summary.value:
-                seen.setdefault(value.tag, {})[event.step] = value.simple_value
+    for name, x, step in events_in(sorted(folder.glob("events.out.tfevents.*"))):
+        seen.setdefault(name, {})[step] = x
     return seen
 
 

@@ -66,7 +66,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if len(folders := sorted({str(event.parent) for event in events})) > 1:
         raise UserValueError(f"{path} has {len(folders)} logs, such as that in {folders[0]}: name one of their folders")
     logged: dict[str, list[float]] = {}
-    for name, x in _numbers_in(tables[0]) if tables else _events_in(events):
+    for name, x, *_ in _numbers_in(tables[0]) if tables else events_in(events):
         logged.setdefault(name, []).append(x)
     names = {name: next((each for each in others if each in logged), None) for name, others in NAMES.items()}
     found = {name: FACTORS.get(each, 1.0) * np.asarray(logged[each]) for name, each in names.items() if each}
@@ -85,8 +85,11 @@ def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
                 raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
 
 
-def _events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Read TensorBoard's records: a length in 8 bytes, its checksum in 4, the event, and its checksum in 4."""
+def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
+    """Yield the tag, the number and the step of each scalar in TensorBoard's files.
+
+    Their records are a length in 8 bytes, its checksum in 4, the event, and its checksum in 4.
+    """
     parse = require_package("tensorboardX.proto.event_pb2", "train").Event.FromString
     for data in map(Path.read_bytes, paths):
         at = 0
@@ -94,8 +97,9 @@ def _events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
             (length,) = struct.unpack_from("<Q", data, at)
             if at + 16 + length > len(data):
                 break  # another process is writing the last record
-            values = parse(data[at + 12 : at + 12 + length]).summary.value
-            yield from ((x.tag, x.simple_value) for x in values if x.WhichOneof("value") == "simple_value")
+            event = parse(data[at + 12 : at + 12 + length])
+            scalars = (x for x in event.summary.value if x.WhichOneof("value") == "simple_value")
+            yield from ((x.tag, x.simple_value, event.step) for x in scalars)
             at += 16 + length
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import jax
 import optax
@@ -104,38 +104,35 @@ PRESETS = {
         library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01,
     ),
 }  # fmt: skip
-HYPERPARAMETERS = {  # which differ between the libraries, and the arguments of `libraries` that they are
-    name: {
-        "update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef",
-    }.get(name, name)
-    for name in (
-        "learning_rate", "target_kl", "adapt_each_epoch", "num_minibatches", "update_epochs", "gamma", "gae_lambda",
-        "clip_coef", "vf_coef", "ent_coef", "max_grad_norm", "bounds_coef", "soft_bound", "reward_scale",
-        "segment_length",
-    )
-}  # fmt: skip
+FIELDS = {"num_epochs": "update_epochs", "clip_eps": "clip_coef", "value_coef": "vf_coef", "entropy_coef": "ent_coef"}
+"""Fields of `Config` with another name than the argument of `libraries`."""
 
 
-def arguments_of(library: Library) -> tuple[str, ...]:
-    """Return the names of the arguments of a library's function."""
-    return tuple(inspect.signature(getattr(libraries, library)).parameters)
+def arguments_of(library: Library) -> dict[str, str]:
+    """Return the arguments of a library's function that are fields of `Config`, by field."""
+    found = {FIELDS.get(name, name): name for name in inspect.signature(getattr(libraries, library)).parameters}
+    return {field: name for field, name in found.items() if field in Config.__dataclass_fields__}
+
+
+HYPERPARAMETERS = sorted(
+    {x for library in get_args(Library) for x in arguments_of(library)} - {"num_envs", "num_steps"}
+)
 
 
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    taken = arguments_of(config.library)
-    given = {name: getattr(config, field) for field, name in HYPERPARAMETERS.items() if name in taken}
+    given = {name: getattr(config, field) for field, name in arguments_of(config.library).items()}
     if config.library == "rl_games":
-        given |= {"num_envs": config.num_envs, "num_steps": config.num_steps, "num_actions": env.action_space.shape[-1]}
+        given["num_actions"] = env.action_space.shape[-1]
     return getattr(libraries, config.library)(**given)
 
 
 def check_options(config: Config) -> None:
     """Raise if an option has no effect in the library, or if all hyperparameters are those of another one."""
     taken, defaults = arguments_of(config.library), {field.name: field.default for field in dataclasses.fields(config)}
-    for field, name in HYPERPARAMETERS.items():
+    for field in HYPERPARAMETERS:
         value, unused = getattr(config, field), defaults[field]
-        if name not in taken and value != unused:
+        if field not in taken and value != unused:
             raise mistake(field, f"must be {unused}, because {config.library} has no such option, got {value!r}")
     if config.library == "rsl_rl" and config.shared:
         raise mistake("shared", "must be False, because rsl_rl clips the gradients of two networks, got True")

@@ -68,15 +68,14 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        if restored is not None and self.train.rollout.restart is None:
-            return self.placed.put(restored)
-        num_seeds = self.options.num_seeds
+        function, given, kind = self.train.compiled_init, self._keys, "keys"
         if restored is not None:
-            with host_errors():
-                return jax.block_until_ready(jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored))
-        init = self.placed.jit(vmap_over_seeds(self.train.compiled_init, num_seeds), ("keys",), "state")
+            if self.train.rollout.restart is None:
+                return self.placed.put(restored)
+            function, given, kind = self.train.continued, restored, "state"
+        begin = self.placed.jit(vmap_over_seeds(function, self.options.num_seeds), (kind,), "state")
         with host_errors():
-            return jax.block_until_ready(init(self._keys))
+            return jax.block_until_ready(begin(given))
 
     def advance_from(self, state: Any) -> Advance:
         """Compile `advance(state, most) -> (state, metrics)` for states like this one.

@@ -8,13 +8,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._options import (
-    checkpoint_interval,
-    kept_options,
-    log_interval,
-    stored_options,
-    validate,
-)
+from ppo_parts.training._options import checkpoint_interval, kept_options, log_interval, stored_options, validate
 from tests.runs import UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 

@@ -19,7 +19,6 @@ from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._folder import open_run
 from ppo_parts.training._messages import logger
 from ppo_parts.training._program import Pace
-from ppo_parts.training._run import introduction
 from tests.runs import (
     EVALUATED,
     UPDATES,
@@ -128,12 +127,6 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
     assert capsys.readouterr().out == ""
     assert "no episode ended" in caplog.messages
-
-
-def test_run_says_where_it_begins(train):
-    further = " steps, all done; --init-from a trains it further"
-    for done, end in ((0, " steps"), (8, " steps, from update 8"), (UPDATES, further)):
-        assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
 
 
 def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, place, tmp_path):

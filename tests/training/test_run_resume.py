@@ -11,19 +11,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training import _checkpoint, _folder
-from tests.runs import (
-    EVALUATED,
-    UPDATES,
-    ByTwos,
-    Crash,
-    acting,
-    assert_same_run,
-    crash,
-    evaluations,
-    go,
-    steps,
-    tiny,
-)
+from tests.runs import EVALUATED, UPDATES, ByTwos, Crash, acting, assert_same_run, crash, evaluations, go, steps, tiny
 
 
 @pytest.mark.parametrize(("undisturbed", "options", "after"), [("whole", {}, 4), ("evaluated", EVALUATED, 10)])

@@ -8,13 +8,7 @@ import pytest
 
 from ppo_parts.training import _signals
 from ppo_parts.training._signals import Interrupt
-from tests.runs import (
-    acting,
-    assert_same_run,
-    checkpoint,
-    go,
-    steps,
-)
+from tests.runs import acting, assert_same_run, checkpoint, go, steps
 
 
 @pytest.fixture(autouse=True)

@@ -32,9 +32,6 @@ def test_statistics_of_the_last_episodes_against_a_loop():
 
 def test_statistics_interquartile_mean_and_intervals():
     rng = np.random.default_rng(0)
-    for n in (4, 8, 20):
-        x = rng.normal(size=n)
-        assert training.iqm(x) == pytest.approx(scipy.stats.trim_mean(x, 0.25))
     assert training.iqm([3.0]) == 3.0
     for n in (2, 3, 5, 10):  # a quarter of the weight is cut off on each side, fractions of values too
         x = rng.normal(size=n)
