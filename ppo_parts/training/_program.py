@@ -68,7 +68,8 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        function, given, kind = self.train.compiled_init, self._keys, "keys"
+        function: Callable[..., Any] = self.train.compiled_init
+        given, kind = self._keys, "keys"
         if restored is not None:
             if self.train.rollout.restart is None:
                 return self.placed.put(restored)
