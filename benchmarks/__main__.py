@@ -18,6 +18,7 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "libraries": "the PPO of each library with its default hyperparameters, on MuJoCo tasks",
     "study": "the effects of priorities, V-trace and refreshing",
     "population": "population-based training against random search with the same steps",
+    "levels": "levels chosen by what can be learned in them, against random ones, in a maze",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",

@@ -4,6 +4,7 @@ written by hand, in plain JAX and float64: explicit losses, `jax.grad` and gradi
 Nothing of the package is in the loops. Cards that only set the arguments of parts are left to the tests of those parts.
 """
 
+import dataclasses
 import functools
 import re
 import types
@@ -667,3 +668,57 @@ def test_burn_in_equals_a_loop_by_hand():
 
     state, _ = train(pipeline, params, [batch], module.policy)
     assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * epochs))
+
+
+# --- levels.md --------------------------------------------------------------------------------------------------------
+
+
+def test_level_replay_equals_a_loop_by_hand():
+    """Episodes in the maze, the scores of their levels, and which levels are kept."""
+    module = card("levels", "Prioritized Level Replay")
+    vars(module).update(K=6, M=3, P=0.5)
+    config = dataclasses.replace(module.config, total_timesteps=128, num_envs=8, num_steps=16, hidden=(8,))
+    train = module.make_train(config, jax.tree.map(lambda x: x[:9], module.first), module.edited, robust=True)
+    params, state, collect = in_double(train.policy.init(KEY)), train.rollout.init(KEY), jax.jit(train.rollout.collect)
+    playing, side = np.asarray(state.env_state.inner.number), module.SIDE
+    for count in range(1, 5):
+        before = jax.tree.map(np.asarray, optax.tree.get(state, "shared"))
+        state, batch, _ = collect(jax.random.key(count), params, state)
+        after = jax.tree.map(np.asarray, optax.tree.get(state, "shared"))
+        level, value, obs = (np.asarray(x) for x in (batch.extras["level"], batch.value, batch.obs))
+        np.testing.assert_array_equal(level[0], playing)  # as the last rollout left them
+        playing = np.asarray(state.env_state.inner.number)
+        values = {number: [] for number in before.number.tolist()}
+        highest = dict(zip(before.number, before.highest, strict=True))
+        for t, n in np.ndindex(level.shape):
+            walls, goal, cell = obs[t, n].reshape(3, -1)
+            cell, goal = cell.argmax(), goal.argmax()
+            move = [(-1, 0), (0, 1), (1, 0), (0, -1)][int(batch.action[t, n])]
+            row, column = cell // side + move[0], cell % side + move[1]
+            if 0 <= row < side and 0 <= column < side and not walls[row * side + column]:
+                cell = row * side + column
+            assert batch.reward[t, n] == batch.terminated[t, n] == (cell == goal)
+            if t + 1 < len(obs) and not (batch.terminated | batch.truncated)[t, n]:
+                assert obs[t + 1, n, 2 * side**2 :].argmax() == cell
+                assert level[t + 1, n] == level[t, n]
+            if level[t, n] in values:
+                values[level[t, n]].append(value[t, n])
+                highest[level[t, n]] = max(highest[level[t, n]], batch.reward[t, n])
+                [walls_of_number] = before.level.walls[before.number == level[t, n]]
+                np.testing.assert_array_equal(walls, walls_of_number)
+        score, played = (dict(zip(before.number, x, strict=True)) for x in (before.score, before.played))
+        score |= {i: highest[i] - np.mean(x) for i, x in values.items() if x}
+        played |= {i: count for i, x in values.items() if x}
+        np.testing.assert_array_equal(batch.mask, np.isin(level, before.number[:6]))
+        best = sorted(score, key=lambda i: -score[i])[:6]
+        np.testing.assert_array_equal(after.number[:6], best)
+        np.testing.assert_allclose(after.score[:6], [score[i] for i in best], rtol=1e-9)
+        age = np.array([count - played[i] for i in best])
+        rank = 1 / np.arange(1, 7)
+        p = 0.7 * rank / rank.sum() + 0.3 * age / max(age.sum(), 1)
+        np.testing.assert_allclose(np.exp(after.log_weight), [*(0.5 * p), *(0.5 / 3 for _ in range(3))], rtol=1e-6)
+        assert after.number[6:].min() > before.number.max()
+        for walls, start, goal in zip(*(x[6:] for x in after.level), strict=True):  # edits of levels that were kept
+            changed = (after.level.walls[:6] != walls).sum(axis=1)[after.level.start[:6] == start]
+            assert changed.min() <= 4
+            assert not walls[[start, goal]].any()

@@ -1,0 +1,109 @@
+"""Levels chosen by regret against random ones: return in mazes that are harder than nearly all random ones.
+
+    python -m benchmarks levels
+    python -m benchmarks levels --first-seed 101
+
+runs the code of docs/gallery/levels.md, and writes a record of benchmarks/results/levels.jsonl. All arms take the same
+number of environment steps, also where they do not learn from all. `uniform` draws a new level for each episode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppo_parts import envs, training
+from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training._program import compiler_options
+
+from ._options import parser
+from ._pages import difference
+from ._records import RESULTS, ROOT, write
+from ._runs import evaluation_key, keys_of, seeds_of
+
+HARD, LEVELS, EPISODES = 7, 128, 1000
+"""Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
+
+
+def page() -> Any:
+    """What the code of the page defines."""
+    module = types.ModuleType("levels")
+    text = (ROOT / "docs/gallery/levels.md").read_text()
+    for source in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(source, vars(module))
+    return module
+
+
+def distance(card: Any, level: Any) -> jax.Array:
+    """The number of moves from start to goal; `CELLS` or more: there is no way."""
+    cells, actions = jnp.arange(card.CELLS), jnp.arange(len(card.MOVES))
+    after = jax.vmap(lambda cell: jax.vmap(lambda action: card.moved(level.walls, cell, action))(actions))(cells)
+    far = jnp.where(cells == level.goal, 0, card.CELLS)
+    nearer = lambda _, far: jnp.minimum(far, 1 + jnp.min(far[after], axis=1))  # noqa: E731
+    return jax.lax.fori_loop(0, card.CELLS, nearer, far)[level.start]
+
+
+def held_out(card: Any) -> tuple[Any, Any, float]:
+    """Random levels with a long way to the goal, any random levels, and the share of those that are so hard."""
+    pool = jax.vmap(card.random_level)(jax.random.split(jax.random.key(2**20), 2**14))
+    far = np.asarray(jax.jit(jax.vmap(lambda level: distance(card, level)))(pool))
+    rows = np.flatnonzero((far >= HARD) & (far < card.CELLS))
+    return *(jax.tree.map(lambda x, i=i: x[i], pool) for i in (rows[:LEVELS], np.arange(LEVELS))), len(rows) / len(far)
+
+
+def arms(card: Any) -> dict[str, training.Train]:
+    """Runs that differ in their levels."""
+
+    def reset(key: jax.Array) -> Any:
+        level = card.random_level(key)
+        return card.State(level, 0, level.start), card.seen(level, level.start)
+
+    env = card.plr.env
+    uniform = envs.auto_reset(reset, card.step, env.observation_space, env.action_space, time_limit=card.LIMIT)
+    return {
+        "uniform": cleanrl_ppo.make_train(card.config, uniform),
+        "PLR": card.plr,
+        "robust PLR": card.make_train(card.config, card.first, card.random_level, robust=True),
+        "ACCEL": card.accel,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    options = parser(__doc__, seeds=10, first_seed=1).parse_args()
+    card, seeds, found = page(), seeds_of(options), {}
+    hard, any_level, share = held_out(card)
+    for arm, train in arms(card).items():
+
+        def run(key: jax.Array, train: training.Train = train) -> Any:
+            state, metrics = train(key)
+            results = [
+                training.evaluate_episodes(
+                    card.maze(level), train.policy, state.learner.params, evaluation_key(key), EPISODES
+                )
+                for level in (hard, any_level)
+            ]
+            return [jnp.mean(x.episode_return) for x in results], metrics["episode_return"][:: train.num_updates // 10]
+
+        began = time.perf_counter()
+        program = jax.jit(jax.vmap(run), compiler_options=compiler_options())
+        (returns, easy), curve = jax.tree.map(np.asarray, program(keys_of(seeds)))
+        found[arm] = {
+            "held_out": training.summary(returns),
+            "random": training.summary(easy),
+            "training": curve.mean(0),
+        }
+        found[arm]["difference"] = difference(returns, found["uniform"]["held_out"]["per_seed"])
+        found[arm]["seconds"] = time.perf_counter() - began
+        iqm, (low, high) = found[arm]["held_out"]["iqm"], found[arm]["held_out"]["iqm_95"]
+        print(f"{arm:10} {iqm:.3f} [{low:.3f}, {high:.3f}], random levels {easy.mean():.3f}", flush=True)
+    config = dataclasses.asdict(card.config)
+    settings = {"config": config, "seeds": list(seeds), "least_moves": HARD, "share_of_random_levels": share}
+    write(f"{RESULTS}/levels.jsonl#maze_{options.first_seed}", settings | {"arms": found})
