@@ -39,7 +39,7 @@ QUESTIONS = {  # and the page that answers it
     "MAPPO": "docs/agents",
     "clip the value loss": "docs/generated/ppo_parts.clipped_value_loss",
     "record a video": "docs/see",
-    "hyperparameter sweep": "docs/own_recipe",
+    "hyperparameter sweep": "docs/sweeps",
 }
 
 
