@@ -219,15 +219,24 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         given = extra if takes is None else {name: value for name, value in extra.items() if name in takes}
         try:
-            return optimizer.update(updates, state, params, **given)
+            result = optimizer.update(updates, state, params, **given)
         except UserError:
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(
                 f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
-                f"{type(error).__name__}: {error}. An optimizer that needs other arguments, or keeps parameters of its "
-                "own type (optax.lookahead), needs a loop of your own"
+                f"{type(error).__name__}: {error}. An optimizer for some parameters only, such as the matrices of "
+                "scale_by_muon: wrap it in optax.masked or optax.partition. One that needs other arguments, or keeps "
+                "parameters of its own type (optax.lookahead), needs a loop of your own"
             ) from error
+        expected, got = ([jnp.shape(leaf) for leaf in jax.tree.leaves(x)] for x in (updates, result[0]))
+        if expected != got:
+            raise UserTypeError(
+                f"{where}: the optimizer returned updates of the shapes {got} for a gradient of {expected}. What only "
+                "measures (optax.measure_with_ema) belongs into optax.monitor, chained with an optimizer; what "
+                "aggregates gradients of single examples (optax.contrib.dpsgd) needs a loop of your own"
+            )
+        return result
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 

@@ -92,10 +92,6 @@ def wide_entropy(params, batch):
     return wide, value
 
 
-def uses(optimizer):
-    return lambda: update(optimizer=optimizer)
-
-
 def of_numbers(table):
     """Rows from `(factory, hyperparameter, what its error says, values that it may not have)`."""
     return {
@@ -169,9 +165,6 @@ ESTIMATORS = {"gae": GAE, "vtrace": VTRACE}
 ALONE = {  # samplers after which each advantage is standardized by itself
     "axis=None ... shape (1,)": (pp.shuffled_minibatches(TIME * SEGMENTS), None),
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
-}
-OPTIMIZERS = {
-    "optax.lookahead": optax.lookahead(optax.sgd(0.1), 5, 0.5),
 }
 VALUE_ERRORS = {
     # chains
@@ -477,11 +470,6 @@ TYPE_ERRORS = {
             estimate, gamma=lambda step, wrong=wrong: wrong
         )
         for wrong in (None, "0.9")
-    },
-    **{
-        f"learner: the optimizer's update(gradient, state, params, step=, ... raised ... {says} ... "
-        "loop of your own": uses(optimizer)
-        for says, optimizer in OPTIMIZERS.items()
     },
 }
 

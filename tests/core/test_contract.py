@@ -143,8 +143,7 @@ def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters():
     expected = jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(loss)(worst))
     assert_close(run(pipeline, batch, optimizer=sam)[0].params, expected)
     search = optax.chain(optax.sgd(1e3), optax.scale_by_backtracking_linesearch(50))
-    for optimizer in (search, optax.lbfgs(), contrib.sophia(1e-2)):
-        assert loss(run(pipeline, batch, optimizer=optimizer)[0].params) < loss(params)
+    assert loss(run(pipeline, batch, optimizer=search)[0].params) < loss(params)
 
 
 def test_a_hyperparameter_may_be_a_field():

@@ -1,0 +1,100 @@
+"""Every optimizer and transformation of optax in a learner: it takes two steps, or an error says what to do."""
+
+import inspect
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts._core.optim import transformation
+from tests.common import make_params, rollout
+from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
+
+SGD, LABELS, MATRIX = optax.sgd(0.1), {"policy": "own", "value": "own"}, {"policy": True, "value": False}
+GIVEN: dict[str, Any] = {  # the arguments of those that take others than numbers, all of which are 0.1
+    **dict.fromkeys(("chain", "flatten", "mechanize", "split_real_and_imaginary", "with_extra_args_support"), (SGD,)),
+    **dict.fromkeys(("inject_hyperparams", "inject_stateful_hyperparams"), (optax.sgd,)),
+    **dict.fromkeys(("conditionally_mask", "conditionally_transform"), (SGD, lambda step, **extra: step < 9)),
+    **dict.fromkeys(("multi_transform", "partition"), ({"own": SGD}, LABELS)),
+    **dict.fromkeys(("scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"), (3,)),
+    "apply_if_finite": (SGD, 3),
+    "differentially_private_aggregate": (1.0, 0.1, KEY),
+    "dpsgd": (0.1, 1.0, 0.1, 0),
+    "freeze": (MATRIX,),
+    "lookahead": (SGD, 5, 0.5),
+    "masked": (SGD, MATRIX),
+    "measure_with_ema": (optax.tree.norm, 0.9),
+    "named_chain": (("sgd", SGD),),
+    "sam": (SGD, optax.chain(optax.contrib.normalize(), SGD)),
+    "scale_by_schedule": (lambda count: 0.1,),
+    "schedule_free": (SGD, 0.1),
+    "selective_transform": (SGD,),
+    "snapshot": ("norm", optax.tree.norm),
+    "stateless": (lambda updates, params: updates,),
+    "stateless_with_tree_map": (lambda update, param: update,),
+}
+KEYWORDS: dict[str, Any] = {
+    "add_noise": {"key": KEY},
+    "noisy_sgd": {"key": KEY},
+    "sam": {"opaque_mode": True},
+    "selective_transform": {"freeze_mask": MATRIX},
+}
+ERRORS = {  # what the error says to do
+    "lookahead": "keeps parameters of its own type .optax.lookahead., needs a loop of your own",
+    **dict.fromkeys(("differentially_private_aggregate", "dpsgd"), "single examples .* needs a loop of your own"),
+    "measure_with_ema": "What only measures .* belongs into optax.monitor",
+    "scale_by_muon": "(?s)for some parameters only.*: wrap it in optax.masked or optax.partition",
+}
+
+
+def make(name: str, function: Any) -> Any:
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    made = function(*GIVEN.get(name, [0.1] * len(needed)), **KEYWORDS.get(name, {}))
+    return made if hasattr(made, "init") else made(0.1)  # of `inject_hyperparams`
+
+
+def catalogue() -> dict[str, Any]:
+    """What optax and its contrib export and declare as a transformation, by name."""
+    exported = [(name, x) for module in (optax, optax.contrib) for name, x in vars(module).items() if name[0] != "_"]
+    found = {name: x for name, x in exported if inspect.isfunction(x)}
+    hints = {name: str(inspect.signature(x).return_annotation) for name, x in found.items()}
+    return {name: make(name, x) for name, x in found.items() if "GradientTransformation" in hints[name]}
+
+
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+def test_all_of_optax_steps_in_a_learner():
+    """One program: each transformation has its own parameters in its state, and is given what a learner passes."""
+    each = {name: transformation("learner", x) for name, x in catalogue().items() if name not in ERRORS}
+    assert len(each) > 110
+
+    def init(params):
+        return {name: (optimizer.init(params), params) for name, optimizer in each.items()}
+
+    def step(optimizer, inner, own, updates, extra):
+        moved, inner = optimizer.update(updates, inner, own, **extra)
+        return inner, optax.apply_updates(own, moved)
+
+    def update(updates, state, params, **extra):
+        return updates, {name: step(x, *state[name], updates, extra) for name, x in each.items()}
+
+    together = optax.GradientTransformationExtraArgs(init, update)
+    with jax.numpy_rank_promotion("allow"):
+        state, _ = run(pp.chain(GAE, pp.full_batch(2), SURROGATE, VALUE), optimizer=together)
+    begun = make_params()
+    for name, (_, params) in state.opt_state.items():
+        assert all(np.all(np.isfinite(x)) for x in params.values()), name
+        assert any(np.any(params[x] != begun[x]) for x in begun) == (name != "set_to_zero"), name
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_step_says_what_to_do(name):
+    def step(batch):
+        return run(pp.chain(pp.full_batch(), VALUE), batch, optimizer=catalogue()[name])
+
+    with jax.numpy_rank_promotion("allow"), pytest.raises(TypeError, match=ERRORS[name]):
+        jax.eval_shape(step, rollout().replace(target=rollout().value))
