@@ -60,6 +60,12 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def logged(folder: Path) -> int:
+    """How many rows of metrics.jsonl are whole; a process may be writing the last one."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def steps(folder: Path) -> list[int]:
     """The numbers of the checkpoints."""
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())

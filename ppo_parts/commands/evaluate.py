@@ -15,8 +15,9 @@ import numpy as np
 
 from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
+from ..training._evaluate import metrics_of
 from ..training._files import check_writable, write_json
-from ..training._result import with_interval
+from ..training._result import evaluation_of, with_interval
 from ..training._train import vmap_over_seeds
 from ._shared import add_episodes, load_run, report, run_parser
 
@@ -46,19 +47,12 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
         environment's own numbers for an episode.
     """
     seeds, episodes = np.shape(played.episode_length)
-    returns = np.asarray(played.episode_return, float).reshape(seeds, episodes, -1).mean(-1)
-    of_returns = summary(returns.mean(1) if seeds > 1 else returns[0])
+    found = evaluation_of(metrics_of(played, seed_axes=1), episodes)
     if seeds == 1:
-        of_returns["per_episode"] = of_returns.pop("per_seed")
-    return {
-        "seeds": seeds,
-        "episodes": episodes,
-        "episode_return": of_returns,
-        "episode_length": float(np.mean(played.episode_length)),
-        "terminated": int(np.sum(played.terminated)),
-        "truncated": int(np.sum(played.truncated)),
-        "info": {name: float(np.mean(x)) for name, x in played.info.items()},
-    }
+        found["episode_return"] = summary(np.asarray(played.episode_return, float).reshape(episodes, -1).mean(-1))
+        found["episode_return"]["per_episode"] = found["episode_return"].pop("per_seed")
+    info = {name: found.pop(name) for name in played.info}
+    return {"seeds": seeds, **found, "info": info}
 
 
 def describe(result: dict[str, Any]) -> str:

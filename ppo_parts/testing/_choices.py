@@ -111,15 +111,11 @@ class Update:
     rows: str = "t * N + n"
 
     def __str__(self) -> str:
-        lines = [f"{name} = {made}({', '.join(map(str, calls))})" for name, made, calls in self._chains()]
-        used = [x for x in MODULES if any(f"{x}." in line for line in lines)]
-        imports = [f"import {MODULES[x]} as {x}" if MODULES[x] != x else f"import {x}" for x in used]
-        for name, made, calls in self._chains():
-            imports += [f"{name} = {made}(", *(f"    {call}," for call in calls), ")"]
-        return "\n".join(imports)
-
-    def _chains(self) -> tuple[tuple[str, str, tuple[Call, ...]], ...]:
-        return ("chain", "pp.chain", self.chain), ("optimizer", "optax.chain", self.optimizer)
+        calls = {"chain = pp.chain(": self.chain, "optimizer = optax.chain(": self.optimizer}
+        text = "\n".join("\n".join([made, *(f"    {x}," for x in each), ")"]) for made, each in calls.items())
+        used = {x: module for x, module in MODULES.items() if f"{x}." in text}
+        imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
+        return "\n".join([*imports, text])
 
     def find(self, *names: str) -> Call | None:
         return next((call for call in (*self.chain, *self.optimizer) if call.name in names), None)

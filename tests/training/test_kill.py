@@ -10,17 +10,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.runs import arguments, assert_same_run, checkpoint, start, tiny
+from tests.runs import arguments, assert_same_run, checkpoint, logged, start, tiny
 
 KILLS, UPDATES_PER_LIFE = 20, 60
 EVALUATED = ("--eval-every", "20", "--eval-episodes", "2", "--best-metric", "evaluation/episode_return")
 OPTIONS = ("--no-tensorboard", "--log-every", "5", *EVALUATED)
-
-
-def rows(folder):
-    """Updates on record."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def complete(folder):
@@ -53,13 +47,13 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
         writing = rng.random() < 0.7
         resumed = ["--resume", str(folder)] if (folder / "config.json").exists() else [*command, "run"]
         every = "1" if writing else "50"  # so that most of the time goes into checkpoints, or into updates
-        before, latest = rows(folder), max(complete(folder), default=0)
+        before, latest = logged(folder), max(complete(folder), default=0)
         process = start(*resumed, "--checkpoint-every", every)
         if number % 10 == 9:
             time.sleep(rng.uniform(0, 8))  # it is still starting
         else:
             goal = before + rng.randrange(1, UPDATES_PER_LIFE)
-            until(process, lambda goal=goal: rows(folder) >= goal)
+            until(process, lambda goal=goal: logged(folder) >= goal)
             if writing:
                 until(process, lambda: half_written(folder))
             time.sleep(rng.uniform(0, 0.01))
@@ -67,7 +61,7 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
         process.send_signal(signal.SIGKILL)
         from_update = re.search(r"environment steps(?:, from update (\d+))?\n", process.communicate()[0])
         assert from_update is None or int(from_update[1] or 0) == latest
-        moments["checkpoint" if half_written(folder) else "update" if rows(folder) > before else "start"] += 1
+        moments["checkpoint" if half_written(folder) else "update" if logged(folder) > before else "start"] += 1
         assert not complete(folder) or checkpoint(folder)  # as orbax alone reads it
     finish(start("--resume", str(folder), "--checkpoint-every", "50"))
     assert_same_run(folder, tmp_path / "whole")

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.runs import ROOT, rows, steps
+from tests.runs import ROOT, logged, rows, steps
 
 pytestmark = pytest.mark.slow
 SIZES = "--total-timesteps 1e8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --shards 2"
@@ -44,12 +44,6 @@ def wait_for(condition, processes, place, seconds=300):
         assert time.monotonic() < end
         assert all(process.poll() is None for process in processes), (place / "log0").read_text()
         time.sleep(0.2)
-
-
-def logged(folder):
-    """How many rows are whole; the last may be being written."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_two_processes(tmp_path):

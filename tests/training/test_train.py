@@ -72,10 +72,12 @@ def test_train_that_cannot_work_fails_when_it_is_made():
 
 
 def test_train_traces_one_update_when_it_is_made(monkeypatch):
-    """Not a whole run; and what compiles the update later need not trace it again."""
+    """Not a whole run; what compiles the update later need not trace it again, nor a sweep that makes a run."""
     traced, step = [], training.Train.step
     monkeypatch.setattr(training.Train, "step", lambda self, state: traced.append(1) or step(self, state))
     train = cleanrl_ppo.make_train(tiny(updates=100_000))
     jax.eval_shape(train.compiled_step, train.shapes[0])
     assert traced == [1]
     assert train.shapes[1]["loss"].shape == ()
+    jax.eval_shape(lambda key: cleanrl_ppo.make_train(tiny())(key), jax.random.key(0))
+    assert traced == [1, 1]
