@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from .._core.policy import (
     is_value,
     policy_keys,
 )
-from .._core.shards import check_shards, joined, split
+from .._core.shards import check_shards
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
@@ -251,7 +250,9 @@ def rollout(
         check_recorded(batch, found, shape)
         if shards > 1:
             state = state._replace(env_state=merged_moments(state.env_state))
-            final = evaluate_steps(functools.partial(estimates_after, params), batch.truncated, final, shards)
+            # Devices agree once on the steps in which there is a final observation, and do not wait in the others.
+            some = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
+            final = jax.lax.map(lambda x: cond_any(x[0], estimates_after, no_estimates, params, x[1]), (some, final))
         own = {"policy_key": batch.extras["policy_key"][-1]} if "policy_key" in batch.extras else {}
         last = estimates_after(params, (state.obs, state.carry, own)) if found else {}
 
@@ -370,31 +371,3 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
 
     named = {f"episode_{name}": mean(x) for name, x in measured.items()} | {"episodes": number}
     return Metrics.of(named, {"episodes": "sum"})
-
-
-def evaluate_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
-    """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
-
-    In round i, every shard evaluates the i-th of its own steps, so devices communicate only to agree on the number of
-    rounds.
-    """
-    by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
-    flags = split(wanted, shards, 1)
-    flags = jnp.any(flags.reshape(*flags.shape[:2], -1), axis=-1)
-    order = jnp.argsort(~flags, axis=0)
-    rounds = jnp.max(jnp.sum(flags, axis=0))
-
-    def rows(step: Array) -> Any:
-        one = jax.vmap(lambda leaf, t: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False), (1, 0))
-        return jax.tree.map(lambda leaf: joined(one(leaf, step), 0), by_shard)
-
-    def evaluated(index: Array, results: Any) -> Any:
-        step = order[index]
-        write = jax.vmap(lambda leaf, row, t: jax.lax.dynamic_update_index_in_dim(leaf, row, t, 0), (1, 0, 0), 1)
-        return jax.tree.map(lambda leaf, row: write(leaf, split(row, shards, 0), step), results, f(rows(step)))
-
-    shapes = jax.eval_shape(lambda x: f(jax.tree.map(lambda leaf: leaf[0], x)), x)
-    zeros = jax.tree.map(lambda s: jnp.zeros((len(wanted), *s.shape), s.dtype), shapes)
-    results = jax.tree.map(lambda leaf: split(leaf, shards, 1), zeros)
-    results = jax.lax.fori_loop(0, rounds, evaluated, results)
-    return jax.tree.map(lambda leaf: joined(leaf, 1), results)
