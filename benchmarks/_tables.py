@@ -279,6 +279,19 @@ def kuhn(link: Link) -> list[str]:
     return table(["surrogate", "exploitability", "worst seed"], rows)
 
 
+def levels(link: Link) -> list[str]:
+    """Interquartile means of returns in held-out mazes."""
+    arms = {}
+    for result in results("levels"):
+        arms[link(f"seeds {seeds_of(result['seeds'])}", result["address"])] = result["arms"]
+    rows: dict[str, list[str]] = {}
+    for each in arms.values():
+        for name, found in each.items():
+            cell = "{iqm:.3f} [{iqm_95[0]:.3f}, {iqm_95[1]:.3f}]".format(**found["held_out"])
+            rows.setdefault(name, [name]).append(cell)
+    return table(["levels", *arms], rows.values())
+
+
 def papers(link: Link, name: str) -> list[str]:
     """How each chain of the index of papers differs from plain PPO; differences whose interval excludes 0 are bold."""
     from .paper_index import PLAIN, papers
@@ -433,7 +446,7 @@ def hosts(link: Link, name: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
-        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, papers,
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, levels, papers,
         study, parts, rivals, update, speed, train, hosts,
     )
 }  # fmt: skip

@@ -60,6 +60,12 @@ def kuhn() -> str:
     return curve("Kuhn poker", "exploitability", *curves, named="the clip")
 
 
+def maze(arm: str) -> str:
+    """Draw the return of each seed in held-out mazes, above that of each seed that learned in random ones."""
+    arms = records("levels")["maze_1"]["results"]["arms"]
+    return strip("mazes", *(arms[name]["held_out"]["per_seed"] for name in (arm, "uniform")))
+
+
 GSDE = "gsde_mountain_car_continuous"
 DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/README": {
@@ -87,6 +93,8 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "value normalization": functools.partial(choice, "value_normalize"),
         "RND": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False"),
         "gSDE": functools.partial(learned, GSDE, f"{GSDE}_noise_steps_None"),
+        "PLR": functools.partial(maze, "PLR"),
+        "ACCEL": functools.partial(maze, "ACCEL"),
         "bounds loss": functools.partial(choice, "bounds_loss"),
         "IPPO and MAPPO": functools.partial(learned, "ippo_spread"),
         "a clip for each network": functools.partial(choice, "separate_norms"),
@@ -119,6 +127,7 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "Random network distillation": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False")
     },
     "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
+    "docs/gallery/levels": {"Prioritized Level Replay": functools.partial(maze, "PLR")},
     "docs/gallery/self_play": {"Poker": kuhn},
 }
 """For each page, the first cells of rows and the headings of cards of which there are records."""

@@ -111,6 +111,18 @@ def test_claims_self_play_in_poker():
         assert _pages.interval(arm["exploitability"], 3) in page
 
 
+def test_claims_chosen_levels_are_no_better_in_small_mazes():
+    assert "the difference between PLR and uniform levels includes 0" in words("docs/gallery/levels.md")
+    for name in ("maze_1", "maze_101"):
+        found = results("levels", name)
+        assert len(found["seeds"]) == 10
+        assert found["config"]["total_timesteps"] // (32 * 64) == 97
+        assert round(100 * found["share_of_random_levels"]) == 5
+        low, high = found["arms"]["PLR"]["difference"]["95"]
+        assert low < 0 < high
+        assert found["arms"]["ACCEL"]["difference"]["95"][1] < 0
+
+
 def test_claims_state_dependent_exploration():
     page = words("docs/exploration.md")
 
