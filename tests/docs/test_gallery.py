@@ -300,6 +300,30 @@ def test_redo_equals_a_step_by_hand():
     assert_equal(second.params, jax.tree.map(jnp.subtract, reset.params, moved))
 
 
+def test_happo_equals_a_loop_by_hand():
+    module, agents, key = card("updates", "Agents in sequence"), 3, jax.random.key(2)
+    batches, params = [double(seed) for seed in range(agents)], [linear_params(seed) for seed in range(agents)]
+
+    def stacked(trees, axis):
+        return jax.tree.map(lambda *x: jnp.stack(x, axis), *trees)
+
+    def loss(params, d):
+        return mean(ppo(*linear(params, d["obs"]), d, entropy=0, normalize=False), d["mask"])
+
+    expected, factor, order = [None] * agents, 1.0, np.asarray(jax.random.permutation(key, agents))
+    assert list(order) != sorted(order)
+    for agent in order:
+        d = estimated(batches[agent])
+        advantage = factor * normalized(d["advantage"], d["mask"])
+        expected[agent] = descend(loss, params[agent], cut(d | {"advantage": advantage}))
+        factor = factor * ratio_of(d["obs"] @ expected[agent]["policy"], d)
+    learner = pp.learner(categorical, given(module.happo), optax.sgd(RATE))
+    update = jax.jit(module.in_sequence(learner, categorical))
+    states, metrics = update(key, jax.vmap(learner.init)(stacked(params, 0)), stacked(batches, 2))
+    assert_equal(states.params, stacked(expected, 0))
+    assert metrics["loss"].shape == (agents,)
+
+
 @pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
 def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = linear_params()
@@ -419,25 +443,28 @@ def test_ppg_equals_a_loop_by_hand():
 
 def test_lagrangian_equals_a_loop_by_hand():
     module, rng, limit = card("values", "Constraints", 1), np.random.default_rng(2), 0.45
-    params = normal({"policy": (OBS, ACTIONS), "value": (OBS,), "value_cost": (OBS,)}, 2)
+    params = normal({"policy": (OBS, ACTIONS), "value": (OBS, 2)}, 2)
     batches = []
     for seed in range(2):
         batch = double(seed)
-        extras = {name: jnp.asarray(rng.normal(size=batch.reward.shape)) for name in ("value_cost", "next_value_cost")}
+        values = {name: jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for name in ("value", "next_value")}
         cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))  # above the limit at last
-        batches.append(batch.replace(extras={"cost": cost, **extras}))
+        batches.append(batch.replace(extras={"cost": cost}, **values))
 
     def loss(params, d):
-        critic = 0.25 * (d["obs"] @ params["value_cost"] - d["target_cost"]) ** 2
-        return mean(ppo(*linear(params, d["obs"]), d, entropy=0.0) + critic, d["mask"])
+        logits, values = linear(params, d["obs"])
+        critic = 0.25 * (values[:, 1] - d["target_cost"]) ** 2
+        return mean(ppo(logits, values[:, 0], d, entropy=0.0) + critic, d["mask"])
 
     expected, multiplier, multipliers = params, 0.0, []
     for batch in batches:
-        values = {name: batch.extras[f"{name}_cost"] for name in ("value", "next_value")}
-        advantage_cost, target_cost = gae_of(batch, reward=batch.extras["cost"], **values)
+        first, second = (
+            batch.replace(value=batch.value[..., k], next_value=batch.next_value[..., k]) for k in range(2)
+        )
+        advantage_cost, target_cost = gae_of(second, reward=batch.extras["cost"])
         multiplier = max(0.0, multiplier + 0.1 * (float(mean(batch.extras["cost"], batch.mask)) - limit))
-        mixed = (gae_of(batch)[0] - multiplier * advantage_cost) / (1 + multiplier)
-        expected = descend(loss, expected, cut(estimated(batch, advantage=mixed, target_cost=target_cost)))
+        mixed = (gae_of(first)[0] - multiplier * advantage_cost) / (1 + multiplier)
+        expected = descend(loss, expected, cut(estimated(first, advantage=mixed, target_cost=target_cost)))
         multipliers.append(multiplier)
     assert multipliers[1] > multipliers[0]
     state, metrics = train(given(module.constrained(limit)), params, batches, module.evaluate)
