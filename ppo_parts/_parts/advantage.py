@@ -40,8 +40,8 @@ def gae(
     and the metric is their mean. Gradients do not flow through it.
 
     Args:
-        gamma, gae_lambda, mask_mode, implementation: as in `functional.gae`. With `mask_mode="skip"`,
-            `batch.next_value` must skip masked steps, too.
+        gamma, gae_lambda, implementation: as in `functional.gae`.
+        mask_mode: as there; with "skip", `batch.next_value` must skip masked steps, too.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
