@@ -441,6 +441,32 @@ def test_ppg_equals_a_loop_by_hand():
     assert metrics[1]["auxiliary/kl_penalty"] > 0
 
 
+def test_daac_equals_a_loop_by_hand():
+    module, batch = card("values", "Decoupled advantages"), double()
+    params = {"policy": normal({"body": (OBS, 5), "logits": (5, ACTIONS), "advantage": (5, ACTIONS)}, 0)}
+    params |= normal({"value": OBS}, 1)
+
+    def policy_loss(policy, d):
+        features = jnp.tanh(d["obs"] @ policy["body"])
+        predicted = jnp.take_along_axis(features @ policy["advantage"], d["action"][:, None], axis=1)[:, 0]
+        own = ppo(features @ policy["logits"], 0, d, critic=0, normalize=False)
+        return mean(own + 0.25 * (predicted - d["advantage"]) ** 2, d["mask"])
+
+    def value_loss(value, d):
+        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
+
+    d = estimated(batch, gamma=0.999)
+    d["advantage"] = normalized(d["advantage"], d["mask"])
+    *head, phases = module.daac.parts
+    drawn = pp.chain(*head, pp.phases(**{name: given(x.chain) for name, x in phases.phases.items()}))
+    state, _ = train(drawn, params, [batch], module.evaluate, {name: optax.sgd(RATE) for name in phases.phases})
+    expected = {
+        "policy": descend(policy_loss, params["policy"], cut(d)),
+        "value": descend(value_loss, params["value"], cut(d)),
+    }
+    assert_equal(state.params, expected)
+
+
 def test_lagrangian_equals_a_loop_by_hand():
     module, rng, limit = card("values", "Constraints", 1), np.random.default_rng(2), 0.45
     params = normal({"policy": (OBS, ACTIONS), "value": (OBS, 2)}, 2)
