@@ -94,12 +94,13 @@ def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]
     """Return the method of a trial that draws a field, and its arguments."""
     now, entries = getattr(config, name, ()), set(given) if isinstance(given, Mapping) else set()
     if entries == {"choices"} and hasattr(config, name):
-        return "suggest_categorical", dict(given)
+        number: Any = float if isinstance(now, float) else lambda x: x  # YAML reads 1e-5 as a word
+        return "suggest_categorical", {"choices": [number(x) for x in given["choices"]]}
     if isinstance(now, (bool, str, tuple)) or not {"low", "high"} <= entries <= {"low", "high", "log", "step"}:
         says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
         raise UserValueError(says, where="sweep", argument=name)
     kind: Any = int if isinstance(now, int) else float
-    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}  # YAML reads 1e-5 as a word
+    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}
     return f"suggest_{kind.__name__}", numbers
 
 

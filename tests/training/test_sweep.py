@@ -81,6 +81,11 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
     assert study.trials[-1].state == optuna.trial.TrialState.FAIL
 
 
+def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
+    objective(make_train, Config(), {"learning_rate": {"choices": ["1e-4", "1e-3"]}})
+    assert made[-1].learning_rate == 1e-3
+
+
 def test_several_workers_share_a_study(tmp_path):
     given, colors = (
         {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12},
