@@ -324,6 +324,34 @@ def test_happo_equals_a_loop_by_hand():
     assert metrics["loss"].shape == (agents,)
 
 
+def test_geppo_equals_a_loop_by_hand():
+    params, kept, eps, rate = linear_params(), 2, 0.1, 0.05
+    batches = [double(seed, behavior=linear_params(seed + 5)) for seed in range(3)]
+    pipeline = card("updates", "Earlier rollouts").geppo(batches[0], kept, eps)
+
+    def loss(params, d):
+        logits, value = linear(params, d["obs"])
+        ratio, c = ratio_of(logits, d), d["c"]
+        policy = -jnp.minimum(ratio * d["advantage"], jnp.clip(ratio, c - eps, c + eps) * d["advantage"])
+        return mean(policy + 0.25 * (value - d["target"]) ** 2, d["mask"])
+
+    expected = params
+    for last in range(3):
+        each = []
+        for batch in batches[max(0, last + 1 - kept) : last + 1]:
+            log_ratio = chosen(batch.obs @ expected["policy"], batch.action) - batch.log_prob
+            fields = [getattr(batch, x) for x in ("reward", "value", "next_value", "terminated", "truncated", "mask")]
+            numbers = {"gamma": 0.99, "gae_lambda": 0.95, "pg_rho_clip": np.inf}
+            _, target, weighted = reference.vtrace(log_ratio, *fields, **numbers)
+            c = jnp.exp(log_ratio)
+            each.append(data_of(batch, advantage=weighted / c, target=target, c=c))
+        d = {name: jnp.concatenate([one[name] for one in each]) for name in each[0]}
+        expected = descend(loss, expected, [(d,)] * 2, rate)
+    whole = np.arange(kept * TIME * SEGMENTS).reshape(1, 1, -1).repeat(2, axis=0)  # two epochs of one minibatch
+    state, _ = train(given(pipeline, indices=whole), params, batches, categorical, optax.sgd(rate))
+    assert_equal(state.params, expected)
+
+
 @pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
 def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = linear_params()
