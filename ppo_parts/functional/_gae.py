@@ -50,7 +50,8 @@ def gae(
         \text{target}_t &= A_t + v_t
 
     A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the bootstrap, so
-    `next_value` is a separate input (see `next_values`).
+    `next_value` is a separate input (see `next_values`). For streams of rewards with the same ends, map the first three
+    arguments with `jax.vmap`.
 
     Args:
         reward: `[T, ...]`, of the transition out of step t, in reward units.
