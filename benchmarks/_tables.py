@@ -15,7 +15,7 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import difference, interval, signed, span, table
+from ._pages import detected, difference, interval, signed, span, table
 from ._records import RESULTS, Record, read
 from .train import ONE_SEED, RECIPES
 
@@ -251,6 +251,8 @@ def choices(link: Link, benchmark: str) -> list[str]:
             cells.append(link(shown, *one.runs[name]["addresses"]) if shown else "")
         if any(cells):
             rows.append([label, *cells])
+    found = [float(np.median([detected(change) for change in one.last.values()])) for one in compared]
+    rows.append(["a change of this size is found with a power of 80 %", *(f"{size:.0f}" for size in found)])
     return table([f"change, {compared[0].steps:,} steps", *head], rows)
 
 
