@@ -23,6 +23,7 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "house": "how large the package is, and how far it is from an update to its parts",
+    "reproduce": "run the command of a record again, at its commit, and compare",
     "report": "the tables and figures of the pages, from the records",
     "doctor": "planted faults and healthy runs: what `python -m ppo_parts.doctor` finds",
 }

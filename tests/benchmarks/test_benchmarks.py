@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, train
+from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, reproduce, train
 
 programs = train.programs
 
@@ -130,6 +130,17 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
     assert found["95"] == pytest.approx([found["mean"] - half, found["mean"] + half], abs=8.0)
     assert _pages.difference([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
     assert _pages.signed({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
+    several = [_pages.difference(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
+    assert np.mean([_pages.detected(x) for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
+
+
+def test_a_reproduced_record_is_compared_number_by_number():
+    old = {"returns": {"per_seed": [1.0, 2.0], "mean": 1.5}, "seconds": 3.0, "name": "x", "gone": 1}
+    new = {"returns": {"per_seed": [1.0, 4.0], "mean": 2.5}, "seconds": 3.0, "more": 2}
+    assert reproduce.compare(old, old) == ["5 of 5 numbers are equal; 0 are missing"]
+    assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
+    assert reproduce.records_in('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
+    assert [each["name"] for each in reproduce.records_in('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
 
 
 def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
