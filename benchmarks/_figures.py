@@ -123,7 +123,7 @@ def study(path: Path) -> None:
 
 def parts(path: Path) -> None:
     """Time against the number of elements, for the two estimators and their rivals."""
-    rows = [row for row in records("parts")["cpu"]["results"] if row["clock"] == "inside"]
+    rows = records("parts")["cpu"]["results"]
     figure, panels = canvas(2)
     for axes, part in zip(panels, ("gae", "vtrace"), strict=True):
         chosen = [row for row in rows if row["part"] == part]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -56,14 +58,14 @@ class Stage(NamedTuple):
 
 
 def stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
-    """Train the seeds of `keys` in one program that stops about `number` times, at equal distances."""
-    every = max(1, train.num_updates // number)
+    """Train the seeds of `keys` side by side, and stop `number` times, at distances that differ by one update."""
 
-    def several(state: Any) -> Any:
-        return jax.lax.scan(lambda state, _: train.step(state), state, None, length=every)
+    @functools.partial(jax.jit, static_argnums=1)
+    def advance(states: Any, length: int) -> Any:
+        return jax.vmap(lambda state: jax.lax.scan(lambda x, _: train.step(x), state, None, length=length))(states)
 
-    advance, state = jax.jit(jax.vmap(several)), jax.jit(jax.vmap(train.init))(keys)
-    stops = train.num_updates // every
-    for stop in range(stops):
-        state, metrics = advance(state)
-        yield Stage(stop, stop + 1 == stops, (stop + 1) * every * train.steps_per_update, state, metrics)
+    state = jax.jit(jax.vmap(train.init))(keys)
+    stops = [train.num_updates * (i + 1) // number for i in range(number)]
+    for i, (before, stop) in enumerate(itertools.pairwise([0, *stops])):
+        state, metrics = advance(state, stop - before)
+        yield Stage(i, i + 1 == number, stop * train.steps_per_update, state, metrics)

@@ -350,41 +350,22 @@ def label_of(row: Record) -> str:
 
 def parts(link: Link, name: str, *sizes: str) -> list[str]:
     """Ours, inside one program: microseconds, and relative to the floor."""
-    rows = records("parts")[name]["results"]
-    suspect = disturbed(rows)
-    ours = [row for row in rows if (row["method"], row["clock"]) == ("ours", "inside") and sized(row) in sizes]
+    ours = [row for row in records("parts")[name]["results"] if row["method"] == "ours" and sized(row) in sizes]
 
     def times(row: Record) -> str:
-        doubt = "?" * (measured(row) in suspect)
-        return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){doubt}"
+        return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){'?' * row['disturbed']}"
 
     return by_size(ours, times, label_of)
 
 
-def rivals(link: Link, name: str, clock: str = "inside") -> list[str]:
+def rivals(link: Link, name: str) -> list[str]:
     """Other implementations: their time relative to ours."""
-    rows = records("parts")[name]["results"]
-    chosen = [row for row in rows if row["method"] not in ("ours", "floor") and row["clock"] == clock]
-    return by_size(
-        chosen, lambda row: short(row["over_ours"]["median"]), lambda row: f"{label_of(row)}: {row['method']}"
-    )
+    others = [row for row in records("parts")[name]["results"] if row["method"] not in ("ours", "floor")]
 
+    def ratio(row: Record) -> str:
+        return short(row["over_ours"]["median"]) + "?" * row["disturbed"]
 
-def measured(row: Record) -> tuple[Any, ...]:
-    """Describe what a microbenchmark timed, and by which clock."""
-    return row["part"], row["direction"], tuple(row["size"]), row["dtype"], row["clock"]
-
-
-def disturbed(rows: list[Record]) -> set[tuple[Any, ...]]:
-    """Which of our timings were taken while something else used the machine.
-
-    Their quartiles are far apart, or they are longer within a program than alone, where a call comes on top.
-    """
-    times = {measured(row): row["us"] for row in rows if row["method"] == "ours"}
-    wide = {what for what, us in times.items() if us["q3"] > 1.5 * us["q1"]}
-    alone = {what[:-1]: us["median"] for what, us in times.items() if what[-1] == "alone"}
-    inside = {what for what in times if what[-1] == "inside" and what[:-1] in alone}
-    return wide | {what for what in inside if times[what]["median"] > 1.25 * alone[what[:-1]]}
+    return by_size(others, ratio, lambda row: f"{label_of(row)}: {row['method']}")
 
 
 def update(link: Link) -> list[str]:

@@ -159,7 +159,7 @@ def changed(config: Any, changes: Sequence[str]) -> Any:
     for name, text in (change.split("=", 1) for change in changes):
         try:
             values[name] = ast.literal_eval(text)
-        except ValueError:
+        except (ValueError, SyntaxError):
             values[name] = text
     return dataclasses.replace(config, **values)
 

@@ -286,11 +286,13 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     loops["floor"] = loop_of(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
     taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)[0]
     samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+    ours = _timing.quartiles(samples["ours"])
+    disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
     return [
         {
             "method": name,
-            "clock": "inside",
             "us": _timing.quartiles(each, 1e6),
+            "disturbed": disturbed,
             "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
             "over_floor": _timing.ratio(samples, name, "floor"),
             "over_ours": _timing.ratio(samples, name, "ours"),

@@ -1,8 +1,10 @@
 """The benchmarks run, and their pages are what the records say."""
 
+import argparse
 import dataclasses
 import functools
 import re
+import shlex
 import sys
 
 import jax
@@ -13,6 +15,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, reproduce, train
 
 programs = train.programs
+ROOT = _records.ROOT
 
 
 def run(monkeypatch, *arguments):
@@ -37,6 +40,7 @@ def test_parts_are_recorded_and_printed(tmp_path, monkeypatch, capsys):
     ours = rows["gae", "forward", "ours"]
     # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
     assert ours["gb_per_s"] * ours["us"]["median"] * 1e3 == pytest.approx(32 * (3 * 4 + 2 + 2 * 4))
+    assert ours["disturbed"] == (ours["us"]["q3"] > 1.5 * ours["us"]["q1"])
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
     assert "part gae  direction forward  size 4x8  dtype float32  method ours" in capsys.readouterr().out
 
@@ -52,8 +56,8 @@ def test_outcomes_are_those_of_the_training_and_of_new_episodes():
     """The same seed in a run that stops at several stages."""
     sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
     train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
-    stages = list(_runs.stages(train, _runs.keys_of(range(3, 5)), 4))
-    ends = [(512, False), (1024, False), (1536, False), (2048, True)]
+    stages = list(_runs.stages(train, _runs.keys_of(range(3, 5)), 3))
+    ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are no multiple of 3
     assert [(stage.env_steps, stage.last) for stage in stages] == ends
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
@@ -141,6 +145,35 @@ def test_a_reproduced_record_is_compared_number_by_number():
     assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
     assert reproduce.records_in('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
     assert [each["name"] for each in reproduce.records_in('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
+
+
+COMMAND = re.compile(r"python -m benchmarks (\w+)((?: +[^\s`<|#][^\s`<|]*)+)")
+DOCUMENTED = sorted(
+    {
+        (name, arguments)
+        for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.py")]
+        for name, arguments in COMMAND.findall(path.read_text())
+        if path.name not in ("CHANGELOG.md", "__main__.py")
+    }
+)
+
+
+def test_documented_commands_parse(monkeypatch):
+    class Parsed(Exception):
+        pass
+
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parse_only(parser, *args):
+        _, unknown = parse(parser, *args)
+        assert not unknown
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_only)
+    assert len(DOCUMENTED) > 20
+    for name, arguments in DOCUMENTED:
+        with pytest.raises(Parsed):
+            run(monkeypatch, name, *shlex.split(arguments))
 
 
 def test_the_command_line_lists_what_there_is(monkeypatch, capsys):

@@ -192,7 +192,7 @@ VALUE_ERRORS = {
         given(advantage=BATCH.value), ((),), CONTEXT
     ),
     "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
-    "learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
+    "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     # the learner
     "no sampler ... shuffled_minibatches() or full_batch()": lambda: update(GAE, SURROGATE),
     "no part added a loss ... clipped_surrogate": lambda: update(GAE, FULL, pp.policy_diagnostics(), metric("own")),
@@ -235,7 +235,7 @@ VALUE_ERRORS = {
     "phases ... do not nest": lambda: pp.phases(all=pp.phases(actor=ACTOR)),
     "['actor', 'critic'] ... GradientTransformation": lambda: learner(PHASES),
     "['actor', 'critic'] ... ['actor']": lambda: learner(PHASES, {"actor": SGD}),
-    "'x'": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
+    "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
     "mine ... into one of the phases": lambda: update(
         PHASES, pp.stateless(lambda batch: batch, name="mine"), optimizer=TWO
     ),

@@ -189,20 +189,6 @@ def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
     assert len(np.unique(found)) == 3
 
 
-def test_claims_disturbed_timings_are_marked():
-    def row(part, clock, median, q3):
-        where = {"part": part, "direction": "forward", "size": [128, 4], "dtype": "float32", "method": "ours"}
-        return {**where, "clock": clock, "us": {"median": median, "q1": median, "q3": q3}}
-
-    rows = [row("quiet", "inside", 9, 10), row("quiet", "alone", 10, 11)]
-    rows += [row("slower inside", "inside", 20, 21), row("slower inside", "alone", 10, 11)]
-    rows += [row("wide", "inside", 5, 8)]
-    assert {(what[0], what[-1]) for what in _tables.disturbed(rows)} == {
-        ("slower inside", "inside"),
-        ("wide", "inside"),
-    }
-
-
 def test_claims_learning_runs_with_changed_settings():
     config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
