@@ -142,7 +142,8 @@ def largest_difference(model: Any, train: Train, state: TrainState, number: int 
     found = dict(zip(names, session.run(names, inputs), strict=True))
     expected = jax.device_get(jax.jit(act)(*inputs.values()))
     compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
-    return max(float(np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1))) for name, x in compared.items())
+    # Unlike `max`, `np.max` is NaN if any number is.
+    return float(np.max([np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1)) for name, x in compared.items()]))
 
 
 def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:

@@ -131,8 +131,8 @@ class Update:
     def number(self, name: str, argument: str) -> float | None:
         call = self.find(name)
         try:
-            return float(dict(call.arguments)[argument]) if call else None
-        except (KeyError, ValueError):
+            return float(evaluated(dict(call.arguments)[argument])) if call else None
+        except (KeyError, TypeError, ValueError):
             return None
 
 
@@ -199,9 +199,10 @@ def _value(says: str, *before: Call, loss: str = "value_loss", factor: float = 1
 
     def edit(update: Update) -> Update | None:
         old = update.find(*VALUES)
-        if old is None:
+        number = 1.0 if old is None or "coef" not in dict(old.arguments) else update.number(old.name, "coef")
+        if old is None or number is None:
             return None
-        coef = ("coef", f"{factor * float(dict(old.arguments).get('coef', '1.0')):g}")
+        coef = ("coef", f"{factor * number:g}")
         if factor != 1:
             return update.swap(old, old.changed(coef=coef[1]))
         without = update.swap(update.find("clip_prediction"))

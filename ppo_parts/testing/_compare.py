@@ -22,7 +22,7 @@ from .._core.optim import transformation
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._core.types import Batch, Context, Part
-from ..functional import next_values
+from ..functional import approx_kl, masked_mean, next_values
 from ..functional._common import ShapeError
 from ._choices import CHAIN, CHOICES, NUMBERS, OPTIMIZER, Update, evaluated, read_calls
 
@@ -58,7 +58,7 @@ class Difference(NamedTuple):
     @property
     def error(self) -> float:
         """The largest difference in units of what is allowed: the quantity differs if it is greater than 1."""
-        return float(np.max(np.abs(self.residual), initial=0, where=np.isfinite(self.residual)))
+        return float(np.max(np.where(np.isfinite(self.residual), np.abs(self.residual), np.inf), initial=0))
 
     def __str__(self) -> str:
         where = "" if self.step is None else f" in gradient step {self.step}"
@@ -158,7 +158,7 @@ def compare_update(
 
 
 def _first(found: list[Difference]) -> Difference | None:
-    return next((x for x in found if x.error > 1 or not np.all(np.isfinite(x.residual))), None)
+    return next((x for x in found if x.error > 1), None)
 
 
 def _read(record: Any) -> dict[str, Any]:
@@ -360,7 +360,7 @@ class _Replay:
             total, log_ratio = sum(reduce_loss(x, batch) for x in batch.losses.values()), batch.current_log_ratio()
             numbers: dict[str, Any] = {x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics}
             numbers |= {"minibatch_advantage": batch.advantage, "loss": total}
-            numbers["approx_kl"] = batch.metrics.get("early_stop_kl", jnp.mean(jnp.expm1(log_ratio) - log_ratio))
+            numbers["approx_kl"] = batch.metrics.get("early_stop_kl", masked_mean(approx_kl(log_ratio), batch.mask))
             return total, (numbers, dict(batch.metrics), after)
 
         if not grad:

@@ -372,7 +372,7 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
             return f"{path_name(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
         wide = (x.astype(np.float64), y.astype(np.float64))
         if not np.allclose(*wide, equal_nan=True, **tolerance):
-            place = np.unravel_index(np.argmax(np.abs(wide[0] - wide[1])), x.shape)
+            place = np.unravel_index(np.argmax(~np.isclose(*wide, equal_nan=True, **tolerance)), x.shape)
             index = tuple(map(int, place))
             return f"{path_name(path)} is {wide[0][place]:.6g} instead of {wide[1][place]:.6g} at index {index}"
     return None

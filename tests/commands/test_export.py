@@ -106,6 +106,14 @@ def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
     np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
 
 
+def test_any_nan_is_a_difference():
+    policy = Policy(lambda key: jnp.ones(1), lambda p, batch: (distributions.Normal(batch.obs[..., :1], p), None))
+    train, state = trained(recipe.walk(), policy)
+    model = export.to_onnx(train, state)
+    state.learner.params = jnp.full(1, jnp.nan)  # only the scale, which is the last output
+    assert np.isnan(export.largest_difference(model, train, state, 1))
+
+
 def test_beta_is_exported_with_its_parameters():
     def evaluate(params, batch):
         alpha, beta = jnp.split(1 + jax.nn.softplus(params * batch.obs[..., :2]), 2, axis=-1)

@@ -54,6 +54,10 @@ def test_protocol(case):
         case.part(nonsense=1)
 
 
+def test_a_difference_is_located_beside_a_shared_nan():
+    assert _laws.difference([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
+
+
 @every_part
 def test_laws(case):
     left_out = EXCEPT.get(case.id, EXCEPT.get(case.make, ()))

@@ -6,7 +6,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import testing
-from ppo_parts.testing._choices import evaluated
+from ppo_parts.testing._choices import CHOICES, Update, evaluated, read_calls
 from tests.golden import test_libraries
 from tests.golden_traces import load
 
@@ -52,6 +52,35 @@ def test_single_change_explains_the_record():
     space = {}
     exec(found.update, space)  # what it prints is a program
     assert testing.compare_update(record, space["chain"], evaluate, space["optimizer"]).first is None
+
+
+def test_masked_divergence_and_nan():
+    full = float32(numpy_ppo.record_update())
+    mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
+    record = {name: full[name] for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "next_value")}
+    record |= {"params": {x: 1.1 * full["params"][x] for x in full["params"]}, "behavior": full["params"], "mask": mask}
+    logits = numpy_ppo.log_softmax(record["obs"] @ record["params"]["policy"])
+    log_ratio = np.take_along_axis(logits, record["action"][..., None], axis=-1)[..., 0] - record["log_prob"]
+    record |= {
+        "indices": np.arange(64)[None, None],
+        "approx_kl": np.mean(np.expm1(log_ratio) - log_ratio, where=mask > 0),
+    }
+    record["approx_kl"] = record["approx_kl"][None]
+    made = evaluated(
+        "pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(1), pp.clipped_surrogate(clip_eps=0.2))"
+    )
+    optimizer = evaluated(numpy_ppo.OPTIMIZER)
+    assert testing.compare_update(record, made, evaluate, optimizer).first is None
+    record["approx_kl"] = np.full(1, np.nan, np.float32)
+    assert testing.compare_update(record, made, evaluate, optimizer).first.error == np.inf
+
+
+def test_choices_read_numbers_that_are_expressions():
+    for coef, number in (("1/2", 0.5), ("pp.linear_schedule(1.0, 0.0, 9)", None)):
+        update = Update(read_calls(f"pp.chain(pp.full_batch(), pp.value_loss(coef={coef}))"), ())
+        made = [x.edit(update) for x in CHOICES]
+        assert update.number("value_loss", "coef") == number
+        assert any(x and x.number("value_loss", "coef") == 0.25 for x in made) == (number == 0.5)
 
 
 def test_record_that_lacks_something_is_an_error():
