@@ -176,11 +176,11 @@ def register_advantage(name: str, **settings: Any) -> None:
         **settings: of `functional.group_advantage`, for example `scale=None`.
     """
 
-    def advantage(rewards: Any, num_generations: int) -> Array:
+    def estimator(rewards: Any, num_generations: int) -> Array:
         reward = jnp.asarray(rewards, jnp.result_type(float))
         return functional.group_advantage(reward, jnp.arange(len(reward)) // num_generations, **settings)
 
-    _registry().register("advantage_estimator", name)(advantage)
+    _registry().register("advantage_estimator", name)(estimator)
 
 
 def gae(rewards: Array, values: Array, completion_mask: Array, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
@@ -193,7 +193,7 @@ def gae(rewards: Array, values: Array, completion_mask: Array, gamma: float, gae
     return functional.advantage_normalize(out.advantage, ddof=1, mask=mask).T, out.target.T
 
 
-def advantage(name: str, *, group: int, score: str = "score") -> Part:
+def from_registry(name: str, *, group: int, score: str = "score") -> Part:
     """Make a part from an advantage estimator in Tunix's registry, `estimator(rewards, num_generations)`.
 
     Args:

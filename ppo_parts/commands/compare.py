@@ -75,22 +75,22 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Compute one row for each curve, from its last point."""
-    rows = []
-    for curve in curves:
-        last = curve.values[-1]
+    """Compute one row for each curve, at the last step that all have reached."""
+    rows, step = [], min(curve.env_steps[-1] for curve in curves)
+    reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
+    for curve, last in zip(curves, reached, strict=True):
         center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
         rows.append(
             {
                 "run": curve.label,
-                "env_steps": int(curve.env_steps[-1]),
+                "env_steps": int(step),
                 "seeds": len(last),
                 "iqm": center,
                 "iqm_95": None if len(last) == 1 else [low, high],
                 "mean": float(np.mean(last)),
                 "min": float(np.min(last)),
                 "max": float(np.max(last)),
-                "better_than_first": probability_of_improvement(last, curves[0].values[-1]),
+                "better_than_first": probability_of_improvement(last, reached[0]),
             }
         )
     return rows

@@ -189,6 +189,6 @@ def test_an_estimator_of_tunix_in_a_chain(registry):
     registry.register("advantage_estimator", "mean")(lambda rewards, num_generations: rewards - rewards.mean())
     mask = jnp.array([[1, 1], [1, 0]])
     batch = pp.Batch(log_prob=jnp.zeros((2, 2)), mask=mask, per_segment={"score": jnp.array([1.0, 3.0])})
-    part = bridge.advantage("mean", group=2)
+    part = bridge.from_registry("mean", group=2)
     out, _ = part.update(batch, part.init(None, None), pp.Context(key=None))
     np.testing.assert_array_equal(out.advantage, [[-1, 1], [-1, 0]])

@@ -247,9 +247,9 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     several = f"slow={slow},{other}"
     arguments = [str(fast), several, "--output", str(picture), "--json", str(table), "--window", "1"]
     first, second = compare.main(arguments)
-    assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 400, 79.5, 79.5)
-    assert (first["min"], first["max"]) == (78.0, 81.0)
-    assert first["iqm_95"] == pytest.approx([78.0, 81.0], abs=0.6)
+    assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 200, 39.5, 39.5)  # as the others
+    assert (first["min"], first["max"]) == (38.0, 41.0)
+    assert first["iqm_95"] == pytest.approx([38.0, 41.0], abs=0.6)
     assert (second["run"], second["seeds"], second["better_than_first"]) == ("slow", 2, 0.0)
     assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
     assert json.loads(table.read_text()) == [first, second]
