@@ -234,7 +234,9 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
             return jnp.sum(c * x, axis=-1) if jnp.ndim(c) > like else c * x
         if jnp.ndim(x) <= like or x.shape[-1] != len(c):
             streams = x.shape[-1] if jnp.ndim(x) > like else 1
-            raise ShapeError(f"{where}: {path} has {len(c)} coefficients, but {streams} streams: give a coefficient for each")
+            raise ShapeError(
+                f"{where}: {path} has {len(c)} coefficients, but {streams} streams: give a coefficient for each"
+            )
         return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
 
     def update(batch: Batch, context: Context) -> Batch:
