@@ -82,6 +82,13 @@ def main(
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
         if given.sweep is not None:
+            for field in dataclasses.fields(options):
+                value = getattr(options, field.name)
+                if field.name not in ("name", "directory", "num_seeds") and value != field.default:
+                    says = f"has no effect on the trials of --sweep, got {value}: leave it out"
+                    raise UserValueError(says, argument=field.name)
+            if run is not run_on_host:
+                raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
             folder = options.directory / (options.name or given.sweep.stem)
             found = sweep(make_train, config, _content(given.sweep), folder, options.num_seeds)
             logger.info(f"{folder}: {found}")

@@ -158,7 +158,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         return
     allowed = limits or Range(-np.inf)
     if number is int:
-        value = check_count(where, name, value, None if limits is None else int(limits.low))
+        value = check_count(where, name, value, None if np.isinf(allowed.low) else int(allowed.low))
     elif not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
         value = check_number(where, name, value, -np.inf, schedule=False)
     if not isinstance(value, jax.core.Tracer) and value not in allowed:

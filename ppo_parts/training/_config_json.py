@@ -20,6 +20,7 @@ from .._base.errors import UserValueError
 from ._files import plain
 from ._messages import RunNotFoundError, logger
 from ._options import RunOptions, kept_options
+from ._train import Train
 
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_default_prng_impl"),  # they change the arrays of a state
@@ -75,12 +76,13 @@ def recipe_of(defined: Any) -> str:
     return name if file is None else Path(file).stem  # python my_recipe.py
 
 
-def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: str | None) -> dict[str, Any]:
+def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
     """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
     stored = {
-        "config": _in_json(config),
-        "steps_per_update": steps_per_update,
-        "recipe": recipe or recipe_of(type(config)),
+        "config": in_json(config),
+        "steps_per_update": train.steps_per_update,
+        "num_updates": train.num_updates,
+        "recipe": train.recipe or recipe_of(type(config)),
     }
     back = stored_config(type(config), stored)
     for field in dataclasses.fields(config):
@@ -94,12 +96,12 @@ def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: st
     return {**stored, "run": kept_options(options), "versions": versions(), "jax": _jax_settings()}
 
 
-def _in_json(config: Any) -> dict[str, Any]:
+def in_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
 
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    now = {**_in_json(config), "num_seeds": options.num_seeds}
+    now = {**in_json(config), "num_seeds": options.num_seeds}
     then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
     pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
     return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}

@@ -22,7 +22,7 @@ from ._config_json import changes, check_unchanged, describe, listed, stored_run
 from ._evaluate import EVALUATION
 from ._files import Row, lines_of, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
-from ._options import RunOptions, checkpoint_interval, kept_options, stored_options
+from ._options import RunOptions, kept_options, stored_options
 from ._processes import is_first
 from ._train import Train
 
@@ -41,7 +41,7 @@ class RunFolder:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         number = None if which in ("latest", "best") else int(which)
         if which == "best":
-            if (found := self.best(train.num_updates)) is None:
+            if (found := self.best()) is None:
                 metric = self.options.best_metric
                 reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
                 there = ", ".join(map(str, self.checkpoints.steps()))
@@ -49,7 +49,7 @@ class RunFolder:
             number, _ = found
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
-    def best(self, num_updates: int, new: int | None = None) -> tuple[int, float] | None:
+    def best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
         metric = self.options.best_metric
         if metric is None:
@@ -57,7 +57,7 @@ class RunFolder:
         if self._judged is None:
             self._judged = {row["update"]: value_in(row, metric) for row, _ in valid_rows(self.log_path)}
         steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
-        return best_checkpoint(self._judged, steps, self.options, num_updates)
+        return best_checkpoint(self._judged, steps, self.options, self.stored.get("num_updates", 1))
 
     def rows(self, before: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
@@ -84,12 +84,12 @@ def best_checkpoint(
 ) -> tuple[int, float] | None:
     """Return the best of the checkpoints by `values`, the first of equal ones, and its value; None without any.
 
-    The value is that of the evaluation at the checkpoint, or the mean since the checkpoint before. Checkpoints that
-    were saved at other times, for example because of a signal, are not compared. `values` are those of each update.
+    The value is that of the evaluation at the checkpoint, or the mean over the last tenth of the run's `num_updates`
+    before it, so that it does not depend on when checkpoints are saved. `values` are those of each update.
     """
-    window = 1 if str(options.best_metric).startswith(EVALUATION) else checkpoint_interval(options, num_updates)
+    window = 1 if str(options.best_metric).startswith(EVALUATION) else max(1, num_updates // 10)
     judged = {}
-    for step in sorted(step for step in steps if step % window == 0 or step == num_updates):
+    for step in sorted(steps):
         x = np.array([values.get(update, np.nan) for update in range(max(0, step - window), step)])
         if np.isfinite(x).any():
             judged[step] = float(np.nanmean(x))
@@ -115,7 +115,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
             folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
-    stored = describe(config, options, train.steps_per_update, train.recipe)
+    stored = describe(config, options, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
     try:
         path = _new_folder(config, options)
@@ -133,7 +133,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
             changed = changes(source.stored, config, options)
             stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
             write_whole(folder.log_path, lines_of(row for row, _ in source.rows(done)))
-            folder.write_checkpoint(done, state, train.num_updates)
+            folder.write_checkpoint(done, state)
         yield folder, *folder.begin(train)
 
 
@@ -180,9 +180,9 @@ class RunWriter(RunFolder):
     def tail(self, first: int) -> Iterator[Row]:
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
 
-    def write_checkpoint(self, update: int, state: Any, num_updates: int) -> None:
+    def write_checkpoint(self, update: int, state: Any) -> None:
         """Write a checkpoint; the latest ones and the best one are kept."""
-        found = self.best(num_updates, update)
+        found = self.best(update)
         self.checkpoints.save(update, state, best=found and found[0])
 
     def _aside(self, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
 from ._config import Range, check_config
+from ._config_json import recipe_of
 from ._evaluate import EpisodeResults
 from ._messages import did_you_mean
 from ._train import Collected, Train, TrainState
@@ -215,7 +217,15 @@ def population(
             raise UserValueError(says, where="population", argument="metric")
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         fields |= {"steps_per_update": members * one.steps_per_update, "member": member, "ranges": ranges}
-        fields |= {"members": members, "every": every, "fraction": fraction, "factors": factors, "resample": resample}
+        fields |= {
+            "recipe": recipe_of(make_population),
+            "members": members,
+            "every": every,
+            "fraction": fraction,
+            "factors": factors,
+            "resample": resample,
+        }
         return Population(**fields, metric=metric)
 
+    make_population.__module__ = sys._getframe(2).f_globals["__name__"]  # of the caller, outside `checked`
     return make_population

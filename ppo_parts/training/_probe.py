@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         "same_envs": jnp.mean(jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))),
         "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),
         "obs_std": jnp.max(jnp.std(obs, axis=(0, 1))),
-        "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * train.steps_per_update),
+        "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
         "action_at_bound": jnp.nanmean(at_bound),
         "action_beyond": jnp.nanmean(_at_bound(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
         "reward_mean": jnp.mean(batch.reward),

@@ -80,26 +80,32 @@ def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Ro
     """
     every, steps = log_interval(options, train.num_updates), train.steps_per_update * options.num_seeds
     record: list[Row] = []
-    began = time.perf_counter()
+    seconds: list[float] = []  # of each row; NaN in the first call, which begins with compiling
+    before: float | None = None  # the end of the call before
 
     def listen(rows: Iterable[Row], write: Write = write) -> None:
-        nonlocal began
+        nonlocal before
+        rows, now = list(rows), time.perf_counter()
+        each = np.nan if before is None else (now - before) / len(rows)
+        before = now
         for row in rows:
             record.append(row)
+            seconds.append(each)
             number = row["update"] + 1
             if not (number % every == 0 or number == train.num_updates or any(x.startswith(EVALUATION) for x in row)):
                 continue
-            now = time.perf_counter()
-            numbers = {"time/steps_per_second": len(record) * steps / (now - began)}
+            known = np.isfinite(seconds)
+            numbers = {"time/steps_per_second": steps / float(np.mean(seconds, where=known))} if known.any() else {}
             for name in {name for row in record for name in row} - {"update", "env_steps"}:
                 x = np.concatenate([np.ravel(np.asarray(row.get(name, np.nan), float)) for row in record])
                 if np.isfinite(x).any():
                     numbers[tag(name)] = float(np.mean(x, where=np.isfinite(x)))
             write(dict(sorted(numbers.items())), row["env_steps"])
             record.clear()
-            began = now
+            seconds.clear()
 
     listen(tail(done - done % every), lambda numbers, step: None)  # whose records are written already
+    before = None
     return listen
 
 

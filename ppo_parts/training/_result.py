@@ -34,8 +34,12 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     if not columns:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
-    returns, episodes = (x.reshape(len(x), -1) if x.ndim > 2 else x for x in (returns, episodes))  # seeds, then members
-    last = last_episodes_return(returns.T, np.nan_to_num(episodes).T)
+    episodes = np.nan_to_num(episodes)
+    if "population/parent" in row:  # members that copy each other are no independent seeds
+        with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
+            returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
+        episodes = np.sum(episodes, axis=-1)
+    last = last_episodes_return(returns.T, episodes.T)
     result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))}
     if lost:
         result |= {"skipped_minibatches": int(lost), "skipped_share": lost / total}
@@ -90,7 +94,8 @@ def announce(result: dict[str, Any]) -> None:
         logger.info("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:
         seeds = f" of {result['num_seeds']} seeds" if result["num_seeds"] > 1 else ""
-        text = "{env_steps:,} steps{seeds} in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
+        text = "{env_steps_this_session:,} steps{seeds} in {seconds:,.1f} s"
+        text += " ({steps_per_second:,.0f} per second) on {device}"
         logger.info(text.format(seeds=seeds, **result["timing"]))
     if "curve" in result:
         logger.info(f"learning curve: {result['curve']}")

@@ -74,49 +74,49 @@ def run(
             raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
-    beginning = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
+    about = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
     with contextlib.ExitStack() as stack, noticing_losses():
         with together("open the folder of the run"):
-            folder, begun, state = stack.enter_context(open_run(train, config, options))
-        begun, state = begun_by_first(train, options, begun, state)
+            folder, done_before, state = stack.enter_context(open_run(train, config, options))
+        done_before, state = as_first_process(train, options, done_before, state)
         path = folder.path if folder else Path("the folder of the first process")
-        logger.info(introduction(train, options, path, begun))
+        logger.info(introduction(train, options, path, done_before))
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
-        loop = Loop(train, options, folder, program, begun, state)
-        with listeners(train, options, folder, begun, on_rows) as told:
-            loop.run(told, f"{train.recipe} {getattr(config, 'env_id', '')}")
-        beginning["env_steps"] = loop.done * train.steps_per_update
+        loop = Loop(train, options, folder, program, done_before, state)
+        with listeners(train, options, folder, done_before, on_rows) as opened:
+            loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
+        about["env_steps"] = loop.done * train.steps_per_update
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
-            return beginning | loop.interrupt.reason
+            return about | loop.interrupt.reason
         played = loop.evaluate() if options.eval_episodes else None
         if folder is None:
-            return beginning | loop.interrupt.reason
-        complete = begun == loop.done and folder.result_path.exists()
-        result = (json.loads(folder.result_path.read_bytes()) if complete else {}) | beginning  # such as the timing
+            return about | loop.interrupt.reason
+        complete = done_before == loop.done and folder.result_path.exists()
+        result = (json.loads(folder.result_path.read_bytes()) if complete else {}) | about  # such as the timing
         if played is not None:
             result["evaluation"] = evaluation_of(played, options.eval_episodes)
-        if (best := folder.best(train.num_updates)) is not None:
+        if (best := folder.best()) is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
         result |= finish(path / "curve.png", folder.tail(0), title=str(getattr(config, "env_id", "")))
-        if loop.done > begun:
-            env_steps = (loop.done - begun) * train.steps_per_update * options.num_seeds
+        if loop.done > done_before:
+            env_steps = (loop.done - done_before) * train.steps_per_update * options.num_seeds
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
-            timing = {"env_steps": env_steps, "seconds": loop.seconds, "steps_per_second": speed, "device": device}
-            result["timing"] = timing
+            timing = {"seconds": loop.seconds, "steps_per_second": speed, "device": device}
+            result["timing"] = {"env_steps_this_session": env_steps, **timing}
         write_json(folder.result_path, result)
     announce(result)
     return result
 
 
-def begun_by_first(train: Train, options: RunOptions, begun: int, state: Any) -> tuple[int, Any]:
+def as_first_process(train: Train, options: RunOptions, done: int, state: Any) -> tuple[int, Any]:
     """Return how many updates are done, and the state after them, as the first process has read them."""
     if jax.process_count() == 1:
-        return begun, state
-    numbers = np.asarray([begun, state is not None], np.int32)
-    begun, restored = broadcast_first(numbers, numbers).tolist()
-    return begun, broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
+        return done, state
+    numbers = np.asarray([done, state is not None], np.int32)
+    done, restored = broadcast_first(numbers, numbers).tolist()
+    return done, broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
 
 
 @contextlib.contextmanager
@@ -160,8 +160,8 @@ class Loop:
         self.saved = self.done  # the update of the latest checkpoint
         self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
 
-    def run(self, told: list[OnRows], name: str) -> None:
-        """Run all remaining updates, or as many as are done before a request to stop; call `told` with each row.
+    def run(self, listeners: list[OnRows], name: str) -> None:
+        """Run all remaining updates, or as many as are done before a request to stop; call `listeners` with each row.
 
         `name` is that of the program; see `compiling`.
         """
@@ -181,7 +181,7 @@ class Loop:
                     goals = [(self.done // every + 1) * every for every in intervals]  # where the host has to do more
                     state, metrics = advance(state, min(*goals, self.train.num_updates) - self.done)
                     rows = rows_of(metrics, self.done, self.train.steps_per_update)
-                    self.check_finite(metrics, rows, told)
+                    self.check_finite(metrics, rows, listeners)
                     self.done, self.state, self.rows = self.done + len(rows), state, rows
                     evaluated = self.is_due(self.options.eval_every)
                     if evaluated:
@@ -189,11 +189,11 @@ class Loop:
                         rows[-1] |= self.evaluate()
                         self.seconds -= time.monotonic() - paused
                     self.write_rows()
-                    self.tell(told, rows)
+                    self.tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
                     due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
                     if evaluated and self.folder is not None:
-                        best = self.folder.best(self.train.num_updates, self.done)
+                        best = self.folder.best(self.done)
                         due = due or (best is not None and best[0] == self.done)
                     if any(agree(due)):
                         self.write_checkpoint()
@@ -219,11 +219,11 @@ class Loop:
     def write_checkpoint(self) -> None:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
-            self.folder.write_checkpoint(self.done, state, self.train.num_updates)
+            self.folder.write_checkpoint(self.done, state)
         self.saved = self.done  # the update of the latest checkpoint
 
-    def tell(self, told: list[OnRows], rows: list[Row]) -> None:
-        for listen in told:
+    def tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
+        for listen in listeners:
             try:
                 listen([dict(row) for row in rows])
             except StopRun as stop:
@@ -246,7 +246,7 @@ class Loop:
         """Return whether it is time for something that happens every so many updates and at the end."""
         return every is not None and (self.done % every == 0 or self.done == self.train.num_updates)
 
-    def check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], told: list[OnRows]) -> None:
+    def check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], listeners: list[OnRows]) -> None:
         """Raise at the first update with non-finite numbers, after recording the rows up to it."""
         found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
         if found is None:
@@ -254,10 +254,10 @@ class Loop:
         index, report = found
         self.rows = sound = rows[: index + 1]
         self.write_rows()
-        self.tell(told, sound)
+        self.tell(listeners, sound)
         last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"update {rows[index]['update']}{report}. The run ends here; {last}. --on-nonfinite skip skips such "
+            f"update {rows[index]['update'] + 1}{report}. The run ends here; {last}. --on-nonfinite skip skips such "
             "updates and counts them"
         )
 
@@ -291,5 +291,6 @@ def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None
     first = int(np.argmax(np.any(total, axis=1)))
     report = nonfinite_report({name: x[first] for name, x in counts.items()})
     seeds = np.flatnonzero(total[first])
-    where = f" (seed {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
+    what = "member" if "population/parent" in metrics else "seed"
+    where = f" ({what} {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
     return first, f"{where}: {report}"

@@ -64,7 +64,7 @@ class Interrupt:
             # Without this, Python would collect garbage among JAX's objects on exit, which takes longer than saving.
             atexit.register(gc.freeze)
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame

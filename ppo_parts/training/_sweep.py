@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._train import Train
+from ._config_json import in_json, listed
+from ._train import Train, seed_keys
 
 
 @checked
@@ -54,15 +55,15 @@ def objective(
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggestions.items()}
     for at in (0, -1):  # raises if one is out of range, before there is a trial
         make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
-    seeds = jnp.arange(check_count("sweep", "num_seeds", num_seeds), dtype=jnp.uint32) + jnp.uint32(config.seed)
+    keys = seed_keys(config.seed, check_count("sweep", "num_seeds", num_seeds)).reshape(num_seeds)
 
     @functools.lru_cache(maxsize=16)
     def programs(**fixed: Any) -> tuple[int, Any, Any]:
         def train(numbers: Any) -> Train:
             return make_train(dataclasses.replace(config, **fixed, **numbers))
 
-        def init(numbers: Any, seed: Any) -> Any:
-            return train(numbers).init(jax.random.key(seed))
+        def init(numbers: Any, key: Any) -> Any:
+            return train(numbers).init(key)
 
         def advance(numbers: Any, state: Any) -> Any:
             step = train(numbers).step
@@ -77,7 +78,7 @@ def objective(
         drawn = {name: getattr(trial, how)(name, **given) for name, (how, given) in suggestions.items()}
         numbers = {name: x for name, x in drawn.items() if suggestions[name][0] == "suggest_float"}
         pieces, init, advance = programs(**{name: x for name, x in drawn.items() if name not in numbers})
-        state, value = init(numbers, seeds), np.nan
+        state, value = init(numbers, keys), np.nan
         for piece in range(pieces):
             state, values = advance(numbers, state)
             if np.isfinite(values).any():  # otherwise no episode ended, and the last value still holds
@@ -100,7 +101,10 @@ def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]
         says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
         raise UserValueError(says, where="sweep", argument=name)
     kind: Any = int if isinstance(now, int) else float
-    numbers = {at: x if at == "log" else kind(float(x)) for at, x in given.items()}
+    numbers = {at: x if at == "log" else float(x) for at, x in given.items()}
+    if kind is int and not all(float(x).is_integer() for x in numbers.values()):
+        raise UserValueError(f"must have limits that are whole numbers, got {given!r}", where="sweep", argument=name)
+    numbers = {at: x if at == "log" else kind(x) for at, x in numbers.items()}
     return f"suggest_{kind.__name__}", numbers
 
 
@@ -123,6 +127,15 @@ def sweep(
     with lock:  # two processes cannot both create the tables
         storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=engine)
         study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
+        now = json.loads(json.dumps({**in_json(config), "num_seeds": num_seeds, "search": search}))
+        then = study.user_attrs.get("runs", now)
+        if changed := {
+            name: (then.get(name), now.get(name)) for name in {**then, **now} if then.get(name) != now.get(name)
+        }:
+            raise UserValueError(
+                f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
+            )
+        study.set_user_attr("runs", now)
     ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
     if (left := number - len(study.get_trials(states=ended))) > 0:
         study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])

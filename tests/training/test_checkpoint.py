@@ -1,5 +1,6 @@
 """Checkpoints: complete, what they say they are, or passed over."""
 
+import dataclasses
 import resource
 import shutil
 from pathlib import Path
@@ -116,20 +117,28 @@ def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated
     assert run.update == best == int(run.state.learner.step)
 
 
-def test_checkpoint_best_is_judged_by_the_mean_since_the_one_before(train, tmp_path, whole):
+def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train, tmp_path, whole):
     folder, result = go(train, tmp_path, "run", best_metric="grad_norm", best_mode="min", keep_checkpoints=1)
-    norms = training.column(rows(whole[0]), "grad_norm").reshape(3, 4).mean(1)
+    norms = training.column(rows(whole[0]), "grad_norm")[3::4]
     assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmin() + 1), "value": norms.min()}
     assert steps(folder) == sorted({4 * (norms.argmin() + 1), 12})
+    run = RunFolder(folder)
+    again = dataclasses.replace(run.options, checkpoint_every=5)
+    assert RunFolder(folder, options=again).best() == run.best()
+    of_more = RunFolder(folder, {**run.stored, "num_updates": 40})
+    assert of_more.best(4)[1] == min(
+        training.column(rows(folder), "grad_norm")[step - 4 : step].mean() for step in steps(folder)
+    )
 
     def best(checkpoints, window=1, mode="max"):
-        options = training.RunOptions(best_metric="x", best_mode=mode, checkpoint_every=window)
-        return best_checkpoint({0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}, checkpoints, options, num_updates=6)
+        options = training.RunOptions(best_metric="x", best_mode=mode)
+        values = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
+        return best_checkpoint(values, checkpoints, options, num_updates=10 * window)
 
     assert best(range(1, 7)) == (2, 5.0)
     assert best([1, 3, 4, 6]) == (4, 3.0)  # the first of two, and nothing at 3
     assert best([2, 4], window=2) == (2, 3.0)  # (1 + 5) / 2, and 3 alone
-    assert best([1, 6], window=4) == (6, 3.0)  # 1 lies between two windows; 6 is the end
+    assert best([1, 6], window=4) == (6, 3.0)
     assert best(range(1, 7), mode="min") == (1, 1.0)
     assert best([3, 5]) is None
 

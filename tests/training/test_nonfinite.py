@@ -58,7 +58,7 @@ def faulty_run(faulty):
 def stopped(faulty_run, place):
     train, config = faulty_run
     message = (
-        r"^update 2: non-finite numbers arose first in reward \(2 elements\), then in .*"
+        r"^update 3: non-finite numbers arose first in reward \(2 elements\), then in .*"
         r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
     )
     with pytest.raises(FloatingPointError, match=message):
@@ -96,7 +96,7 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
 
     poisoned = dataclasses.replace(train, learner=train.learner._replace(update=update))
     message = (
-        r"^update 5: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
+        r"^update 6: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
     )
     with pytest.raises(FloatingPointError, match=message):
         go(poisoned, tmp_path, "run", checkpoint_every=2)
@@ -115,5 +115,6 @@ def test_nonfinite_report_is_of_the_first_update():
     first, text = _run.first_nonfinite(measured)
     assert first == 1
     assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    assert _run.first_nonfinite(measured | {"population/parent": np.zeros((4, 2))})[1].startswith(" (member 1 of 2")
     assert _run.first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
     assert _run.first_nonfinite({"loss": np.zeros(3)}) is None

@@ -1,6 +1,7 @@
 """`training.population`: members with hyperparameters of their own, whom selections replace."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
+from ppo_parts.commands import doctor
+from ppo_parts.commands._shared import state_of_seed
+from ppo_parts.commands.compare import read_curve
 from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
 
@@ -26,7 +30,7 @@ def first(population):
     return population.compiled_init(jax.random.key(1))
 
 
-def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
+def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path, monkeypatch):
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
     whole, result = go(population, tmp_path, "whole", eval_episodes=2)
     with pytest.raises(Crash):
@@ -34,6 +38,9 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     killed, _ = go(population, None, None, resume=tmp_path / "killed")
     assert_same_run(killed, whole)
     assert result["evaluation"]["episodes"] == 2
+    assert len(result["last_100_episodes_return"]["per_seed"]) == 1  # members are not independent seeds
+    assert read_curve("", [whole], "loss").values.shape[1] == 1
+    assert json.loads((whole / "config.json").read_text())["recipe"] == __name__
 
     def make_train(config: cleanrl_ppo.Config):
         return population
@@ -42,6 +49,10 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     best = int(np.argmax(found.state.scores))
     for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
         np.testing.assert_array_equal(raw(x)[best], raw(of_best))
+    assert state_of_seed(found, 0).key.shape == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "load_run", lambda given: found)
+        assert doctor.probe_run(None)["probe/log_ratio"].shape == ()
 
     recorded = {name: np.array([row[f"population/{name}"] for row in rows(whole)]) for name in (*RANGES, "parent")}
     parents = recorded.pop("parent").astype(int)

@@ -61,7 +61,7 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
     assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
     timing = result["timing"]
-    assert timing["env_steps"] == 16 * UPDATES
+    assert timing["env_steps_this_session"] == 16 * UPDATES
     assert timing["steps_per_second"] == pytest.approx(16 * UPDATES / timing["seconds"])
     assert timing["device"] == jax.devices()[0].device_kind
     assert steps(folder) == [8, 12]

@@ -93,6 +93,8 @@ def test_several_workers_share_a_study(tmp_path):
     )
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
+    with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
+        sweep(make_train, Config(), given, tmp_path / "study", 2)
     result = sweep(make_train, Config(), {**given, "trials": 15}, tmp_path / "study")
     assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth
     assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
@@ -116,8 +118,17 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("learning_rate: {low: -1, high: 1}", "--learning-rate must lie in .* got -1.0"),
         ("lerning_rate: {low: 1, high: 2}", "lerning_rate must be a field with low and high"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a field with low and high.* or with choices, got"),
+        ("num_envs: {low: 4.9, high: 16}", "--num-envs must have limits that are whole numbers, got"),
         ("trials: 0", "trials must be at least 1, got 0"),
     ):
         file.write_text(text)
         with pytest.raises(SystemExit, match=message):
             training.main(*main, [*here, "--sweep", str(file)])
+    for given, options, message in (
+        (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
+        (["--eval-episodes", "2"], {}, "--eval-episodes has no effect on the trials of --sweep, got 2"),
+        ([], {"run": begin}, "--sweep does not call the run"),
+    ):
+        file.write_text("learning_rate: {low: 1e-4, high: 1e-2}")
+        with pytest.raises(SystemExit, match=message):
+            training.main(*main, [*here, "--sweep", str(file), *given], **options)
