@@ -142,6 +142,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
 
     def update(batch: Batch, context: Context) -> Batch:
+        if batch.log_prob is not None:  # not the statistics of several streams together
+            check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
         shape = jnp.shape(batch.advantage)
         of = f"axis={axis} of an advantage with axes {batch.axes} and shape {shape}"
         if any(not -len(shape) <= a < len(shape) for a in axes):
@@ -154,7 +156,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, batch, context)
         return batch.replace(advantage=functional.advantage_normalize(batch.advantage, **options))
 
-    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
+    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask", "log_prob"))
 
 
 def advantage_weight() -> Part:

@@ -491,6 +491,13 @@ SHAPE_ERRORS = {
     "combine the streams of the advantage first": lambda: update(
         pp.stateless(lambda b: b.replace(advantage=jnp.ones((TIME, SEGMENTS, 2))), provides=("advantage",)), ACTOR
     ),
+    "advantage_normalize ... combine the streams of the advantage first": lambda: update(
+        pp.stateless(lambda b: b.replace(advantage=jnp.ones((TIME, SEGMENTS, 2))), provides=("advantage",)),
+        pp.advantage_normalize(),
+        pp.combine_advantages({"advantage": (1.0, 2.0)}),
+        ACTOR,
+        batch=given(mask=None),
+    ),
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
