@@ -1,8 +1,11 @@
 """The metrics file: what is damaged is noticed, and a policy does not depend on it."""
 
+import dataclasses
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ import pytest
 from ppo_parts import training
 from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _progress
 from ppo_parts.training._files import lines_of, valid_rows
+from ppo_parts.training._signals import Interrupt
 from tests.common import assert_same
 from tests.runs import checkpoint, go, rows, tiny
 
@@ -88,3 +93,33 @@ def test_memory_of_a_run_does_not_grow(train, tmp_path):
     print(f"{warm * 4 / 1024:.1f} MB after 20,000 updates, at most {end * 4 / 1024:.1f} after; first call {seconds}")
     assert end < 1.02 * warm
     assert seconds[1] < seconds[0] + 15
+
+
+def test_speed_is_that_of_the_call_without_compiling(train, monkeypatch):
+    """Two records of one call share its time, and of the first call the beginning is unknown."""
+    clock, written = iter([0.0, 100.0, 102.0]), []
+    monkeypatch.setattr(_progress.time, "perf_counter", lambda: next(clock))
+    options = training.RunOptions(log_every=1)
+    listen = _progress.records(train, options, lambda first: [], 0, lambda record, step: written.append(record))
+    for updates in ([0], [1, 2]):
+        listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
+    assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]
+
+
+def test_a_whole_number_may_have_no_lower_bound():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        shift: Annotated[int, training.Range(-np.inf, 5)] = -7
+
+    training.check_config(Config())
+    with pytest.raises(ValueError, match="shift must lie in"):
+        training.check_config(Config(6))
+
+
+def test_a_handler_that_python_did_not_set_is_replaced_by_the_default():
+    before = signal.getsignal(signal.SIGUSR2)
+    interrupt = Interrupt()
+    interrupt._before = {signal.SIGUSR2: None}
+    interrupt.__exit__()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    signal.signal(signal.SIGUSR2, before)
