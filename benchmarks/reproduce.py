@@ -3,7 +3,7 @@
     python -m benchmarks reproduce 'kuhn.jsonl#kuhn'
 
 The commit is checked out in build/reproduced, and runs with the packages that are installed here; further arguments are
-appended to its command. With the versions and the kind of machine of the record, returns are the same numbers.
+appended to its command. CPUs round differently, and learning amplifies that: compare means with their intervals.
 """
 
 from __future__ import annotations

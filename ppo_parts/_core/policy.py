@@ -112,6 +112,11 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
             "element is needed; sum over the action's dimensions (distributions.Normal does)"
         )
     check_value(output, expected)
+    if value is not None and batch.value is not None and jnp.shape(value) != jnp.shape(batch.value):
+        raise ShapeError(
+            f"evaluate returned a value of shape {jnp.shape(value)}, but batch.value has {jnp.shape(batch.value)}: the "
+            "rollout and the update must evaluate the same critic"
+        )
     for leaf in jax.tree.leaves(output.aux):
         if jnp.shape(leaf)[: len(expected)] != expected:
             raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")

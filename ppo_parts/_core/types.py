@@ -333,6 +333,11 @@ PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis,
 def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Any:
     """Compute `f(*arrays)`, for each stream if the arrays have one more axis than `like`: `axis`."""
     several = all(np.ndim(x) > np.ndim(like) for x in arrays)
+    if several and len({x.shape[axis] for x in arrays}) > 1:
+        shapes = ", ".join(str(x.shape) for x in arrays)
+        raise ShapeError(
+            f"these must have the same number of streams, got {shapes}: give the critic an output for each reward"
+        )
     return jax.vmap(f, axis, -1)(*arrays) if several else f(*arrays)
 
 

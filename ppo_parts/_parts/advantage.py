@@ -121,7 +121,7 @@ def vtrace(
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
-    """Standardize `advantage` by `functional.advantage_normalize`.
+    """Standardize `advantage` by `functional.advantage_normalize`; streams (see `Batch`) separately.
 
     Args:
         axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
@@ -142,9 +142,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
 
     def update(batch: Batch, context: Context) -> Batch:
-        if batch.log_prob is not None:  # not the statistics of several streams together
-            check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
-        shape = jnp.shape(batch.advantage)
+        element = batch.advantage if batch.log_prob is None else batch.log_prob
+        shape = jnp.shape(element)
         of = f"axis={axis} of an advantage with axes {batch.axes} and shape {shape}"
         if any(not -len(shape) <= a < len(shape) for a in axes):
             raise UserValueError(f"{where}: {of} does not exist")
@@ -154,9 +153,10 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 "minibatches or other axes, or normalize before the sampler"
             )
         options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, batch, context)
-        return batch.replace(advantage=functional.advantage_normalize(batch.advantage, **options))
+        normalize = functools.partial(functional.advantage_normalize, **options)
+        return batch.replace(advantage=each_stream(normalize, element, batch.advantage))
 
-    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask", "log_prob"))
+    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
 
 
 def advantage_weight() -> Part:

@@ -222,22 +222,28 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
     def checked_number(path: str, x: Any) -> Any:
         return check_number(where, f"coefficient of {path}", x, **ANY, field=True)
 
-    numbers: dict[str, Any] = {
-        path: tuple(checked_number(path, x) for x in c) if isinstance(c, tuple) else checked_number(path, c)
-        for path, c in coefficients.items()
-    }
+    numbers, given = dict[str, Any](), dict[str, Any](coefficients)
+    for path, c in given.items():
+        several = isinstance(c, (tuple, list)) or getattr(c, "ndim", 0) == 1
+        numbers[path] = tuple(checked_number(path, x) for x in c) if several else checked_number(path, c)
 
     def weighted(path: str, batch: Batch, step: Any) -> Array:
-        x, c, like = field_at(batch, path), numbers[path], jnp.ndim(batch.log_prob)
+        x, c, shape = field_at(batch, path), numbers[path], jnp.shape(batch.log_prob)
+        streams = x.shape[len(shape) :]
+        if isinstance(c, tuple) and streams == (len(c),):
+            return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
         if not isinstance(c, tuple):
-            c = number_at(c, batch, step)
-            return jnp.sum(c * x, axis=-1) if jnp.ndim(c) > like else c * x
-        if jnp.ndim(x) <= like or x.shape[-1] != len(c):
-            streams = x.shape[-1] if jnp.ndim(x) > like else 1
-            raise ShapeError(
-                f"{where}: {path} has {len(c)} coefficients, but {streams} streams: give a coefficient for each"
-            )
-        return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
+            number = number_at(c, batch, step)
+            sizes = jnp.shape(number)
+            # A field has size 1 along axes, such as that of agents, whose elements share its numbers.
+            like_x = len(sizes) == x.ndim and all(a in (1, b) for a, b in zip(sizes, x.shape, strict=True))
+            if (like_x and sizes[len(shape) :] == streams) or not (sizes or streams):
+                return jnp.sum(number * x, axis=-1) if streams else number * x
+        got = f"{len(c)} coefficients" if isinstance(c, tuple) else f"a coefficient of shape {sizes}"
+        raise ShapeError(
+            f"{where}: {path} has shape {x.shape} and {got}: give a number or a field with one number per element, and "
+            "for K streams along the last axis a tuple of K, or a field with K numbers per element"
+        )
 
     def update(batch: Batch, context: Context) -> Batch:
         fields = {path: weighted(path, batch, context.step) for path in numbers}

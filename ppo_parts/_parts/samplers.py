@@ -15,7 +15,7 @@ from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
-from ..functional._common import accumulator_dtype, range_error
+from ..functional._common import accumulator_dtype, check_same_shape, range_error
 from .common import at_step, check_numbers, is_zero
 
 
@@ -236,6 +236,8 @@ def prioritized_sampler(
         if size > segments and not replacement:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
         alpha, beta, eps = at_step(numbers, batch, context).values()
+
+        check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
             # At least float32, because bfloat16 has too few digits to draw one of many segments.

@@ -82,6 +82,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": drop the trailing axis of size 1 with {other}[...{zeros}]"
             added = ", None" * (len(longer) - rank)
             meant = f"use jnp.broadcast_to({name}[...{added}], {other}.shape)"
+            if {name, other} <= {"reward", "value", "next_value"}:
+                return f": for {longer[-1]} streams, all of them need {longer[-1]} numbers per element"
             if other == "advantage":
                 return ": combine the streams of the advantage first, as the part combine_advantages does"
             if "log_" in other:

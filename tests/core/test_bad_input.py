@@ -23,6 +23,9 @@ SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2),
 PRIORITIZED = pp.prioritized_sampler(2, alpha=1.0, beta=1.0)
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
 SURROGATE, VALUE = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
+BOTH = jnp.ones((TIME, SEGMENTS, 2))
+STREAMS = pp.stateless(lambda b: b.replace(advantage=BOTH), provides=("advantage",))
+WEIGHTED = pp.combine_advantages({"advantage": pp.field("extras.w")})
 ACTOR, CRITIC = pp.chain(FULL, SURROGATE), pp.chain(FULL, VALUE)
 PHASES = pp.chain(GAE, pp.phases(actor=ACTOR, critic=CRITIC))
 BATCH, SGD, CONTEXT = rollout(), optax.sgd(0.1), pp.Context(key=jax.random.key(0))
@@ -485,19 +488,35 @@ SHAPE_ERRORS = {
     "'mine' has shape (), expected (6, 4)": lambda: update(
         GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))
     ),
-    "combine_advantages: advantage has 2 coefficients, but 1 streams": lambda: update(
+    "combine_advantages: advantage has shape (6, 4) and 2 coefficients: give": lambda: update(
         GAE, pp.combine_advantages({"advantage": (1.0, 2.0)}), ACTOR
     ),
-    "combine the streams of the advantage first": lambda: update(
-        pp.stateless(lambda b: b.replace(advantage=jnp.ones((TIME, SEGMENTS, 2))), provides=("advantage",)), ACTOR
+    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()": lambda: update(
+        STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR
     ),
-    "advantage_normalize ... combine the streams of the advantage first": lambda: update(
-        pp.stateless(lambda b: b.replace(advantage=jnp.ones((TIME, SEGMENTS, 2))), provides=("advantage",)),
-        pp.advantage_normalize(),
-        pp.combine_advantages({"advantage": (1.0, 2.0)}),
-        ACTOR,
-        batch=given(mask=None),
+    "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)": lambda: update(
+        GAE, WEIGHTED, ACTOR, batch=given(extras={"w": BATCH.reward[..., None]})
     ),
+    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape (6, 4, 1)": lambda: update(
+        STREAMS, WEIGHTED, ACTOR, batch=given(extras={"w": BATCH.reward[..., None]})
+    ),
+    "prioritized_sampler ... (6, 4, 2) ... combine the streams": lambda: update(
+        STREAMS, pp.prioritized_sampler(2, alpha=1, beta=0), SURROGATE
+    ),
+    "same number of streams, got (6, 4, 2), (6, 4, 3)": lambda: update(
+        pp.stateless(lambda b: b.replace(target=jnp.ones((TIME, SEGMENTS, 3))), provides=("target",)),
+        FULL,
+        VALUE,
+        batch=given(value=BOTH),
+        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH),
+    ),
+    "a value of shape (6, 4, 2), but batch.value has (6, 4)": lambda: update(
+        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH),
+    ),
+    "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers": lambda: update(
+        GAE, ACTOR, batch=given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))
+    ),
+    "combine the streams of the advantage first": lambda: update(STREAMS, ACTOR),
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),

@@ -213,6 +213,13 @@ def test_streams_are_estimated_and_learned_separately(shards, estimators, weight
     assert_close(*({name: metrics[name] for name in kept} for _, metrics in (found, expected)))
 
 
+def test_streams_are_standardized_separately():
+    x = rollout().reward
+    normalize = lambda x: pp.advantage_normalize().update(rollout().replace(advantage=x), (), pp.Context(key=KEY))  # noqa: E731
+    each, one = normalize(jnp.stack([x, 1 + 9 * x], axis=-1))[0].advantage, normalize(x)[0].advantage
+    assert_close(each, jnp.stack([one, one], axis=-1), 1e-5, 1e-5)
+
+
 def test_an_update_is_differentiable():
     batch = rollout()
 

@@ -91,7 +91,7 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
         return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * next_target - value))
 
     return pp.stateless(
-        update, name="one_more_step", requires=("reward", "value", "terminated", "next_value"),
+        update, name="one_more_step", requires=("reward", "terminated", "next_value"),
         provides=("advantage", "target"), reads=("current.value", "truncated", "mask"), place="after_sampler",
         needs_time=True,
     )  # fmt: skip
