@@ -13,7 +13,13 @@ from typing import Any
 import ppo_parts as pp
 from ppo_parts._core.phases import divide
 from ppo_parts._core.types import Batch, Divider, Part, field_at, no_state
-from ppo_parts._core.wiring import BY_THE_LEARNER, REMEDY, check_batch, check_every_write_has_an_effect
+from ppo_parts._core.wiring import (
+    BY_THE_LEARNER,
+    REMEDY,
+    SEEN_BY_POLICIES,
+    check_batch,
+    check_every_write_has_an_effect,
+)
 
 NO_PARTS = {"chain", "identity", "phase"}  # they return parts, but do not stand in a chain as one
 
@@ -191,6 +197,7 @@ def learner_rules() -> dict[str, Any]:
     effect, no_loss = (text.replace("value", "{fields}").replace("reads it", "reads {it}") for text in unread)
     return {
         "reads": sorted(BY_THE_LEARNER),
+        "seen": sorted(SEEN_BY_POLICIES),
         "no_sampler": error_of(divide, change),
         "unread": effect,
         "unread_weight": says(stub("{part}", provides=("weight",), reads=())),

@@ -74,6 +74,8 @@ function unreadError(says, part, later) {
   let left = fields;
   for (const reader of later) {
     if (!reader.reads || left.some((field) => readsField(reader, field))) return null;
+    const evaluates = readings(reader).some((path) => path.split(".")[0] === "current");
+    if (evaluates && left.some((field) => says.seen.includes(field))) return null;
     left = left.filter((field) => !reader.provides.includes(field));
   }
   if (!fields.length) return null;

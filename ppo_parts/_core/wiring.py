@@ -33,6 +33,10 @@ def readings(part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*part.requires, *(part.reads or ()))))
 
 
+SEEN_BY_POLICIES = {"obs", "action", "carry", "reset"}
+"""Fields that the evaluation of a policy reads, for parts that read `current`."""
+
+
 def reads_field(part: Part, field: str) -> bool:
     """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
     return any(field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.") for read in readings(part))
@@ -122,7 +126,10 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
 def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
     """Return whether a later part may read one of the fields before other parts have overwritten them."""
     for reader in later:
+        evaluates = any(path.partition(".")[0] == "current" for path in readings(reader))
         if reader.reads is None or any(reads_field(reader, field) for field in fields):
+            return True
+        if evaluates and not SEEN_BY_POLICIES.isdisjoint(fields):
             return True
         fields = [field for field in fields if field not in reader.provides]
     return False

@@ -865,6 +865,13 @@ def test_a_loss_of_sequences_needs_the_time_axis():
             pp.chain(GAE, pp.shuffled_minibatches(2), loss)
 
 
+def test_a_part_may_change_what_the_policy_sees():
+    changed = pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",))
+    run(pp.chain(GAE, changed, pp.full_batch(), SURROGATE))
+    with pytest.raises(ValueError, match="writes obs, and no part after it reads it"):
+        run(pp.chain(GAE, pp.full_batch(), SURROGATE, changed))
+
+
 def test_a_part_may_write_current_without_being_a_sampler():
     odd = pp.stateless(lambda batch: batch, name="odd", provides=("current",))
     assert int(run(pp.chain(odd, GAE, pp.full_batch(), SURROGATE))[1]["minibatches"]) == 1
