@@ -243,7 +243,8 @@ RULES = (
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: run.early("approx_kl"),
-         unless=("advantage_lost", "stops_at_once", "clip_small")),
+         lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
+         ("advantage_lost", "stops_at_once", "clip_small")),
     # The network.
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
