@@ -112,8 +112,8 @@ def auto_reset(
         shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
             `reset` takes the key alone. The state contains it once, without the axis of environments: read it with
             `optax.tree.get(state, "shared")`, where `state` is a `RolloutState` or the state of the environments, and
-            replace it with `optax.tree.set(state, shared=...)`; episodes that begin later see the new one. So does
-            `evaluation(state)`.
+            replace it with `optax.tree.set(state, shared=...)`, for which no field of your own may have this name;
+            episodes that begin later see the new one. So does `evaluation(state)`.
 
     Raises:
         ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; (when traced)
