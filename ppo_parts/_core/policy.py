@@ -143,4 +143,4 @@ def shifted_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     def shifted(value: Array, recorded: Array) -> Array:
         return next_values(value, recorded[-1], elsewhere, recorded, mask=mask)
 
-    return each_stream(shifted, like, value, batch.next_value)
+    return each_stream(shifted, like, value, batch.next_value)(value, batch.next_value)

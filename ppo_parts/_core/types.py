@@ -330,15 +330,15 @@ PER_STEP = (
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
 
 
-def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Any:
-    """Compute `f(*arrays)`, for each stream if the arrays have one more axis than `like`: `axis`."""
+def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Callable[..., Any]:
+    """Return `f`, which maps over streams if the arrays to call it with have one more axis than `like`: `axis`."""
     several = all(np.ndim(x) > np.ndim(like) for x in arrays)
     if several and len({x.shape[axis] for x in arrays}) > 1:
         shapes = ", ".join(str(x.shape) for x in arrays)
         raise ShapeError(
             f"these must have the same number of streams, got {shapes}: give the critic an output for each reward"
         )
-    return jax.vmap(f, axis, -1)(*arrays) if several else f(*arrays)
+    return jax.vmap(f, axis, -1) if several else f
 
 
 def of_elements(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:

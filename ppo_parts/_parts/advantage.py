@@ -58,12 +58,8 @@ def gae(
     def update(batch: Batch, context: Context) -> Batch:
         values = _latest_values("gae", batch, skip=mask_mode == "skip")
         options: Any = {"mask_mode": mask_mode, "implementation": implementation} | at_step(numbers, batch, context)
-
-        def estimate(reward: Array, value: Array, next_value: Array) -> functional.Advantages:
-            ends = batch.terminated, batch.truncated
-            return functional.gae(reward, value, next_value, *ends, mask=batch.mask, **options)
-
-        out = each_stream(estimate, batch.terminated, *values)
+        estimate = functools.partial(functional.gae, **_ends(batch), **options)
+        out = each_stream(estimate, batch.terminated, *values)(*values)
         return _write(batch, out.advantage, out.target)
 
     declared: Any = {"provides": ("advantage", "target"), "reads": ESTIMATOR_READS, "needs_time": True}
@@ -107,12 +103,8 @@ def vtrace(
     def update(batch: Batch, context: Context) -> Batch:
         values, log_ratio = _latest_values("vtrace", batch), _latest_log_ratio(batch)
         options: Any = {"implementation": implementation} | at_step(numbers, batch, context)
-
-        def estimate(reward: Array, value: Array, next_value: Array) -> functional.VTrace:
-            ends = batch.terminated, batch.truncated
-            return functional.vtrace(log_ratio, reward, value, next_value, *ends, mask=batch.mask, **options)
-
-        out = each_stream(estimate, batch.terminated, *values)
+        estimate = functools.partial(functional.vtrace, log_ratio, **_ends(batch), **options)
+        out = each_stream(estimate, batch.terminated, *values)(*values)
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
@@ -154,7 +146,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
             )
         options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, batch, context)
         normalize = functools.partial(functional.advantage_normalize, **options)
-        return batch.replace(advantage=each_stream(normalize, element, batch.advantage))
+        return batch.replace(advantage=each_stream(normalize, element, batch.advantage)(batch.advantage))
 
     return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
 
@@ -177,6 +169,11 @@ def advantage_weight() -> Part:
 
     declared: Any = {"requires": ("advantage", "weight"), "provides": ("advantage",), "reads": ()}
     return stateless(update, name="advantage_weight", place="after_sampler", **declared)
+
+
+def _ends(batch: Batch) -> dict[str, Any]:
+    """Return what estimators read once for all streams."""
+    return {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array, Array]:
@@ -213,7 +210,8 @@ def _latest_log_ratio(batch: Batch) -> Array:
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
     if batch.current is None:
-        variance = each_stream(functools.partial(_explained_variance, batch), batch.terminated, batch.value, target)
+        explained = functools.partial(_explained_variance, batch)
+        variance = each_stream(explained, batch.terminated, batch.value, target)(batch.value, target)
         # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
         variance = jnp.mean(variance) if variance.ndim else variance
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})

@@ -256,7 +256,7 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
 def loss_of_streams(loss: Callable[..., Array], batch: Batch, *arrays: Array) -> Array:
     """Compute a loss per element; if the arrays have a further axis of streams after the elements, sum over it."""
     rank = np.ndim(batch.log_prob)
-    value = each_stream(loss, batch.log_prob, *arrays, axis=rank)
+    value = each_stream(loss, batch.log_prob, *arrays, axis=rank)(*arrays)
     return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
 
 
