@@ -22,7 +22,7 @@ import importlib
 import importlib.util
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -220,12 +220,18 @@ def programs(
 
 
 def measure(
-    setting: str, rounds: int, host: bool = True, compilations: int = 1, clone: str | None = None
+    setting: str,
+    rounds: int,
+    host: bool = True,
+    compilations: int = 1,
+    clone: str | None = None,
+    only: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """One row for each program of a setting, timed in turn; compiled in turn, too, if more than once."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
     chosen = programs(env_id, num_envs, updates, seeds, clone)
+    chosen = {name: train for name, train in chosen.items() if name in only or not only}
     calls = {name: (train, key) for name, train in chosen.items()}
     if seeds > 1:
         keys = jax.random.split(key, seeds)
@@ -263,6 +269,7 @@ def main() -> None:
     """Print a row for each program; write them with `--json`."""
     options = parser(__doc__, rounds=7, json=None)
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
+    options.add_argument("--programs", nargs="+", default=(), help="these alone; cleanrl is what they are compared with")
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
@@ -271,4 +278,5 @@ def main() -> None:
         if not installed(name):
             print(f"{name}: left out, it is not installed")
     common = {"host": not given.no_host, "compilations": given.compilations, "clone": given.purejaxrl}
+    common["only"] = given.programs
     collect(given.json, (row for setting in given.settings for row in measure(setting, given.rounds, **common)))

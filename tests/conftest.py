@@ -10,11 +10,11 @@ collect_ignore_glob = ["golden/record_*.py", "golden/_*.py"]  # recorders, which
 
 # Most of the time goes into compiling, so leave out what only makes the result faster, here and in processes started
 # here; tests that run long keep it. The emitters of fusions are a third of it, and cutting each program into pieces to
-# compile side by side another third; old versions do not know the emitters.
+# compile side by side another third; older and newer versions do not know the option of the emitters.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_parallel_codegen_split_count=1"
-if jax.__version_info__ >= (0, 8):
+if (0, 8) <= jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
