@@ -368,12 +368,12 @@ def rivals(link: Link, name: str) -> list[str]:
     return by_size(others, ratio, lambda row: f"{label_of(row)}: {row['method']}")
 
 
-def update(link: Link) -> list[str]:
+def update(link: Link, *names: str) -> list[str]:
     """A whole update against one written by hand."""
     rows = []
-    for name, record in records("update").items():
-        linked = link("CleanRL" if name == "cpu" else "PufferLib", f"update.jsonl#{name}")
-        for row in record["results"]:
+    for name in names:
+        for row in records("update")[name]["results"]:
+            linked = link(f"`{row['recipe']}`", f"update.jsonl#{name}")
             ratios = (span(ratio) for ratio in row["ours_over"].values())
             ours = f"{row['run_ms']['ours']:.1f}"
             rows.append([linked, sized(row), ours, *ratios, compiling(row["compile_seconds"]["ours"])])
@@ -391,11 +391,11 @@ def compiling(seconds: Record | None) -> str:
     return "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
 
 
-def speed(link: Link) -> list[str]:
-    """How many times faster the recipes are, from all records of whole runs of one seed."""
+def speed(link: Link, *names: str) -> list[str]:
+    """How many times faster the recipes are, from records of whole runs of one seed."""
     rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
     ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
-    for row in (row for record in records("train").values() for row in record["results"]):
+    for row in (row for name in names for row in records("train")[name]["results"]):
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
             over = span(row.get("over_recipe", row["over_cleanrl"]))
             ratios.setdefault(f"{row['env']}, {row['num_envs']}", {})[row["program"]] = over

@@ -1,7 +1,7 @@
 """Every part and function of the hot core, against its rivals and against a plain copy of the memory.
 
     python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
-    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/gpu.jsonl#parts
+    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#gpu
 
 A function is repeated in a loop of one compiled program, behind an optimization barrier: the time is what it costs
 within a training step. *gradient* is `value_and_grad` of the mean loss. Time first, boolean episode ends, 2 %

@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Tracing makes many objects and little garbage: look for it less often, and not among what was imported."""
     gc.freeze()
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "highest")  # the default, TF32, is exact to three digits
     gc.set_threshold(100_000, 50, 100)
 
 

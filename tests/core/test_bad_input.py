@@ -426,7 +426,7 @@ TYPE_ERRORS = {
         key=jax.random.split(jax.random.PRNGKey(0))
     ),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
-    "missing a required argument: 'clip_eps'; it has no 'clip_epsilon'": lambda: pp.policy_loss(
+    "missing a required ... argument: 'clip_eps'; it has no 'clip_epsilon'": lambda: pp.policy_loss(
         f.clipped_surrogate, clip_epsilon=0.2
     ),
     # batches

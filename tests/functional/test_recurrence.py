@@ -94,9 +94,10 @@ def test_auto_follows_the_platform_of_the_program(pretended):
             True,
         ]
         for x, y in zip(auto(named), estimator(name, "scan")(named), strict=True):
-            np.testing.assert_array_equal(x, y)
+            np.testing.assert_allclose(x, y, rtol=1e-5)  # equal on a CPU; a GPU rounds otherwise
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
 def test_auto_without_a_gpu_is_the_scan():
     named = arrays("gae", (4, 2))
     assert str(jax.make_jaxpr(estimator("gae", "auto"))(named)) == str(jax.make_jaxpr(estimator("gae", "scan"))(named))
