@@ -31,6 +31,7 @@ class Config(mujoco_ppo.Config):
 PRESETS = {name: Config(**vars(preset)) for name, preset in mujoco_ppo.PRESETS.items()}
 
 
+@training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run of `mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
 

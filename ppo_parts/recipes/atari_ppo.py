@@ -30,6 +30,7 @@ class Config(cleanrl_ppo.Config):
 PRESETS = {"atari": Config()}
 
 
+@training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run of `cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
     training.check_config(config)

@@ -55,6 +55,7 @@ PRESETS = {
 }  # fmt: skip
 
 
+@training.recipe
 def make_train(
     config: Config,
     env: envs.Env | None = None,

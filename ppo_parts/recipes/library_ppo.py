@@ -153,6 +153,7 @@ def mistake(argument: str, says: str) -> pp.errors.UserValueError:
     return pp.errors.UserValueError(says, where="Config", argument=argument)
 
 
+@training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 

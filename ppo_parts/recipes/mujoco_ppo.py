@@ -72,6 +72,7 @@ def chain(
     )
 
 
+@training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 

@@ -67,6 +67,7 @@ PRESETS = {
 }  # fmt: skip
 
 
+@training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 

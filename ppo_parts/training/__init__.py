@@ -9,6 +9,7 @@ from ._config import at_least as at_least
 from ._config import between as between
 from ._config import check_config as check_config
 from ._config import more_than as more_than
+from ._config_json import recipe as recipe
 from ._config_json import versions as versions
 from ._diagnose import Finding as Finding
 from ._diagnose import diagnose as diagnose

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,12 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
 
 def recipe_of(defined: Any) -> str:
     """Return the name of the module that defines a function or a class, as it can be imported later."""
+    name = None
     while isinstance(defined, functools.partial):
+        if defined.args or defined.keywords:  # another function, which the program that runs defines
+            name = "__main__"
         defined = defined.func
-    name = defined.__module__
+    name = name or defined.__module__
     if name != "__main__":
         return name
     main = sys.modules["__main__"]
@@ -76,13 +79,28 @@ def recipe_of(defined: Any) -> str:
     return name if file is None else Path(file).stem  # python my_recipe.py
 
 
+def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
+    """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
+
+    A run that was given more than the configuration, such as an environment of your own, records no recipe: otherwise
+    `load` and the commands would play the configured environment in its place. They ask for a `make_train` instead.
+    """
+
+    @functools.wraps(make_train)
+    def make(config: Any, *own: Any, **named: Any) -> Train:
+        alone = all(x is None for x in (*own, *named.values()))
+        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else "")
+
+    return make
+
+
 def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
     """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
     stored = {
         "config": in_json(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
-        "recipe": train.recipe or recipe_of(type(config)),
+        "recipe": recipe_of(type(config)) if train.recipe is None else train.recipe or None,
     }
     back = stored_config(type(config), stored)
     for field in dataclasses.fields(config):
@@ -113,12 +131,18 @@ def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
     """Raise unless a run is resumed with its own recipe; None passes."""
-    own = str(stored.get("recipe", recipe))
-    if recipe is not None and own.rpartition(".")[2] != recipe.rpartition(".")[2]:  # a package may have moved
+    own = stored.get("recipe", recipe) or ""
+    if recipe is None or own.rpartition(".")[2] == recipe.rpartition(".")[2]:  # a package may have moved
+        return
+    if not own or not recipe:
         raise UserValueError(
-            f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
-            f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
+            f"the run records the recipe {own or None}, got {recipe or None}: a run with an environment, a chain or a "
+            "policy of your own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
         )
+    raise UserValueError(
+        f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
+        f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
+    )
 
 
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:

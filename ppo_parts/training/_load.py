@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -88,6 +89,8 @@ def load(
 
 def _config_type(make_train: Callable[[Any], Train]) -> type:
     names = list(inspect.signature(make_train).parameters)
+    while isinstance(make_train, functools.partial):
+        make_train = make_train.func
     kind = typing.get_type_hints(make_train).get(names[0]) if names else None
     if not isinstance(kind, type):
         raise UserTypeError(

@@ -94,7 +94,9 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     table = _tables.train(lambda text, *addresses: text, "cpu")
     assert any(line.startswith("| CartPole-v1, 4 | handwritten |") for line in table)
     cleanrl, ippo = (_tables.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
-    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |  |" in _tables.speed(lambda text, *addresses: text, "cpu")
+    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |  |" in _tables.speed(
+        lambda text, *addresses: text, "cpu"
+    )
     assert "left out" in capsys.readouterr().out
 
 

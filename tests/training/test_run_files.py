@@ -4,7 +4,9 @@ import functools
 import itertools
 import json
 import shutil
+import sys
 import time
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts.recipes import async_ppo, atari_ppo
+from ppo_parts.recipes import async_ppo, atari_ppo, cleanrl_ppo
 from ppo_parts.training import Program, RunFolderError, RunOptions, _run, run
 from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._folder import open_run
@@ -215,11 +217,24 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
-    for name, recipe in (("named", "here.mine"), ("unnamed", None)):
-        named = train if recipe is None else train.of_recipe(recipe)
+    own = cleanrl_ppo.make_train(tiny(), env=train.env)
+    runs = {"named": train.of_recipe("here.mine"), "recipe": train, "unmarked": train.of_recipe(None), "own": own}
+    names = ["here.mine", train.recipe, train.recipe, None]
+    for (name, named), recorded in zip(runs.items(), names, strict=True):
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
-            assert folder.stored["recipe"] == (recipe or "ppo_parts.recipes.cleanrl_ppo")
-    assert train.recipe is None
+            assert folder.stored["recipe"] == recorded
+    assert train.recipe == "ppo_parts.recipes.cleanrl_ppo"
+    with pytest.raises(ValueError, match="own does not say which recipe it is of: name the module of its recipe"):
+        training.load(tmp_path / "own")
+    for name, other in (("own", train), ("recipe", own)):
+        options = RunOptions(resume=tmp_path / name)
+        with (
+            pytest.raises(ValueError, match="of your own is resumed with the same ones"),
+            open_run(other, tiny(), options),
+        ):
+            pass
+    with open_run(own, tiny(), RunOptions(resume=tmp_path / "own")):
+        pass
     resumed = RunOptions(resume=tmp_path / "named")
     with open_run(train.of_recipe("there.mine"), tiny(), resumed):  # the package was moved
         pass
@@ -233,11 +248,15 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
         pass
 
 
-def test_a_recipe_that_borrows_a_configuration_has_a_class_of_its_own():
+def test_a_recipe_that_borrows_a_configuration_has_a_class_of_its_own(monkeypatch):
     """So that a run of `training.run`, which knows only the configuration, records the right module."""
     for recipe in (async_ppo, atari_ppo):
         for preset in recipe.PRESETS.values():
             assert recipe_of(type(preset)) == recipe_of(functools.partial(recipe.make_train)) == recipe.__name__
+    main = types.ModuleType("__main__")
+    main.__file__ = "mine.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert recipe_of(functools.partial(async_ppo.make_train, env=None)) == "mine"
 
 
 def test_run_paces_change_nothing(train, whole, tmp_path):
