@@ -269,9 +269,7 @@ def main() -> None:
     """Print a row for each program; write them with `--json`."""
     options = parser(__doc__, rounds=7, json=None)
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
-    options.add_argument(
-        "--programs", nargs="+", default=(), help="these alone; cleanrl is what they are compared with"
-    )
+    options.add_argument("--programs", nargs="+", default=(), help="these alone, and cleanrl to compare them with")
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")

@@ -162,10 +162,13 @@ def _gradients(train: Train, params: Any, batch: Batch, advantage: Array, target
         # Random weights, so that the gradient of a living unit does not cancel to exactly 0.
         return jnp.stack([policy_loss, value_loss, jnp.mean(noise[0] * log_prob + noise[1] * value)])
 
-    leaves = jax.tree_util.tree_leaves_with_path(jax.jacrev(losses)(params))
-    norms = jnp.stack([jnp.sqrt(jnp.sum(x[:2].reshape(2, -1) ** 2, axis=1)) for _, x in leaves])
+    # What no gradient reaches with new parameters either is not a part of the network.
+    both = jax.tree.map(lambda *x: jnp.stack(x), params, train.policy.init(jax.random.key(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(jax.vmap(jax.jacrev(losses))(both))
+    norms = jnp.stack([jnp.sqrt(jnp.sum(x[0, :2].reshape(2, -1) ** 2, axis=1)) for _, x in leaves])
     shared = jnp.all(norms > 0, axis=1, keepdims=True)
     policy, value = jnp.sqrt(jnp.sum(norms**2, axis=0, where=shared))
-    biases = [x[2] for path, x in leaves if "bias" in jax.tree_util.keystr(path) and x.ndim == 2]
-    dead = jnp.mean(jnp.concatenate([x == 0 for x in biases])) if biases else jnp.nan
-    return {"value_dominance": value / policy, "dead_units": dead}  # 0 / 0 where nothing is shared
+    biases = [x[:, 2] for path, x in leaves if "bias" in jax.tree_util.keystr(path) and x.ndim == 3]
+    counts = [jnp.any(new) * jnp.array([jnp.sum(now == 0), now.size]) for now, new in biases]
+    dead, units = sum(counts, jnp.zeros(2))
+    return {"value_dominance": value / policy, "dead_units": dead / units}  # 0 / 0 where nothing is shared

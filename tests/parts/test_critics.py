@@ -44,7 +44,7 @@ def test_critic_loss_compares_what_it_says_and_refuses_what_it_cannot_compute():
     np.testing.assert_allclose(out.losses["value"], expected, rtol=1e-6)
     with pytest.raises(TypeError, match="unexpected keyword argument 'clip_eps'"):
         pp.critics.critic_loss(f.huber_value_loss, clip_eps=0.2)
-    with pytest.raises(TypeError, match="missing a required .*argument: 'clip_eps'"):
+    with pytest.raises(TypeError, match=r"missing a required .*argument: 'clip_eps'"):
         pp.critics.critic_loss(lambda value, target, *, clip_eps, mask: value)
     with pytest.raises(ValueError, match='prediction must be "value" or "aux'):
         pp.critics.critic_loss(f.huber_value_loss, prediction="logits")
