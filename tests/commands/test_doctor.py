@@ -117,24 +117,34 @@ def test_findings_are_sorted_and_few_and_of_the_median_seed():
 def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped():
     train = recipe.make_train(recipe.Config(memory="lstm", num_steps=16, total_timesteps=64))
 
-    def forgets_nothing(params, batch):
-        return train.policy.evaluate(params, batch.replace(reset=jnp.zeros_like(batch.reset)))
+    def with_spare(key):  # parameters that no gradient reaches are not dead units
+        return dict.fromkeys(("net", "spare"), train.policy.init(key))
 
-    def collect(*given):
-        state, batch, metrics = train.rollout.collect(*given)
+    def forgets_nothing(params, batch):
+        return train.policy.evaluate(params["net"], batch.replace(reset=jnp.zeros_like(batch.reset)))
+
+    def collect(key, params, state):
+        state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    faulty = dataclasses.replace(
-        train,
-        policy=dataclasses.replace(train.policy, evaluate=forgets_nothing),
-        rollout=train.rollout._replace(collect=collect),
-    )
-    found = jax.jit(lambda key: training.probe(faulty, faulty.init(key), recipe.Config()))(jax.random.key(0))
+    faulty = train.of_recipe(None)  # a copy that is not traced, because its learner does not know the parameters
+    policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
+    for name, x in {"policy": policy, "rollout": train.rollout._replace(collect=collect)}.items():
+        object.__setattr__(faulty, name, x)
+
+    @jax.jit
+    def probe(key):
+        state = train.init(key)
+        learner = state.learner._replace(params=dict.fromkeys(("net", "spare"), state.learner.params))
+        return training.probe(faulty, state._replace(learner=learner), recipe.Config())
+
+    found = probe(jax.random.key(0))
     names = [x.name for x in training.diagnose(found)]
     assert names[:1] == ["memory_not_reset"]
     assert found["probe/log_ratio"] > 0.1
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
+    assert found["probe/dead_units"] == 0
     policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
     actor = dataclasses.replace(train, policy=policy)
     with pytest.raises(pp.errors.UserError, match="critic"):
