@@ -22,7 +22,7 @@ from ppo_parts.commands import compare, export
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
 OPTIONAL = {"brax", "chex", "craftax", "distrax", "flax", "gymnax", "gymnasium", "jaxmarl", "jumanji", "matplotlib"}
-OPTIONAL |= {"mujoco_playground", "optuna", "orbax", "pgx", "tensorboardX", "tqdm", "tunix", "tyro", "xminigrid"}
+OPTIONAL |= {"mujoco_playground", "optuna", "orbax", "pgx", "ray", "tensorboardX", "tqdm", "tunix", "tyro", "xminigrid"}
 
 
 def python(source: str, folder: Path, *, without: str = "") -> str:
@@ -57,7 +57,7 @@ def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari watch"
-    assert set(project["optional-dependencies"]) == {*extras.split(), "export", "track", "tunix", "optuna", "docs"}
+    assert set(project["optional-dependencies"]) == {*extras.split(), "export", "track", "tunix", "optuna", "ray", "docs"}
 
 
 def test_the_citation_names_the_version():

@@ -29,6 +29,7 @@ from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
+from ._ray import trainable as trainable
 from ._run import run as run
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm

@@ -55,40 +55,50 @@ def objective(
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggestions.items()}
     for at in (0, -1):  # raises if one is out of range, before there is a trial
         make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
-    keys = seed_keys(config.seed, check_count("sweep", "num_seeds", num_seeds)).reshape(num_seeds)
-
-    @functools.lru_cache(maxsize=16)
-    def programs(**fixed: Any) -> tuple[int, Any, Any]:
-        def train(numbers: Any) -> Train:
-            return make_train(dataclasses.replace(config, **fixed, **numbers))
-
-        def init(numbers: Any, key: Any) -> Any:
-            return train(numbers).init(key)
-
-        def advance(numbers: Any, state: Any) -> Any:
-            step = train(numbers).step
-            state, metrics = jax.lax.scan(lambda state, _: step(state), state, None, length=each)
-            return state, metrics[metric]
-
-        updates = train({}).num_updates
-        each = max(1, updates // 10)
-        return updates // each, jax.jit(jax.vmap(init, (None, 0))), jax.jit(jax.vmap(advance, (None, 0)))
+    programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
 
     def train_and_report(trial: Any) -> float:
         drawn = {name: getattr(trial, how)(name, **given) for name, (how, given) in suggestions.items()}
         numbers = {name: x for name, x in drawn.items() if suggestions[name][0] == "suggest_float"}
-        pieces, init, advance = programs(**{name: x for name, x in drawn.items() if name not in numbers})
-        state, value = init(numbers, keys), np.nan
-        for piece in range(pieces):
-            state, values = advance(numbers, state)
-            if np.isfinite(values).any():  # otherwise no episode ended, and the last value still holds
-                value = float(np.nanmean(values))
+        ends, init, advance = programs(**{name: x for name, x in drawn.items() if name not in numbers})
+        state, value = init(numbers), np.nan
+        for piece in range(len(ends)):
+            state, metrics = advance(numbers, state)
+            if np.isfinite(metrics[metric]).any():  # otherwise no episode ended, and the last value still holds
+                value = float(np.nanmean(metrics[metric]))
                 trial.report(value, piece)
-            if piece + 1 < pieces and trial.should_prune():
+            if piece + 1 < len(ends) and trial.should_prune():
                 raise optuna.TrialPruned
         return value
 
     return train_and_report
+
+
+def trial_programs(
+    make_train: Callable[[Any], Train], config: Any, num_seeds: int, each: int | None = None
+) -> Callable[..., tuple[range, Any, Any]]:
+    """Return a function of the fields that a trial changes, but for floats, that returns what all such trials share.
+
+    That is the range of the updates after which a piece of a run ends, with `each` updates in a piece (None: a tenth);
+    `init(numbers) -> state`; and `advance(numbers, state) -> (state, metrics)` for a piece. Floats are their arguments.
+    """
+    keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
+
+    @functools.lru_cache(maxsize=16)
+    def programs(**fixed: Any) -> tuple[range, Any, Any]:
+        def train(numbers: Any) -> Train:
+            return make_train(dataclasses.replace(config, **fixed, **numbers))
+
+        def advance(numbers: Any, state: Any) -> Any:
+            step = train(numbers).step
+            return jax.lax.scan(lambda state, _: step(state), state, None, length=length)
+
+        updates = train({}).num_updates
+        length = min(each or max(1, updates // 10), updates)
+        init = jax.jit(lambda numbers: jax.vmap(train(numbers).init)(keys))
+        return range(length, updates + 1, length), init, jax.jit(jax.vmap(advance, (None, 0)))
+
+    return programs
 
 
 def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]]:

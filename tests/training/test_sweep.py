@@ -1,6 +1,8 @@
 """Studies over a recipe, with the real package."""
 
 import dataclasses
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -100,6 +102,53 @@ def test_several_workers_share_a_study(tmp_path):
     assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
     assert (tmp_path / "study/importance.png").read_bytes().startswith(b"\x89PNG")
     assert matplotlib.rcParams["axes.prop_cycle"] == colors  # of the pictures that the caller draws
+
+
+def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch):
+    """With hyperparameters of its own, as in population-based training; Ray has a stand-in."""
+
+    class Trainable:
+        def __init__(self, given):
+            self.setup(given)
+
+    stand_in = types.ModuleType("ray.tune")
+    stand_in.Trainable = Trainable
+    for name in ("ray", "ray.tune"):
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    monkeypatch.setattr(training._ray, "keep_compiled_programs", lambda: None)
+    kind = training.trainable(make_train, Config(), updates=15, num_seeds=2)
+    made.clear()
+    trial, other = kind({"learning_rate": 0.5, "num_steps": 3}), kind({"learning_rate": 1.5, "num_steps": 3})
+    first, second = trial.step(), trial.step()
+    assert first == {"episode_return": 0.5 * 3 * 8 + 5.5, "updates": 15, "done": False}  # updates 2 to 14
+    assert second == {"episode_return": pytest.approx(0.5 * 3 * 23 + 5.5), "updates": 30, "done": True}  # 10 are left
+    trial.save_checkpoint(str(tmp_path))
+    count = len(made)
+    assert other.reset_config({"learning_rate": 1.0, "num_steps": 3})
+    other.load_checkpoint(str(tmp_path))
+    assert other.step() == {"episode_return": pytest.approx(1.0 * 3 * 38 + 5.5), "updates": 45, "done": True}
+    assert len(made) == count + 1  # its updates: another rate traces nothing again
+    with pytest.raises(ValueError, match="trainable: config has no field 'num_step'; did you mean 'num_steps'"):
+        other.reset_config({"num_step": 3})
+    with pytest.raises(ValueError, match="trainable: updates must be"):
+        training.trainable(make_train, Config(), updates=0)
+
+
+@pytest.mark.envs
+def test_population_based_training_of_ray(tmp_path):
+    ray = pytest.importorskip("ray")
+    from ray import tune
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    kind = training.trainable(cleanrl_ppo.make_train, tiny(4), updates=1)
+    rates = {"learning_rate": tune.loguniform(1e-4, 1e-2)}
+    scheduler = tune.schedulers.PopulationBasedTraining(perturbation_interval=1, hyperparam_mutations=rates)
+    chosen = tune.TuneConfig(metric="value_loss", mode="min", num_samples=4, scheduler=scheduler, reuse_actors=True)
+    where = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+    found = tune.Tuner(kind, param_space=rates, tune_config=chosen, run_config=where).fit()
+    ray.shutdown()
+    assert found.num_errors == 0
+    assert [x.metrics["updates"] for x in found] == [4] * 4
 
 
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
