@@ -1,8 +1,10 @@
 """The built site in a browser: pages load by themselves, fit on a phone, work by keyboard, and search finds them.
 
-They are skipped where there is no site or no browser; `.ci/run` builds the site and then runs them.
+They are skipped where there is no site, no browser, or no playwright; `.ci/run` builds the site and then runs them.
 """
 
+import re
+import shutil
 from urllib.parse import quote
 
 import gymnax
@@ -14,10 +16,11 @@ import pytest
 import ppo_parts as pp
 from docs._ext.thumbnails import DRAWN
 from ppo_parts import envs, networks
-from tests.docs.browser import Browser
 from tests.docs.test_docs import ROOT
 
+playwright = pytest.importorskip("playwright.sync_api")
 SITE = ROOT / "build" / "site"
+INSIDE = (SITE.as_uri() + "/", "data:")
 PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/results")
 QUESTIONS = {  # and the page that answers it
     "how do I resume a run": "docs/training",
@@ -44,7 +47,11 @@ QUESTIONS = {  # and the page that answers it
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def browser():
+    """A page as wide as a phone; `complaints` are errors, and requests for anything outside the site."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no browser is installed")
     home = SITE / "README.html"
     sources = [
         ROOT / "README.md",
@@ -53,28 +60,28 @@ def browser(tmp_path_factory):
     sources = [path for path in sources if "generated" not in path.parts]
     if not home.exists() or home.stat().st_mtime < max(path.stat().st_mtime for path in sources):
         pytest.skip("build/site is missing or older than a page: run .ci/site first")
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
+    with playwright.sync_playwright() as driver:
+        page = driver.chromium.launch(executable_path=found, args=["--no-sandbox"]).new_page(
+            viewport={"width": 360, "height": 800}, is_mobile=True
+        )
+        page.complaints = []
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("console", lambda said: page.complaints.append(said.text) if said.type in ("error", "assert") else None)
+        page.on("request", lambda x: None if x.url.startswith(INSIDE) else page.complaints.append(x.url))
+        yield page
 
 
-def address(page):
-    return (SITE / page).with_suffix(".html").as_uri()
+@pytest.fixture
+def open_page(browser):
+    """Go to a page of the site; none may complain."""
 
+    def go_to(name):
+        browser.goto((SITE / name).with_suffix(".html").as_uri())
+        return browser
 
-def complaints(browser):
-    """What the console and the network have reported: errors, and requests for anything outside the site."""
-    for event in browser.events:
-        given = event.get("params", {})
-        if event["method"] == "Runtime.exceptionThrown":
-            yield given["exceptionDetails"]
-        elif event["method"] == "Log.entryAdded" and given["entry"]["level"] == "error":
-            yield given["entry"]
-        elif event["method"] == "Runtime.consoleAPICalled" and given["type"] in ("error", "assert"):
-            yield given["args"]
-        elif event["method"] == "Network.requestWillBeSent":
-            url = given["request"]["url"]
-            if not url.startswith((SITE.as_uri() + "/", "data:")):
-                yield url
+    browser.complaints.clear()
+    yield go_to
+    assert browser.complaints == []
 
 
 TOO_WIDE = """
@@ -91,55 +98,50 @@ TOO_WIDE = """
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_loads_by_itself_and_fits_on_a_phone(browser, page):
-    browser.width(360)
-    browser.open(address(page))
-    assert list(complaints(browser)) == []
+def test_a_page_loads_by_itself_and_fits_on_a_phone(open_page, page):
+    browser = open_page(page)
     assert browser.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [360, 360]
     assert browser.evaluate(TOO_WIDE) == []
 
 
-def test_the_explorer_works_with_the_keyboard(browser):
-    browser.open(address("docs/explorer"))
-    browser.evaluate(
-        'document.querySelector("#explorer-part").value = "vtrace"; document.querySelector("#explorer-part").focus()'
-    )
-    browser.press("Tab", 9)
-    browser.press("Enter", 13)  # the button that adds it, where it raises no error: behind gae
+def test_the_explorer_works_with_the_keyboard(open_page):
+    browser = open_page("docs/explorer")
+    browser.evaluate('document.querySelector("#explorer-part").value = "vtrace"')
+    browser.focus("#explorer-part")
+    browser.keyboard.press("Tab")
+    browser.keyboard.press("Enter")  # the button that adds it, where it raises no error: behind gae
     names = '[...document.querySelectorAll(".chain a")].map((each) => each.textContent)'
     before = browser.evaluate(names)
     assert before[:3] == ["gae", "vtrace", "shuffled_minibatches"]
-    assert "chain accepts" in browser.evaluate('document.querySelector("[role=status]").textContent')
-    browser.evaluate("document.querySelector('[aria-label=\"Move down vtrace\"]').focus()")
-    browser.press("Enter", 13)
+    assert "chain accepts" in browser.text_content("[role=status]")
+    browser.focus("[aria-label='Move down vtrace']")
+    browser.keyboard.press("Enter")
     assert browser.evaluate(names) == [before[0], before[2], before[1], *before[3:]]
     with pytest.raises(ValueError) as error:
         pp.chain(pp.gae(gamma=1, gae_lambda=1), pp.shuffled_minibatches(4), pp.vtrace(gamma=1))
-    assert str(error.value) in browser.evaluate('document.querySelector("[role=status]").textContent')
+    assert str(error.value) in browser.text_content("[role=status]")
     assert browser.evaluate("document.activeElement.ariaLabel") == "Move down vtrace"
-    assert list(complaints(browser)) == []
 
 
-def test_the_figures_follow_their_sliders(browser):
-    browser.open(address("docs/by-hand"))
-    loss = 'document.querySelector("#interactive-clip [role=status]").textContent'
-    assert browser.wait(loss) == "Loss -1.200, gradient with respect to log π(a) 0.000 (clipped)."
-    browser.evaluate("document.querySelector(\"[aria-label='advantage A']\").focus()")
-    browser.press("Home", 36)
-    assert browser.evaluate(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
-    assert list(complaints(browser)) == []
+def test_the_figures_follow_their_sliders(open_page):
+    browser = open_page("docs/by-hand")
+    loss = "#interactive-clip [role=status]"
+    assert browser.text_content(loss) == "Loss -1.200, gradient with respect to log π(a) 0.000 (clipped)."
+    browser.focus("[aria-label='advantage A']")
+    browser.keyboard.press("Home")
+    assert browser.text_content(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
 
 
 BOUNDS = {"CartPole-v1": [2, 2, 0.2, 2], "MountainCar-v0": [0.6, 0.07], "Breakout-MinAtar": [1] * 400}
 STATES = {"CartPole-v1": ("x", "x_dot", "theta", "theta_dot"), "MountainCar-v0": ("position", "velocity")}
 
 
-def test_agents_act_and_move_as_in_python(browser):
+def test_agents_act_and_move_as_in_python(open_page):
     """In 20 states, at every checkpoint: the probabilities of the actions, and the next state."""
-    browser.open(address("docs/play"))
+    browser = open_page("docs/play")
     agents, random = browser.evaluate("agentsTable.map(({ frames, ...agent }) => agent)"), np.random.default_rng(0)
     assert [agent["env"] for agent in agents] == [*BOUNDS, "HalfCheetah-v5"]
-    assert browser.evaluate("document.querySelectorAll('.agent').length") == len(agents)
+    assert browser.locator(".agent").count() == len(agents)
     for number, agent in enumerate(agents[:-1]):
         env = envs.make(agent["env"])
         policy = networks.actor_critic(env, (16, 16), "tanh")
@@ -164,19 +166,17 @@ def test_agents_act_and_move_as_in_python(browser):
             after, *_ = task.step_env(jax.random.key(0), start, i % 2, settings)
             np.testing.assert_allclose(moved, after, rtol=0, atol=1e-6)
     for number in (1, len(agents)):
-        browser.evaluate(f"document.querySelectorAll('.interactive button')[{number - 1}].focus()")
-        browser.press("Enter", 13)
+        browser.locator(".interactive button").nth(number - 1).press("Enter")
         # Each step is shown for a moment only, so one of them could be missed.
-        clock = f"document.querySelectorAll('#interactive-agents > p')[{number - 1}].textContent"
-        browser.wait(f"/step ([3-9]|[1-9][0-9]+) /.test({clock})")
-    assert browser.evaluate("document.querySelectorAll('.limb').length") == 8
-    assert list(complaints(browser)) == []
+        clock = browser.locator("#interactive-agents > p").nth(number - 1)
+        playwright.expect(clock).to_contain_text(re.compile(r"step ([3-9]|[1-9]\d+) "))
+    assert browser.locator(".limb").count() == 8
 
 
-def test_breakout_goes_on_as_in_python(browser):
+def test_breakout_goes_on_as_in_python(open_page):
     """The observations and ends of 1,000 steps with a paddle that mostly follows the ball, through several episodes."""
     task, settings = gymnax.make("Breakout-MinAtar")
-    browser.open(address("docs/play"))
+    browser = open_page("docs/play")
 
     def step(state, key):
         to_ball = jnp.sign(jnp.clip(state.ball_x + jnp.array([-1, 1, 1, -1])[state.ball_dir], 0, 9) - state.pos)
@@ -206,24 +206,20 @@ def test_breakout_goes_on_as_in_python(browser):
         assert (cells, ended) == (np.flatnonzero(obs).tolist(), bool(done))
 
 
-def test_the_gallery_shows_the_rows_that_are_sought(browser):
-    browser.open(address("docs/gallery/README"))
-    assert browser.evaluate("document.querySelectorAll('svg.thumbnail').length") == len(DRAWN["docs/gallery/README"])
-    browser.evaluate("document.querySelector('#interactive-filter input').focus()")
-    browser.send("Input.insertText", text="gaussian critic_loss")
-    rows = "[...document.querySelectorAll('tbody tr')].filter((row) => row.checkVisibility())"
-    assert browser.evaluate(f"{rows}.map((row) => row.cells[0].innerText)") == ["HL-Gauss"]
-    assert list(complaints(browser)) == []
+def test_the_gallery_shows_the_rows_that_are_sought(open_page):
+    browser = open_page("docs/gallery/README")
+    assert browser.locator("svg.thumbnail").count() == len(DRAWN["docs/gallery/README"])
+    browser.fill("#interactive-filter input", "gaussian critic_loss")
+    assert browser.locator("tbody tr:visible td:first-child").all_inner_texts() == ["HL-Gauss"]
 
 
 def test_search_finds_the_page_that_answers(browser):
     missed = {}
     for question, page in QUESTIONS.items():
-        browser.open((SITE / "search.html").as_uri() + f"?q={quote(question)}")
-        links = '[...document.querySelectorAll("#search-results li a")].map((each) => each.pathname)'
-        finished = "Search.status?.textContent"
-        browser.wait(finished)
-        found = [path.removeprefix(f"{SITE}/").removesuffix(".html") for path in browser.evaluate(links)[:3]]
+        browser.goto((SITE / "search.html").as_uri() + f"?q={quote(question)}")
+        browser.wait_for_function("Search.status?.textContent")
+        links = browser.evaluate('[...document.querySelectorAll("#search-results li a")].map((each) => each.pathname)')
+        found = [path.removeprefix(f"{SITE}/").removesuffix(".html") for path in links[:3]]
         if page not in found:
             missed[question] = found
     assert len(missed) <= len(QUESTIONS) // 10, missed

@@ -18,7 +18,6 @@ import ppo_parts as pp
 from docs._ext import explorer
 from ppo_parts._core.wiring import check_every_write_has_an_effect
 from tests import registry
-from tests.docs.browser import Browser
 from tests.docs.test_docs import ROOT
 
 SCRIPT = ROOT / "docs" / "_static" / "site.js"
@@ -47,21 +46,14 @@ def evaluated(text, name):
     return space[name]
 
 
-@pytest.fixture(scope="module")
-def run_script(tmp_path_factory):
-    """Evaluate an expression of `given` and of the functions of the site's script; by node, or else by a browser."""
-
-    def evaluate(expression, given):
-        """The script sees a module and no document, so that it only exports its functions."""
-        code = f"((module, document) => {{ {SCRIPT.read_text()}; Object.assign(globalThis, module.exports) }})({{}});"
-        code += f"const given = {json.dumps(given)}; JSON.stringify({expression})"
-        if node := shutil.which("node"):
-            done = subprocess.run([node, "--print"], input=code, capture_output=True, text=True, check=True)
-            return json.loads(done.stdout)
-        with Browser(tmp_path_factory.mktemp("browser")) as browser:
-            return json.loads(browser.evaluate(code))
-
-    return evaluate
+def run_script(expression, given):
+    """Evaluate an expression of `given` and of the functions of the site's script, which sees no document."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    code = f"((module, document) => {{ {SCRIPT.read_text()}; Object.assign(globalThis, module.exports) }})({{}});"
+    code += f"const given = {json.dumps(given)}; JSON.stringify({expression})"
+    done = subprocess.run(["node", "--print"], input=code, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def test_the_explorer_has_every_public_part():
@@ -113,7 +105,7 @@ def test_each_rule_of_the_table_is_an_error_of_chain():
         assert any(error and re.fullmatch(pattern, error) for error in errors), rule
 
 
-def test_the_script_applies_the_rules(run_script):
+def test_the_script_applies_the_rules():
     given = {"rules": table()["rules"], "chains": [parts_of(names) for names in judged()]}
     assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
 
@@ -134,7 +126,7 @@ def random_declarations(number=1000):
         yield parts
 
 
-def test_the_script_knows_what_learner_refuses(run_script):
+def test_the_script_knows_what_learner_refuses():
     def make(parts):
         return pp.learner(lambda params, batch: None, pp.chain(*parts), optax.sgd(0.1))
 
@@ -149,14 +141,14 @@ def test_the_script_knows_what_learner_refuses(run_script):
     assert run_script("given.chains.map((parts) => learnerError(given.says, parts))", given) == expected
 
 
-def test_the_text_makes_the_chain_that_is_shown(run_script):
+def test_the_text_makes_the_chain_that_is_shown():
     chains = [row["chain"] for row in table()["measured"]["rows"]] + [[name] for name in table()["parts"]]
     texts = run_script("given.map(pythonText)", [parts_of(names) for names in chains])
     for text, names in zip(texts, chains, strict=True):
         assert repr(evaluated(text, "pipeline")) == repr(pp.chain(*map(built, names)))
 
 
-def test_a_new_part_is_put_where_it_raises_no_error(run_script):
+def test_a_new_part_is_put_where_it_raises_no_error():
     base = table()["measured"]["rows"][0]["chain"]
     for name, place in {"entropy_bonus": 6, "advantage_normalize": 3, "vtrace": 1, "tokens.reward_to_go": 1}.items():
         given = {"table": table(), "parts": parts_of(base), "part": table()["parts"][name]}
@@ -166,7 +158,7 @@ def test_a_new_part_is_put_where_it_raises_no_error(run_script):
 # --- the figures -----------------------------------------------------------------------------------------------------
 
 
-def test_the_clip_by_hand_is_that_of_functional(run_script):
+def test_the_clip_by_hand_is_that_of_functional():
     grid = np.array(np.meshgrid(np.linspace(0.05, 2.5, 30), [-2, -0.7, 0, 1, 1.6], [0.05, 0.2, 0.5])).reshape(3, -1)
     found = run_script("given.map((x) => clippedSurrogate(...x))", grid.T.tolist())
     with jax.enable_x64(True):
@@ -179,7 +171,7 @@ def test_the_clip_by_hand_is_that_of_functional(run_script):
 
 
 @pytest.mark.parametrize("by_time_limit", [False, True])
-def test_gae_by_hand_is_that_of_functional(run_script, by_time_limit):
+def test_gae_by_hand_is_that_of_functional(by_time_limit):
     settings = list(itertools.product((0, 0.9, 1), (0, 0.95, 1), (-1, 0, 4, 7)))  # gamma, lambda, end
     given = {"settings": settings, "byTimeLimit": by_time_limit}
     sequences = "given.settings.map(([gamma, gaeLambda, end]) => [sequence(end, given.byTimeLimit), gamma, gaeLambda])"
