@@ -60,8 +60,8 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
 def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
-    extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari watch "
-    extras += "export track tunix optuna ray docs"
+    extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari "
+    extras += "watch export track tunix optuna ray docs"
     assert set(project["optional-dependencies"]) == {*extras.split()}
 
 
