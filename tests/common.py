@@ -1,5 +1,9 @@
-"""What the tests share: the linear policy and the rollouts of `ppo_parts.testing`, and comparisons of trees."""
+"""What the tests share: the example of `ppo_parts.testing`, comparisons of trees, processes with several devices."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,3 +36,33 @@ def assert_close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 1
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+DEVICES = 4
+P = jax.sharding.PartitionSpec
+
+
+def alone(check, *args, exact=True):
+    """Run `check(*args)` in a process that sees `DEVICES` devices: JAX settles their number before its first use.
+
+    Programs round as exactly as by default, or as those of other tests do.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if exact:  # other tests leave the emitters out: without them, programs for one device and for several round apart
+        flags = flags.replace("--xla_cpu_use_fusion_emitters=false", "")
+    flags += f" --xla_force_host_platform_device_count={DEVICES}"
+    flags += " --xla_backend_optimization_level=0"  # compiles faster; what runs is small
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    if exact:
+        environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
+    environment["NPROC"] = str(4 * DEVICES)  # XLA's threads: a collective needs one for each device, whatever the cores
+    program = f"from {check.__module__} import {check.__name__} as check; check(*{args!r})"
+    done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def mesh_of_all(kind):
+    """All devices along one axis, d; with explicit or automatic shardings."""
+    return jax.make_mesh((DEVICES,), ("d",), axis_types=(getattr(jax.sharding.AxisType, kind),))

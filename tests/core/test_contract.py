@@ -154,15 +154,18 @@ def test_a_hyperparameter_may_be_a_field():
     masked = batch.mask == 0
     batch = batch.add_extras(clip=jnp.where(masked, -1, batch.extras["clip"]))  # no number of a masked step counts
 
-    def update(gamma, clip, weight, coef, bonus, batch=batch):
+    def update(gamma, clip, weight, coef, bonus, *batches):
         head = pp.gae(gamma=gamma, gae_lambda=0.8), pp.combine_advantages({"advantage": weight})
         losses = pp.clipped_surrogate(clip_eps=clip), pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
-        return run(pp.chain(*head, pp.segment_minibatches(2), *losses), batch)
+        learner = pp.learner(evaluate, pp.chain(*head, pp.segment_minibatches(2), *losses), optax.sgd(0.1))
+        state, update = learner.init(make_params(), KEY), jax.jit(learner.update)
+        return [update(KEY, state, batch) for batch in batches]
 
     fields = [pp.field(f"extras.{name}") for name in data] + [pp.field("per_segment.coef"), pp.field("shared.bonus")]
-    assert_same(update(*fields), update(0.9, 0.2, 2.0, 0.5, 0.1))
     outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
-    assert update(*fields, batch=outside)[1]["nonfinite/loss/policy"] == 2
+    found, spoilt = update(*fields, batch, outside)
+    assert_same(found, *update(0.9, 0.2, 2.0, 0.5, 0.1, batch))
+    assert spoilt[1]["nonfinite/loss/policy"] == 2
 
     drawn = pp.chain(GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5))
     by_field = pp.chain(drawn, pp.combine_advantages({"advantage": pp.field("weight")}), SURROGATE)
@@ -173,7 +176,7 @@ def test_a_hyperparameter_may_be_a_field():
     gamma = jax.random.uniform(KEY, (TIME, SEGMENTS))
     part = pp.gae(gamma=pp.field("extras.gamma"), gae_lambda=0.8)
     assert part.requires == ("extras.gamma",)
-    found, _ = part.update(batch.add_extras(gamma=gamma), (), pp.Context(key=KEY))
+    found, _ = jax.jit(lambda batch: part.update(batch, (), CONTEXT))(batch.add_extras(gamma=gamma))
     steps = {
         name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated", "mask")
     }
@@ -258,9 +261,10 @@ def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
         optimizer = pp.clipped_adam(1.0, norm, eps=eps)
         return optimizer.update(gradient, optimizer.init(gradient), step=0)[0]["w"]
 
-    expected = step(0.5, 0.25)
-    swept = jax.vmap(step)(jnp.array([0.5, 1.0]), jnp.array([0.25, 1.0]))
-    assert expected.dtype == swept.dtype == step(np.float64(0.5), np.float64(0.25)).dtype == dtype
+    expected = jax.jit(lambda: step(0.5, 0.25))()
+    swept = jax.jit(jax.vmap(step))(jnp.array([0.5, 1.0]), jnp.array([0.25, 1.0]))
+    of_numpy = jax.eval_shape(lambda: step(np.float64(0.5), np.float64(0.25)))
+    assert expected.dtype == swept.dtype == of_numpy.dtype == dtype
     np.testing.assert_allclose(np.asarray(swept[0], float), np.asarray(expected, float), rtol=1e-2)
     assert not np.allclose(np.asarray(swept[1], float), np.asarray(expected, float), rtol=0.05)
 

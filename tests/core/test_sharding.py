@@ -1,55 +1,20 @@
-"""More than one device: the same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes.
-
-How many devices JAX simulates is settled before its first use, so the checks run in processes of their own: a function
-`check_...` here, run by a test as `alone(check_...)`.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""More than one device: the same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+import ppo_parts as pp
 from ppo_parts import functional as f
-
-DEVICES = 4
-P = jax.sharding.PartitionSpec
-
-
-def alone(check, *args, exact=True):
-    """Run `check(*args)` in a process that sees `DEVICES` devices; as `exact` programs round, or as other tests do."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if exact:  # other tests leave the emitters out: without them, programs for one device and for several round apart
-        flags = flags.replace("--xla_cpu_use_fusion_emitters=false", "")
-    flags += f" --xla_force_host_platform_device_count={DEVICES}"
-    flags += " --xla_backend_optimization_level=0"  # compiles faster; what runs is small
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    if exact:
-        environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
-    environment["NPROC"] = str(4 * DEVICES)  # XLA's threads: a collective needs one for each device, whatever the cores
-    program = f"from {check.__module__} import {check.__name__} as check; check(*{args!r})"
-    done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+from tests.common import DEVICES, P, alone, evaluate, make_params, mesh_of_all, rollout
+from tests.core import test_shards
+from tests.envs import test_numpy_callback
 
 
-def shard_map(function, mesh, in_specs, out_specs):
-    """Its place has changed: `jax.shard_map` since 0.6."""
-    if hasattr(jax, "shard_map"):
-        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-    from jax.experimental.shard_map import shard_map
-
-    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-
-
-def mesh_of_all(kind):
-    """All devices along one axis, d; with explicit or automatic shardings, where JAX knows the difference."""
-    types = getattr(jax.sharding, "AxisType", None)
-    return jax.make_mesh((DEVICES,), ("d",), **({} if types is None else {"axis_types": (getattr(types, kind),)}))
+def shard_map(function, in_specs, out_specs):
+    """Over all devices, whose axis is `d`."""
+    return jax.shard_map(function, mesh=mesh_of_all("Auto"), in_specs=in_specs, out_specs=out_specs)
 
 
 def data(columns):
@@ -102,7 +67,7 @@ def check_functional(columns, ways, kinds):
     expected = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(given)
     for way in ways:
         both = lambda given, way=way: (estimates(given, 0.9, way), losses(given))  # noqa: E731
-        same(jax.jit(shard_map(both, mesh_of_all("Auto"), (columnwise,), columnwise))(given), expected)
+        same(jax.jit(shard_map(both, (columnwise,), columnwise))(given), expected)
     for kind in kinds:
         sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
         placed = jax.device_put(given, sharding)
@@ -119,7 +84,7 @@ def check_what_devices_share(columns):
 
     own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
     merged = lambda own, all: without_gradient(all | {"reward": own})  # noqa: E731
-    of_shared = shard_map(merged, mesh_of_all("Auto"), (columnwise, P()), columnwise)
+    of_shared = shard_map(merged, (columnwise, P()), columnwise)
     tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
     same(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled))
 
@@ -128,9 +93,7 @@ def check_one_gamma_for_each_device(columns):
     given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
     per_column, columnwise = jnp.repeat(gamma, columns // DEVICES), P(None, "d")
     varied = jax.jit(lambda given: estimates(given, per_column))(given)
-    mapped = shard_map(
-        lambda given, gamma: estimates(given, gamma[0]), mesh_of_all("Auto"), (columnwise, P("d")), columnwise
-    )
+    mapped = shard_map(lambda given, gamma: estimates(given, gamma[0]), (columnwise, P("d")), columnwise)
     same(jax.jit(mapped)(given, gamma), varied)
     split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), given)
     back = lambda tree: jax.tree.map(lambda x: jnp.concatenate(list(np.asarray(x)), 1), tree)  # noqa: E731
@@ -139,12 +102,7 @@ def check_one_gamma_for_each_device(columns):
 
 
 def check_learner():
-    """One learner for each device, on its own columns, and one for all of them."""
-    import optax
-
-    import ppo_parts as pp
-    from tests.common import evaluate, make_params, rollout
-
+    """One learner for each device, on its own columns."""
     estimate, losses = pp.gae(gamma=0.9, gae_lambda=0.8), (pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
     pipeline = pp.chain(estimate, pp.shuffled_minibatches(2), pp.advantage_normalize(), *losses)
     learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
@@ -152,15 +110,11 @@ def check_learner():
     batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
     parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]
     expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part)[0].params for part in parts))
-    mapped = shard_map(
-        lambda batch: jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params),
-        mesh_of_all("Auto"),
-        (P(None, "d"),),
-        P("d"),
-    )
-    same(jax.jit(mapped)(batch), expected)
-    placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh_of_all("Explicit"), P(None, "d")))
-    same(update(key, state, placed)[0].params, update(key, state, batch)[0].params)
+
+    def after(batch):
+        return jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params)
+
+    same(jax.jit(shard_map(after, (P(None, "d"),), P("d")))(batch), expected)
 
 
 def check_all():
@@ -171,6 +125,9 @@ def check_all():
     check_what_devices_share(8)
     check_one_gamma_for_each_device(8)
     check_learner()
+    test_numpy_callback.check_several_devices()
+    test_shards.check_learner(test_shards.COVERING)
+    test_shards.check_recurrent()
 
 
 def test_several_devices():

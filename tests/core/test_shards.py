@@ -13,9 +13,8 @@ import ppo_parts as pp
 from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import OBS, Categorical, assert_close, evaluate, make_params, rollout
+from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
-from tests.core.test_sharding import DEVICES, P, alone
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
@@ -87,19 +86,16 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
     batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=SHARDS)
     batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
 
+    planned = sampler.plan(KEY, batch, 0) if name.startswith("given") else None  # what is given is checked here
+
     @jax.jit
     def minibatches(key):
-        plan = sampler.plan(key, batch, 0)
-        return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in plan[:]]
+        plan = sampler.plan(key, batch, 0) if planned is None else planned
+        items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(len(jax.tree.leaves(plan)[0]))]
+        return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in items]
 
-    if name.startswith("given"):
-        plan = sampler.plan(KEY, batch, 0)
-        items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(sampler.num_minibatches)]
-        taken = [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=KEY))) for item in items]
-    else:
-        taken = minibatches(KEY)
     seen = []
-    for one in taken:
+    for one in minibatches(KEY):
         numbers = np.asarray(one.extras["number"])[..., 0]
         for shard, block in enumerate(np.split(numbers, SHARDS, axis=-1)):
             assert set(block.reshape(-1) % N // (N // SHARDS)) == {shard}
@@ -205,8 +201,12 @@ def test_pieces_of_shards_are_evaluated_side_by_side():
 def test_replay_keeps_rollouts_within_their_shard():
     latest = [pp.Batch(log_prob=ROWS + i * 1000.0, per_segment={"i": jnp.arange(N)}, shards=SHARDS) for i in range(2)]
     part, context = pp.replay(2, latest[0]), pp.Context(key=KEY)
-    state = part.finish(latest[0], part.init(None), context)
-    batch, _ = part.update(latest[1], state, context)
+
+    @jax.jit
+    def replayed(first, second):
+        return part.update(second, part.finish(first, part.init(None), context), context)[0]
+
+    batch = replayed(*latest)
     for shard, (steps, segments) in enumerate(
         zip(np.split(batch.log_prob, SHARDS, 1), np.split(batch.per_segment["i"], SHARDS), strict=True)
     ):
@@ -361,7 +361,7 @@ def test_what_does_not_divide_is_refused(message):
         REFUSED[message]()
 
 
-# --- n devices are one with n shards ---------------------------------------------------------------------------------
+# --- n devices are one with n shards: test_sharding.py runs these checks on several --------------------------------
 
 LARGE = (32, 64)
 SAMPLERS = ("shuffled", "segments", "prioritized")
@@ -381,18 +381,15 @@ def chain_of(sampler, refresh):
     return pp.chain(GAE, made, LOSSES[0], *weighs, *LOSSES[1:])
 
 
-def compiled_on_devices(f, state, batch):
+def compiled_on_devices(f, state, batch, explicit=False):
     """`f(key, state, batch)`, compiled for a batch that is divided over all devices, and its arguments."""
     mesh = jax.make_mesh((DEVICES,), ("devices",))  # explicit axes, which `sharding` makes automatic
-    placed = jax.device_put(batch, batch.sharding(mesh))
+    sharding = batch.sharding(mesh)
+    if explicit:  # placed by the user
+        sharding = jax.tree.map(lambda x: jax.sharding.NamedSharding(mesh, x.spec), sharding)
+    placed = jax.device_put(batch, sharding)
     whole = jax.device_put((KEY, state), jax.sharding.NamedSharding(placed.log_prob.sharding.mesh, P()))
     return jax.jit(f).lower(*whole, placed).compile(), (*whole, placed)
-
-
-def on_explicit_mesh(batch):
-    mesh = jax.make_mesh((DEVICES,), ("devices",))
-    explicit = jax.tree.map(lambda x: jax.sharding.NamedSharding(mesh, x.spec), batch.sharding(mesh))
-    return jax.device_put(batch, explicit)
 
 
 def check_learner(cases):
@@ -403,16 +400,13 @@ def check_learner(cases):
         learner = pp.learner(evaluate, chain_of(sampler, refresh), optax.adam(0.05))
         state = learner.init(make_params())
         one = jax.jit(learner.update).lower(KEY, state, batch).compile()
-        several, arguments = compiled_on_devices(learner.update, state, batch)
-        expected = one(KEY, state, batch)
-        assert_close(several(*arguments), expected, 2e-5, 1e-5)
+        several, arguments = compiled_on_devices(learner.update, state, batch, (sampler, refresh) == COVERING[0])
+        assert_close(several(*arguments), one(KEY, state, batch), 2e-5, 1e-5)
         found = collectives(several)
         check_communication(found, sampler, refresh)
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
             assert share == pytest.approx(1 / DEVICES, rel=0.02)
-        if (sampler, refresh) == COVERING[0]:  # placed by the user, on a mesh with explicit axes
-            assert_close(jax.jit(learner.update)(KEY, state, on_explicit_mesh(batch)), expected, 2e-5, 1e-5)
 
 
 def check_communication(found, sampler, refresh):
@@ -468,15 +462,6 @@ def check_recurrent():
     )
     with pytest.raises(TypeError, match=message):
         updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])
-
-
-def check_both():
-    check_learner(COVERING)
-    check_recurrent()
-
-
-def test_devices_with_a_shard_each_are_one_device_with_as_many_shards():
-    alone(check_both)
 
 
 @pytest.mark.slow

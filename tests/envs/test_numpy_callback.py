@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ppo_parts.envs._callback import numpy_callback
-from tests.core.test_sharding import P, alone, mesh_of_all
+from tests.common import P, mesh_of_all
 
 SHAPES = {"sum": jax.ShapeDtypeStruct((2,), np.float32), "large": jax.ShapeDtypeStruct((2,), bool)}
 X, Y = jnp.arange(24, dtype=jnp.float32).reshape(3, 4, 2), jnp.arange(1, 5, dtype=jnp.int32)
@@ -59,11 +59,8 @@ def test_a_result_of_another_shape_is_refused():
 
 
 def check_several_devices():
+    """A program over several devices calls once, with whole arrays."""
     calls = []
     x = jax.device_put(X[0], jax.sharding.NamedSharding(mesh_of_all("Auto"), P("d")))
     same(jax.jit(jax.vmap(called(calls)))(x, Y), by_hand(X[0], Y))
     assert [x.shape for x, _ in calls] == [(4, 2)]
-
-
-def test_a_program_over_several_devices_calls_once_with_whole_arrays():
-    alone(check_several_devices)

@@ -62,7 +62,10 @@ def test_what_masked_flags_and_groups_hold_does_not_matter():
         np.testing.assert_allclose(advantage, [-1, 1, 0])
 
 
-def test_groups_without_tokens_have_no_advantage():
+def test_groups_without_tokens_or_others_have_no_advantage():
+    reward, group = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1])
+    assert F.group_advantage(reward, group)[2] == 0
+    assert F.group_advantage(reward, group, baseline="leave_one_out", scale=None).tolist() == [-2, 2, 0]
     options = {"baseline": "length_weighted", "length": jnp.array([0, 0]), "scale": None}
     assert F.group_advantage(jnp.array([1.0, 3.0]), jnp.array([0, 0]), **options).tolist() == [0, 0]
 

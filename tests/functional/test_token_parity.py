@@ -122,10 +122,11 @@ def test_advantages_of_verl_and_trl():
             "reinforce_plus_plus": white(f.reward_to_go(jnp.asarray(recorded("reward")), mask=mask)),
             "gae": white(gae.advantage),
         }
-        return verl, gae.target, grouped(eps=1e-4), grouped(scale="batch", eps=1e-4)
+        lite = grouped(scale="batch", ddof=0, eps=0.0)
+        return verl, gae.target, grouped(eps=1e-4), grouped(scale="batch", eps=1e-4), lite
 
     with jax.enable_x64(True):
-        verl, target, by_group, by_batch = advantages()
+        verl, target, by_group, by_batch, lite = advantages()
     assert {name for name in TORCH if "/advantage/" in name} == {f"verl/advantage/{name}" for name in verl}
     for name, advantage in verl.items():
         expected = np.where(mask, TORCH[f"verl/advantage/{name}"].T, 0)
@@ -136,6 +137,7 @@ def test_advantages_of_verl_and_trl():
     deviation = np.array([score[members].std(ddof=1) for members in same])
     np.testing.assert_allclose(by_group, centered / (deviation + 1e-4), rtol=1e-6)
     np.testing.assert_allclose(by_batch, centered / (score.std(ddof=1) + 1e-4), rtol=1e-6)
+    np.testing.assert_allclose(lite, centered / score.std(), rtol=1e-6)  # of Lite PPO
 
 
 # --- tokens of tools --------------------------------------------------------------------------------------------------

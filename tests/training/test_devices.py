@@ -16,8 +16,7 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from ppo_parts.training import _program
 from tests.commands import recipe
-from tests.common import assert_same
-from tests.core.test_sharding import alone
+from tests.common import alone, assert_same
 from tests.runs import checkpoint, go, rows, tiny
 from tests.training.test_cli import reached
 
