@@ -17,6 +17,7 @@ import pytest
 import scipy.optimize
 
 import ppo_parts as pp
+from ppo_parts import envs
 from tests import reference
 from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
 from tests.docs.test_docs import FENCE, ROOT, blocks
@@ -803,3 +804,107 @@ def test_level_replay_equals_a_loop_by_hand():
             changed = (after.level.walls[:6] != walls).sum(axis=1)[after.level.start[:6] == start]
             assert changed.min() <= 4
             assert not walls[[start, goal]].any()
+
+
+def test_pqn_equals_a_loop_by_hand():
+    module, batch = card("values", "Q-learning"), double()
+    params = normal({"hidden": (OBS, 6), "q": (6, ACTIONS)}, 1)
+
+    def q_of(params, obs):
+        hidden = obs @ params["hidden"]
+        centred = hidden - hidden.mean(-1, keepdims=True)
+        hidden = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        return jnp.maximum(hidden, 0) @ params["q"]
+
+    def loss(params, d):
+        q = q_of(params, d["obs"])[jnp.arange(len(d["action"])), d["action"]]
+        return mean(0.5 * (q - d["target"]) ** 2, d["mask"])
+
+    out = module.epsilon_greedy(params, batch)
+    q = q_of(params, batch.obs)
+    assert_equal(out.value, q.max(-1))
+    assert_equal(jnp.exp(out.distribution.logits), 0.1 / ACTIONS + 0.9 * (q == q.max(-1, keepdims=True)))
+    state, _ = train(given(module.pqn), params, [batch], module.epsilon_greedy)
+    assert_equal(state.params, descend(loss, params, cut(estimated(batch, gae_lambda=0.65))))
+
+
+def test_action_chunks_equal_steps_by_hand():
+    """Three actions at once, until the end of the episode at 2, from there and from a step before."""
+    module, gamma = card("networks", "Action chunks"), 0.9
+
+    def step(key, x, action):
+        return envs.Step(x + action, x[None], reward=10 * x + action, terminated=x + action >= 2)
+
+    play = module.in_chunks(step, gamma)
+    for start, actions in ((0.0, [1.0, 0.0, 0.5]), (1.0, [0.5, 0.5, 7.0]), (1.5, [1.0, 7.0, 7.0])):
+        x, reward, discount, ended = start, 0.0, 1.0, False
+        for action in actions:
+            if not ended:
+                reward, discount, last = reward + discount * (10 * x + action), discount * gamma, x
+                x, ended = x + action, x + action >= 2
+        out = play(KEY, jnp.float64(start), jnp.asarray(actions))
+        assert_equal((out.state, out.obs, out.reward), (jnp.float64(x), jnp.array([last]), jnp.float64(reward)))
+        assert_equal(out.info["discount"], jnp.float64(discount))
+        assert out.terminated == ended
+    discount = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1, (TIME, SEGMENTS)))
+    batch, later, advantage = double().replace(mask=None).add_extras(discount=discount), 0.0, [None] * TIME
+    for t in reversed(range(TIME)):
+        followed = discount[t] * (1 - batch.terminated[t])
+        later = (
+            batch.reward[t]
+            + followed * batch.next_value[t]
+            - batch.value[t]
+            + (0.95 * followed * (1 - batch.truncated[t]) * later)
+        )
+        advantage[t] = later
+    written = module.chunked_gae.update(batch, (), pp.Context(key=KEY))[0]
+    assert_equal((written.advantage, written.target), (jnp.stack(advantage), jnp.stack(advantage) + batch.value))
+
+
+def test_trials_keep_their_task_and_show_what_happened():
+    """Episodes of one or two steps of a task with a hidden number."""
+
+    def step(key, task, state, action):
+        return envs.Step(state + 1, task[None] + state, reward=task * action, terminated=(state + 1) * action >= 2)
+
+    begin, play = card("networks", "Memory across episodes").trials(
+        jax.random.uniform, lambda key, task: (1.0, jnp.zeros(1)), step, episodes=2, num_actions=3
+    )
+    trial, obs = begin(KEY)
+    task, ends = float(trial[0]), []
+    np.testing.assert_array_equal(obs, [0, 0, 0, 0, 0, 0])
+    for action, ended in ((0, False), (1, True), (2, True)):
+        out = play(KEY, trial, action)
+        (_, state, _), trial = out.state, out.state
+        expected = [0.0 if ended else task + 1, *np.eye(3)[action], task * action, ended]
+        np.testing.assert_allclose(out.obs, expected)
+        assert (float(trial[0]), float(state)) == (task, 1.0 if ended else 2.0)
+        ends.append(bool(out.terminated))
+    assert ends == [False, False, True]
+
+
+@jax.enable_x64(False)
+def test_a_pool_plays_the_opponents_that_win_most():
+    """The second of three never takes two matches, and the third always does; the first is always beaten."""
+    module = card("self_play", "A pool of opponents")
+    module.__dict__.update(vars(card("self_play", "A game of your own", 1)))
+
+    def policy(params, batch):
+        return pp.Output(pp.distributions.Categorical(jnp.where(batch.obs.available, params, -jnp.inf)), None)
+
+    logits = jnp.array([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]])
+    pool = {"params": logits, "beaten": jnp.array([1.0, 0.5, 0.0])}
+    env = module.against_pool(policy, pool)
+    state, _ = env.reset(KEY, 2000)
+    found = jax.jit(env.step)(KEY, state, jnp.zeros(2000, int))  # one match of five is taken, four are left
+    index = np.asarray(found[1].info["opponent"])
+    np.testing.assert_allclose(np.bincount(index, minlength=3) / 2000, [0, 0.2, 0.8], atol=0.03)
+    left = np.argmax(found[1].obs.obs, axis=-1)
+    np.testing.assert_array_equal(left, np.where(index == 1, 3, 2))
+    last = jax.jit(env.step)(KEY, found[0], jnp.ones(2000, int))[1]  # takes the last two, or leaves one
+    np.testing.assert_array_equal(last.reward, np.where(index == 2, 1.0, -1.0))
+    assert last.terminated.all()
+    batch = pp.Batch(terminated=last.terminated[None], reward=last.reward[None]).add_extras(opponent=index[None])
+    after = module.renewed(pool, jnp.array([7.0, 8.0]), batch, rate=0.1)
+    np.testing.assert_allclose(after["beaten"], [0.5, 0.45, 0.1], atol=1e-6)
+    np.testing.assert_array_equal(after["params"], [[7.0, 8.0], *logits[1:]])
