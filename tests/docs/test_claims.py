@@ -57,6 +57,10 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     assert f"reaches {training} in the last 100 training episodes, and at least {least:,.0f} with each seed" in page
     assert f"seeds {_tables.seeds_of(found['seeds'])}," in page
     assert found["seeds"] == list(range(1, 11))
+    other = results("humanoid", "preset_101")
+    assert (
+        f"seeds {_tables.seeds_of(other['seeds'])}, at least {min(other['last_100_episodes']['per_seed']):,.0f}" in page
+    )
 
 
 def test_claims_which_single_choices_of_mujoco_ppo_have_a_visible_effect():
