@@ -752,6 +752,39 @@ def test_burn_in_equals_a_loop_by_hand():
     assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * epochs))
 
 
+def test_options_equal_a_loop_by_hand():
+    module, rng = card("networks", "Options"), np.random.default_rng(4)
+    params = in_double(jax.jit(module.init)(KEY))
+    option, move = (jnp.asarray(rng.integers(2, size=(TIME, SEGMENTS))) for _ in range(2))
+    carry = jnp.asarray(rng.integers(2, size=SEGMENTS))
+    batch = remembered(module, carry=carry, action={"option": option, "move": move}, mask=None)
+    whole = np.arange(SEGMENTS).reshape(1, -1)
+
+    def loss(params, d):
+        each, before = [], carry
+        for t in range(TIME):
+            obs, rows = batch.obs[t], jnp.arange(SEGMENTS)
+            beta = 1 / (1 + jnp.exp(-(obs @ params["stop"])[rows, before]))
+            beta = jnp.where(batch.reset[t] == 1, 1, beta)
+            chosen_option = jnp.exp(log_probs(obs @ params["option"]))[rows, option[t]]
+            own = jnp.log(beta * chosen_option + (1 - beta) * (option[t] == before))
+            logits = jnp.stack([obs @ params["move"][:, k] for k in range(2)], axis=1)[rows, option[t]]
+            ratio = jnp.exp(own + chosen(logits, move[t]) - batch.log_prob[t])
+            value = (obs @ params["value"])[rows, before]
+            each.append(clipped(ratio, d["advantage"][t]) + 0.25 * (value - d["target"][t]) ** 2)
+            before = option[t]
+        return jnp.mean(jnp.stack(each))
+
+    advantage, target = gae_of(batch)
+    d = {"advantage": normalized(advantage, jnp.ones_like(advantage)), "target": target}
+    state, _ = train(given(module.optioned, "segment", whole), params, [batch], module.options)
+    assert_equal(state.params, descend(loss, params, [(d,)]))
+    collected = jax.jit(lambda key, params: module.rollout.collect(key, params, module.rollout.init(key))[1])
+    acted = collected(KEY, module.init(KEY))
+    log_prob = module.evaluate(module.init(KEY), acted).distribution.log_prob(acted.action)
+    np.testing.assert_allclose(log_prob, acted.log_prob, rtol=1e-5)
+
+
 # --- levels.md --------------------------------------------------------------------------------------------------------
 
 
