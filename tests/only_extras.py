@@ -22,20 +22,14 @@ def hide(names: set[str]) -> None:
     PathFinder.find_spec = find_spec
 
 
-def runs_in(arguments: list[str]) -> list[str]:
-    """The folders of runs that a command takes."""
-    words = [word.rpartition("=")[2] for word in arguments]
-    return [word for word in words if word.startswith("runs/")]
-
-
 def main() -> None:
     hidden: set[str] = set()
     hide(hidden)
     for command in json.load(sys.stdin):
         hidden.clear()
         hidden.update(command["hidden"])
-        for run in runs_in(command["arguments"]):
-            if not os.path.exists(run):
+        for run in (word.rpartition("=")[2] for word in command["arguments"]):
+            if run.startswith("runs/") and not os.path.exists(run):
                 shutil.copytree("runs/first", run)
         print("+", command["module"], *command["arguments"], file=sys.stderr)
         sys.argv = [command["module"], *command["arguments"]]

@@ -119,6 +119,16 @@ class ByTwos(Program):
         return self.programs[key]
 
 
+def measuring(**numbers: float) -> type[Program]:
+    """Stands in where a run is about its files: updates change nothing, and measure these numbers."""
+
+    class Measuring(Program):
+        def advance_from(self, state: Any) -> Any:
+            return lambda state, most: (state, {name: np.full(most, x) for name, x in numbers.items()})
+
+    return Measuring
+
+
 def acting(after: int, action: Callable[[], None]) -> type[Program]:
     """As `ByTwos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
 

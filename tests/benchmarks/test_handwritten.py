@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import handwritten, train, update
+from benchmarks import handwritten, train
 from ppo_parts import distributions, envs, functional, networks
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
@@ -125,13 +125,3 @@ def test_they_end_with_the_same_parameters(programs):
     assert min(np.abs(bias).max() for bias in biases) > 1e-3  # they were 0
     np.testing.assert_allclose(metrics["episode_return"], result.metrics["episode_return"], rtol=1e-5)
     np.testing.assert_array_equal(metrics["episodes"], result.metrics["episodes"])
-
-
-@pytest.mark.slow  # the benchmark compares, too, and the test above compares whole runs
-@pytest.mark.lenient_ranks
-def test_an_update_is_timed_against_the_same_update(monkeypatch):
-    """`measure` asserts that parameters and metrics agree."""
-    monkeypatch.undo()  # nothing needs to be fixed: both draw the same numbers
-    row = update.measure("pufferlib", 4, 8, rounds=1)
-    assert set(row["run_ms"]) == {"ours", *update.RIVALS}
-    assert row["ours_over"].keys() == row["ours_over_cpu_time"].keys() == set(update.RIVALS)

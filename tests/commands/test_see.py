@@ -21,6 +21,7 @@ from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._files import lines_of, replacing, write_json
 from tests.commands import recipe
+from tests.runs import measuring
 
 QUIET = {"tensorboard": False, "progress": False}
 
@@ -390,8 +391,9 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    training.run(train, config, new, on_rows=stop)
-    training.run(train, config, training.RunOptions(resume=tmp_path / "a", **options))
+    program = measuring(episode_return=6.0, episodes=1.0)
+    training.run(train, config, new, on_rows=stop, make_program=program)
+    training.run(train, config, training.RunOptions(resume=tmp_path / "a", **options), make_program=program)
     first, second = runs
     assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
     assert first["config"]["env_id"] == "walk"

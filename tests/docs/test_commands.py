@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,11 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from packaging.requirements import Requirement
 
 from tests.docs.test_docs import FENCE, ROOT
-from tests.only_extras import runs_in
 
 PAGES = [ROOT / "README.md", ROOT / "docs" / "see.md"]
 EXTRAS = re.compile(r'pip install (?:--\S+ )*"?\.\[([\w,]+)\]')
@@ -81,19 +78,13 @@ def hidden(extras: frozenset[str]) -> set[str]:
     return {module for module, owners in modules if kept.isdisjoint(map(normalized, owners))}
 
 
-def rows_of(page: Path, tiny: bool) -> Iterator[Command]:
-    """Its commands with a name for each run; perhaps as tiny runs."""
+def rows_of(page: Path) -> Iterator[Command]:
+    """Its commands as tiny runs, each with a name."""
     for number, (module, arguments, extras) in enumerate(commands(page)):
         if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
             named = [] if "--name" in arguments else ["--name", f"{page.stem}{number}"]
-            arguments = [*arguments, *named, *(TINY.split() if tiny or "--track" in arguments else [])]
+            arguments = [*arguments, *named, *TINY.split()]
         yield Command(module, arguments, extras)
-
-
-def run(command: list[str], folder: Path, **options: Any) -> None:
-    environment = os.environ | {"PYTHONPATH": str(folder), "WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
@@ -101,32 +92,15 @@ def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
     for name in ("ppo_parts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     rows: list[dict[str, Any]] = []
-    for command in (command for page in PAGES for command in rows_of(page, tiny=True)):
+    for command in (command for page in PAGES for command in rows_of(page)):
         module, flags, names = command.module, {x for x in command.arguments if x[:2] == "--"}, hidden(command.extras)
         without = [{*row["hidden"]} for row in rows if module == row["module"] and flags <= {*row["arguments"]}]
         if not any(names <= other for other in without):
             assert not rows or names <= {*rows[-1]["hidden"]}, "with fewer extras, it needs a process of its own"
             rows.append({"module": module, "arguments": command.arguments, "hidden": [*names]})
     assert {"evaluate", "watch", "export", "compare"} <= {row["module"].rpartition(".")[2] for row in rows}
-    run([sys.executable, "-m", "tests.only_extras"], tmp_path, input=json.dumps(rows))
-
-
-@pytest.mark.slow
-def test_commands_run_where_their_extras_are_installed(tmp_path):
-    """As a reader would run them who has the wheel and no clone."""
-    run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
-        tmp_path,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    run([sys.executable, "-m", "venv", "environment"], tmp_path)
-    python, installed_now = str(tmp_path / "environment" / "bin" / "python"), None
-    for page in PAGES:
-        for module, arguments, extras in rows_of(page, tiny=False):
-            if extras != installed_now:
-                run([python, "-m", "pip", "install", "--quiet", f"{wheel}[{','.join(sorted(extras))}]"], tmp_path)
-                installed_now = extras
-            for folder in runs_in(arguments):
-                if not (tmp_path / folder).exists():
-                    shutil.copytree(tmp_path / "runs" / "first", tmp_path / folder)
-            run([python, "-m", module, *arguments], tmp_path)
+    command = [sys.executable, "-m", "tests.only_extras"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "WANDB_MODE": "offline"}
+    given = {"input": json.dumps(rows), "text": True, "capture_output": True, "check": False}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **given)
+    assert done.returncode == 0, done.stdout + done.stderr

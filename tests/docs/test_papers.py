@@ -11,10 +11,10 @@ from ppo_parts.recipes import cleanrl_ppo
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_chain_is_traced(name):
     train = papers.make_train(cleanrl_ppo.Config(total_timesteps=1024, num_envs=4, num_steps=8, hidden=(4,)), name)
+    after, metrics = train.shapes
     state = jax.eval_shape(train.init, jax.random.key(0))
-    after, metrics = jax.eval_shape(train.step, state)
     assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, state)
-    assert "policy_loss" in metrics.names
+    assert "policy_loss" in metrics
 
 
 def test_chains_are_those_of_the_records():

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import math
 import pickle
 import re
 import runpy
@@ -90,6 +91,7 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
 @dataclasses.dataclass(frozen=True)
 class Config:
     size: Annotated[int, training.between(1, 9)] = 4
+    shift: Annotated[int, training.Range(-math.inf, 5)] = -7
     rate: Annotated[float | None, training.more_than(0)] = None
     sizes: Annotated[tuple[int, ...], training.at_least(1)] = (4, 4)
     piece: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
@@ -109,6 +111,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("size", 4.0, "must be a whole number, got 4.0: write 4"),
         ("size", True, "must be a whole number, got True"),
         ("size", None, "must be a whole number, got None"),
+        ("shift", 6, "must lie in (-inf, 5], got 6"),
         ("rate", 0.0, "must lie in (0, inf), got 0.0"),
         ("rate", float("nan"), "must lie in (0, inf), got nan"),
         ("rate", float("inf"), "must lie in (0, inf), got inf"),

@@ -14,7 +14,6 @@ import pytest
 from benchmarks._collectives import collectives
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
-from ppo_parts.training import _program
 from tests.commands import recipe
 from tests.common import alone, assert_same
 from tests.runs import checkpoint, go, rows, tiny
@@ -111,7 +110,6 @@ def check_one_ahead(place):
 
 
 def check_runs(place):
-    _program.compiler_options = dict  # compile quickly, as `alone` asks for
     check_refusals()
     check_one_ahead(Path(place) / "ahead")
     check_environments(Path(place) / "environments")

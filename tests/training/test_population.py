@@ -30,7 +30,7 @@ def first(population):
     return population.compiled_init(jax.random.key(1))
 
 
-def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path, monkeypatch):
+def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
     whole, result = go(population, tmp_path, "whole", eval_episodes=2)
     with pytest.raises(Crash):
@@ -50,9 +50,8 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
         np.testing.assert_array_equal(raw(x)[best], raw(of_best))
     assert state_of_seed(found, 0).key.shape == ()
-    with monkeypatch.context() as patch:
-        patch.setattr(doctor, "load_run", lambda given: found)
-        assert doctor.probe_run(None)["probe/log_ratio"].shape == ()
+    measured = jax.eval_shape(lambda state: doctor.probe(population, doctor.acting(state), found.config), found.state)
+    assert measured["probe/log_ratio"].shape == ()
 
     recorded = {name: np.array([row[f"population/{name}"] for row in rows(whole)]) for name in (*RANGES, "parent")}
     parents = recorded.pop("parent").astype(int)

@@ -19,16 +19,14 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(("name", "after"), [("SIGINT", 6), ("SIGTERM", 4)])
-def test_signal_saves_first(train, whole, tmp_path, capsys, name, after):
-    number = signal.Signals[name]
+def test_signal_saves_first(train, whole, tmp_path, capsys):
+    number = signal.SIGTERM
     before = signal.getsignal(number)
-    folder, result = go(train, tmp_path, "run", program=acting(after, lambda: signal.raise_signal(number)))
+    folder, result = go(train, tmp_path, "run", program=acting(6, lambda: signal.raise_signal(number)))
     assert signal.getsignal(number) is before
-    assert result["interrupted_by"] == name
-    assert result["env_steps"] == after * 16
-    assert int(checkpoint(folder)["step"]) == after
-    assert f"interrupted after update {after} of 12; continue with --resume {folder}" in capsys.readouterr().out
+    assert (result["interrupted_by"], result["env_steps"]) == ("SIGTERM", 6 * 16)
+    assert int(checkpoint(folder)["step"]) == 6
+    assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
     assert not (folder / "result.json").exists()
     folder, result = go(train, None, "", resume=folder, eval_episodes=3)
     assert "interrupted_by" not in result
