@@ -353,6 +353,42 @@ def test_geppo_equals_a_loop_by_hand():
     assert_equal(state.params, expected)
 
 
+def test_imagination_equals_a_loop_by_hand():
+    """The model's gradient step, its environment, and the policy's update on what was imagined."""
+    module, batch = card("updates", "Learning in imagination"), double().replace(mask=None)
+    batch = batch.replace(action=batch.action % 2)
+    model = normal({"change": (OBS + 2, OBS), "reward": OBS + 2}, 3, 0.1)
+    params = normal({"policy": (OBS, 2), "value": OBS}, 4)
+
+    def error(model):
+        each = []
+        for t in range(TIME - 1):
+            known = jnp.concatenate([batch.obs[t], jnp.eye(2)[batch.action[t]]], axis=1)
+            off = batch.obs[t] + known @ model["change"] - batch.obs[t + 1]
+            each.append((off**2).sum(1) + (known @ model["reward"] - batch.reward[t]) ** 2)
+        inside = (1 - batch.terminated[:-1]) * (1 - batch.truncated[:-1])
+        return jnp.mean(inside * jnp.stack(each))
+
+    chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
+    learner = pp.learner(categorical, chain, optax.sgd(RATE))
+    improve = jax.jit(functools.partial(module.improve, learner, categorical, num_envs=SEGMENTS))
+    (state, _), learned, dreamed = improve(KEY, learner.init(params), model, batch)
+    assert_equal(learned, jax.tree.map(lambda x, g: x - 0.1 * g, model, jax.grad(error)(model)))
+    starts = np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1)
+    assert starts.all()
+    known = jnp.concatenate([dreamed.obs, jnp.eye(2)[dreamed.action]], axis=-1)
+    np.testing.assert_allclose(dreamed.obs[1:], (dreamed.obs + known @ learned["change"])[:-1], rtol=1e-5)
+    np.testing.assert_allclose(dreamed.reward, known @ learned["reward"], rtol=1e-5, atol=1e-6)
+    assert dreamed.truncated[-1].all()
+    assert not dreamed.truncated[:-1].any()
+
+    def loss(params, d):
+        return mean(ppo(*linear(params, d["obs"]), d, entropy=0, critic=0, normalize=False), d["mask"])
+
+    expected = descend(loss, params, [(estimated(dreamed),)])
+    np.testing.assert_allclose(state.params["policy"], expected["policy"], rtol=1e-5)
+
+
 @pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
 def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = linear_params()
