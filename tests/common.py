@@ -42,21 +42,13 @@ DEVICES = 4
 P = jax.sharding.PartitionSpec
 
 
-def alone(check, *args, exact=True):
-    """Run `check(*args)` in a process that sees `DEVICES` devices: JAX settles their number before its first use.
-
-    Programs round as exactly as by default, or as those of other tests do.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if exact:  # other tests leave the emitters out: without them, programs for one device and for several round apart
-        flags = flags.replace("--xla_cpu_use_fusion_emitters=false", "")
-    flags += f" --xla_force_host_platform_device_count={DEVICES}"
+def alone(check, *args):
+    """Run `check(*args)` in a process that sees `DEVICES` devices: JAX settles their number before its first use."""
+    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
     flags += " --xla_backend_optimization_level=0"  # compiles faster; what runs is small
     root = Path(__file__).parents[1]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    if exact:
-        environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     environment["NPROC"] = str(4 * DEVICES)  # XLA's threads: a collective needs one for each device, whatever the cores
     program = f"from {check.__module__} import {check.__name__} as check; check(*{args!r})"
     done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=600)

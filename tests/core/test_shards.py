@@ -406,7 +406,7 @@ def check_learner(cases):
         check_communication(found, sampler, refresh)
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
-            assert share == pytest.approx(1 / DEVICES, rel=0.02)
+            assert share == pytest.approx(1 / DEVICES, rel=0.1)  # and what each device does for itself
 
 
 def check_communication(found, sampler, refresh):

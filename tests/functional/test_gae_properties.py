@@ -1,4 +1,4 @@
-"""Properties of gae and vtrace, for whatever hypothesis thinks of: the reference, and that trajectories are apart.
+"""gae and vtrace against the slow reference, for whatever hypothesis thinks of.
 
 Few layouts, because each is a compilation; the numbers, masks and episode ends are what varies.
 """
@@ -14,7 +14,6 @@ from ppo_parts import functional as f
 from tests import reference
 
 ESTIMATORS = {"gae": jax.jit(f.gae), "vtrace": jax.jit(f.vtrace)}
-REFERENCES = {"gae": reference.gae, "vtrace": reference.vtrace}
 LAYOUTS = (  # shape, dtype, and the flags that are given
     ((1, 1), "float32", ()),
     ((5, 2), "float32", ("truncated", "mask")),
@@ -22,13 +21,12 @@ LAYOUTS = (  # shape, dtype, and the flags that are given
     ((4, 2, 3), "float32", ("truncated",)),
     ((4, 2, 3), "bfloat16", ("truncated", "mask")),
 )
-quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @st.composite
-def batches(draw, layouts=LAYOUTS):
+def batches(draw):
     """Arguments of an estimator by name. Numbers are small multiples of 1/4, so that hypothesis can shrink them."""
-    shape, dtype, flags = draw(st.sampled_from(layouts))
+    shape, dtype, flags = draw(st.sampled_from(LAYOUTS))
     size = int(np.prod(shape))
 
     def numbers(low, high):
@@ -55,46 +53,15 @@ hyperparameters = st.fixed_dictionaries(
 )
 
 
-def run(functions, name, batch, chosen):
-    """The named estimator on what of `batch` and of the hyperparameters it takes."""
-    if name == "gae":
-        batch = {field: x for field, x in batch.items() if field != "log_ratio"}
-        chosen = {field: x for field, x in chosen.items() if not field.endswith("clip")}
-    return [np.asarray(x) for x in functions[name](**batch, **chosen)]
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
-@quick
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(batch=batches(), chosen=hyperparameters)
 def test_equals_the_reference(name, batch, chosen):
-    actual, expected = run(ESTIMATORS, name, batch, chosen), run(REFERENCES, name, batch, chosen)
+    if name == "gae":
+        del batch["log_ratio"], chosen["rho_clip"], chosen["c_clip"]
+    actual, expected = ESTIMATORS[name](**batch, **chosen), getattr(reference, name)(**batch, **chosen)
     # bfloat16 inputs are exact here (multiples of 1/4) and the sums are float32: one rounding, of 2^-9, at the end
     rtol, atol = (1e-5, 1e-4) if batch["value"].dtype == jnp.float32 else (2**-8, 1e-3)
     for x, y in zip(actual, expected, strict=True):
         assert x.dtype == batch["value"].dtype
-        np.testing.assert_allclose(x.astype(np.float64), y, rtol=rtol, atol=atol)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-@quick
-@given(batch=batches((((6, 2), "float32", ("truncated", "mask")),)), chosen=hyperparameters, data=st.data())
-def test_a_batch_cut_where_an_episode_ends_gives_the_same(name, batch, chosen, data):
-    """Cut every segment after step 2, by a termination or by a truncation: the halves know nothing of each other."""
-    end = data.draw(st.sampled_from(("terminated", "truncated")))
-    batch[end] = batch[end].at[2].set(True)
-    whole = run(ESTIMATORS, name, batch, chosen)
-    first = run(ESTIMATORS, name, {field: x[:3] for field, x in batch.items()}, chosen)
-    second = run(ESTIMATORS, name, {field: x[3:] for field, x in batch.items()}, chosen)
-    for x, a, b in zip(whole, first, second, strict=True):
-        np.testing.assert_allclose(x, np.concatenate([a, b]), rtol=1e-6, atol=1e-6)
-
-
-@quick
-@given(batch=batches(LAYOUTS[1:2]), chosen=hyperparameters)
-def test_vtrace_on_policy_equals_gae(batch, chosen):
-    batch["log_ratio"] = 0 * batch["log_ratio"]
-    chosen = {name: max(x, 1.0) if name.endswith("clip") else x for name, x in chosen.items()}
-    advantage, target = run(ESTIMATORS, "gae", batch, chosen)
-    error, vtrace_target, _ = run(ESTIMATORS, "vtrace", batch, chosen)
-    np.testing.assert_array_equal(error, advantage)
-    np.testing.assert_array_equal(vtrace_target, target)
+        np.testing.assert_allclose(np.asarray(x, np.float64), y, rtol=rtol, atol=atol)

@@ -117,4 +117,4 @@ def check_runs(place):
 
 
 def test_runs_on_several_devices(tmp_path):
-    alone(check_runs, str(tmp_path), exact=False)
+    alone(check_runs, str(tmp_path))
