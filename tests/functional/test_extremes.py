@@ -123,9 +123,9 @@ def test_no_step_has_no_next_value():
     assert F.next_values(jnp.zeros((0, 2)), jnp.zeros(2)).shape == (0, 2)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_narrow_logits_draw_rare_actions(dtype):
+def test_narrow_logits_draw_rare_actions():
     """Random numbers of their own dtype would have ties, and no tail."""
+    dtype = jnp.bfloat16
     policy = distributions.Categorical(jnp.zeros(1000, dtype))
     drawn = policy.sample(seed=jax.random.key(0), sample_shape=(4_000,))
     assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.02

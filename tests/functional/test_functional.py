@@ -54,14 +54,14 @@ def test_statistics_equal_their_reference():
     close(f.masked_mean(jnp.array([True, False, True]), jnp.array([1, 1, 0])), np.array(0.5))
 
 
-@pytest.mark.parametrize("number", [1, 7, 1000])
-@pytest.mark.parametrize("x", [0.1, 3.3, -1e6])
-def test_normalize_gives_zero_for_equal_elements(number, x):
-    equal = jnp.full((number, 2), x, jnp.float32)
-    for axis, mask in ((None, None), (0, None), (0, jnp.arange(2 * number).reshape(number, 2) % 3 > 0)):
-        assert not np.any(f.advantage_normalize(equal, axis=axis, mask=mask))
-    spread = equal.at[0].add(0.001 * abs(x))  # a real difference, however small, still counts
-    assert number == 1 or np.std(f.advantage_normalize(spread, eps=0.0)) > 0.9
+@pytest.mark.parametrize("number", [1, 1000])
+def test_normalize_gives_zero_for_equal_elements(number):
+    for x in (0.1, 3.3, -1e6):
+        equal = np.full((number, 2), x, np.float32)
+        for axis, mask in ((None, None), (0, None), (0, np.arange(2 * number).reshape(number, 2) % 3 > 0)):
+            assert not np.any(f.advantage_normalize(equal, axis=axis, mask=mask))
+        equal[0] += 0.001 * abs(x)  # a real difference, however small, still counts
+        assert number == 1 or np.std(f.advantage_normalize(equal, eps=0.0)) > 0.9
 
 
 def test_normalize_equals_its_reference():
@@ -144,12 +144,12 @@ def test_weights_by_inclusion_are_unbiased_without_replacement(probabilities, si
 
 def test_exponential_variates_are_accurate_near_0(monkeypatch):
     """Those of `jax.random` are multiples of 2^-23, so segments with a probability below 1e-7 would not be drawn."""
-    variates = np.asarray(_small_exponential(KEY, jnp.zeros(2**22)), np.float64)
+    variates = np.asarray(_small_exponential(KEY, jnp.zeros(2**20)), np.float64)
     small = variates[variates < 1e-4]
-    assert abs(len(small) - 419) < 5 * 419**0.5
+    assert abs(len(small) - 105) < 5 * 105**0.5
     assert np.mean(small * 2**23 % 1 == 0) < 0.1
-    assert abs(np.mean(variates) - 1) < 5 / 2**11
-    assert abs(np.mean(variates > 3) - np.exp(-3)) < 5 * (np.exp(-3) / 2**22) ** 0.5
+    assert abs(np.mean(variates) - 1) < 5 / 2**10
+    assert abs(np.mean(variates > 3) - np.exp(-3)) < 5 * (np.exp(-3) / 2**20) ** 0.5
     rare = jnp.array([[0], [2**20]], jnp.uint32)  # one draw in 2^32 begins with 0
     monkeypatch.setattr(jax.random, "bits", lambda *given: rare)
     close(_small_exponential(KEY, jnp.zeros(1)), np.array([2.0**-44]), atol=0)

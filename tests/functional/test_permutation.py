@@ -3,7 +3,6 @@
 Every statistic is a z-score, about standard normal for perfect shuffles. `pytest -m slow` takes 100,000 keys.
 """
 
-import itertools
 import math
 
 import jax
@@ -28,10 +27,6 @@ def chi_square(counts, expected, lost=1):
     return (np.sum((counts - expected) ** 2 / expected) - freedom) / math.sqrt(2 * freedom)
 
 
-def variance_score(x, variance):
-    return (np.var(x) / variance - 1) / math.sqrt(2 / len(x))
-
-
 def scores(orders):
     """Compare orders `[K + 1, n]` of neighboring keys with uniformly random ones."""
     orders, others = orders[:-1], orders[1:]
@@ -48,34 +43,22 @@ def scores(orders):
         first, second = (orders[:, i].astype(int) * bins // n for i in (one, other))
         pairs = np.bincount(first * bins + second, minlength=bins**2).reshape(bins, bins)
         out[f"pair {one} {other}"] = chi_square(pairs, expected)
-    centered = (orders - (n - 1) / 2) / math.sqrt((n * n - 1) / 12)
     for shift in (1, 2, width, width + 1):
         distances = np.bincount(((np.roll(orders, -shift, axis=1) - orders) % n)[:, ::7].ravel(), minlength=n)[1:]
         out[f"distance {shift}"] = chi_square(distances, np.mean(distances))
-        serial = np.mean(centered * np.roll(centered, -shift, axis=1), axis=1)
-        out[f"serial {shift}"] = (np.mean(serial) + 1 / (n - 1)) / (np.std(serial) / math.sqrt(count))
     poisson = np.array([math.exp(-1) / math.factorial(k) for k in range(6)])
     poisson = count * np.append(poisson, 1 - np.sum(poisson))
-    for name, there in {"fixed": np.arange(n), "reversed": np.arange(n)[::-1], "next": others}.items():
+    for name, there in {"fixed": np.arange(n), "next": others}.items():
         matches = np.minimum(np.sum(orders == there, axis=1), 6)
         out[f"matches, {name}"] = chi_square(np.bincount(matches, minlength=7), poisson)
-    across = np.mean(centered * (others - (n - 1) / 2) / math.sqrt((n * n - 1) / 12), axis=1)
-    out["epochs"] = np.mean(across) / (np.std(across) / math.sqrt(count))
-    out["epochs, variance"] = variance_score(across, 1 / (n - 1))
-    for name, four in {"square": (0, 1, width, width + 1), "row": (0, 1, 2, 3), "column": width * np.arange(4)}.items():
-        ranks = np.argsort(orders[:, four], axis=1) @ [64, 16, 4, 1]
-        every = np.array(list(itertools.permutations(range(4)))) @ [64, 16, 4, 1]
-        out[f"order of a {name}"] = chi_square(np.sum(ranks[:, None] == every, axis=0), count / 24)
     # How many elements of a row, a column, ... are in the first minibatch of four: their variance tells most.
     size = n // 4
     for name, some in {"row": np.arange(width), "column": np.arange(0, n, width), "half": np.arange(n // 2)}.items():
         share = len(some) / n
         variance = size * share * (1 - share) * (n - size) / (n - 1)
-        for way, drawn in {"in": np.isin(orders[:, :size], some), "of": orders[:, some] < size}.items():
-            out[f"{name} {way} a minibatch, mean"] = (np.mean(drawn.sum(1)) - size * share) / math.sqrt(
-                variance / count
-            )
-            out[f"{name} {way} a minibatch, variance"] = variance_score(drawn.sum(1), variance)
+        drawn = np.isin(orders[:, :size], some).sum(1)
+        out[f"{name} in a minibatch, mean"] = (np.mean(drawn) - size * share) / math.sqrt(variance / count)
+        out[f"{name} in a minibatch, variance"] = (np.var(drawn) / variance - 1) / math.sqrt(2 / count)
     return out
 
 
@@ -121,8 +104,8 @@ def test_known_positions_outside_a_permutation_are_refused(size, indices):
         f.permutation(jax.random.key(0), size, jnp.array(indices))
 
 
-@pytest.mark.parametrize("size", [128, 131, 144])
-def test_permutations_are_transformed_like_anything_else(size):
+def test_permutations_are_transformed_like_anything_else():
+    size = 131  # a prime, with a loop
     keys = jax.random.split(jax.random.key(1), 4)
     each = np.stack([f.permutation(key, size) for key in keys])
     assert len(np.unique(each, axis=0)) == 4
