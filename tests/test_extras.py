@@ -1,6 +1,5 @@
 """What is imported when, what is said where a package is missing, and copies of the package inside another one."""
 
-import ast
 import importlib
 import importlib.util
 import re
@@ -144,16 +143,6 @@ print(functional.gae(x, x, x, x, gamma=.9, gae_lambda=.9).advantage.sum(), "ppo_
 def test_a_copy_works_inside_another_package_or_by_itself(copied, to, use, printed, tmp_path):
     shutil.copytree(copied, tmp_path / to, ignore=shutil.ignore_patterns("__pycache__"))
     assert python(use, tmp_path, without="ppo_parts").split() == printed
-
-
-def test_every_import_inside_the_package_is_relative():
-    recipes = {*PACKAGE.glob("recipes/**/*.py")}  # programs, which can be copied out
-    for path in {*PACKAGE.rglob("*.py")} - recipes:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module]
-            assert not [name for name in names if name.partition(".")[0] == "ppo_parts"], path
 
 
 def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, capsys):

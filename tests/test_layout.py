@@ -1,4 +1,4 @@
-"""A folder of the package imports only from those to its left."""
+"""A folder of the package imports only from those to its left, and all of them by relative imports."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,7 @@ FLOORS = [
     {"commands"},
     {"evaluate", "watch", "compare", "export", "doctor", "recipes"},
 ]
+DOCSTRING = re.compile(r'^ *""".*?"""', re.MULTILINE | re.DOTALL)
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -32,8 +33,11 @@ def rooms_imported(path: Path) -> set[str]:
 
 
 def test_imports_point_to_the_left():
+    recipes = {*PACKAGE.glob("recipes/**/*.py")}  # programs, which can be copied out
     paths = sorted(PACKAGE.rglob("*.py"))
     assert {room_of(path) for path in paths} <= FLOOR.keys()
     for path in paths:
         to_the_right = [x for x in rooms_imported(path) - {room_of(path)} if FLOOR[x] >= FLOOR[room_of(path)]]
         assert to_the_right == [], path
+        names = re.findall(r"^ *(?:from|import) +(ppo_parts)\b", DOCSTRING.sub("", path.read_text()), re.MULTILINE)
+        assert path in recipes or names == [], path

@@ -1,4 +1,7 @@
-"""A run back in memory."""
+"""A run taken up again: back in memory, and as the state with which another begins."""
+
+import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -6,8 +9,10 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._options import checkpoint_interval, kept_options, log_interval, stored_options, validate
 from tests.common import assert_same
-from tests.runs import UPDATES, checkpoint, raw, rows, steps, tiny
+from tests.runs import UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, raw, rows, steps, tiny
 
 
 def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated):
@@ -43,3 +48,58 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
         with pytest.raises((FileNotFoundError, ValueError, TypeError), match=message):
             training.load(folder, made_by, checkpoint=which)
     assert steps(whole[0]) == [8, 12]
+
+
+def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, capsys):
+    """More updates, another rate."""
+    config = tiny(16, learning_rate=1e-3)
+    train = cleanrl_ppo.make_train(config)
+    monkeypatch.chdir(whole[0].parent)
+    with monkeypatch.context() as patch:  # it dies before it has a checkpoint of its own, and begins again
+        patch.setattr(Checkpoints, "save", lambda *args, **given: crash())
+        with pytest.raises(Crash):
+            go(train, tmp_path, "run", config, init_from=Path(whole[0].name))
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", config, init_from=Path(whole[0].name), program=acting(2, crash))
+    monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
+    folder, _ = go(train, None, "", config, resume=tmp_path / "run")
+    assert "from update 12" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_text().startswith((whole[0] / "metrics.jsonl").read_text())
+    found = rows(folder)
+    assert [(row["update"], row["env_steps"]) for row in found[-4:]] == [(i, 16 * (i + 1)) for i in range(12, 16)]
+    assert int(checkpoint(folder)["learner.step"]) == 16
+    changed = json.loads((folder / "config.json").read_text())["continued_from"]["changed"]
+    assert changed == {"total_timesteps": [192, 256], "learning_rate": [2.5e-4, 1e-3]}
+    assert steps(whole[0]) == [8, 12]
+
+
+def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whole, tmp_path):
+    shape = r"of another configuration: .*kernel has float32\[.*\], expected float32\["
+    for changes, message in (
+        ({"hidden": (9,)}, shape),
+        ({"num_steps": 16}, r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs"),
+        ({"seed": 5}, "continues its keys; seed was 1, is 5"),
+        ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, from which this run continues"),
+    ):
+        config = tiny(UPDATES, **changes)
+        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
+        with pytest.raises(ValueError, match=message):
+            go(other, tmp_path, "run", config, init_from=whole[0])
+        assert not list(tmp_path.iterdir())
+
+
+def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_path):
+    given = ["--init-from", str(whole[0]), "--checkpoint", "8", "--directory", str(tmp_path), "--name", "run"]
+    training.main(make_train, cleanrl_ppo.PRESETS, [*given, "--no-progress", "--no-tensorboard"])
+    assert_same_run(tmp_path / "run", whole[0])
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
+    assert stored["run"]["eval_episodes"] == 3
+    assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
+
+
+def test_intervals_that_are_not_given_are_fractions_of_each_run(train):
+    kept = stored_options({"run": kept_options(validate(training.RunOptions(), train))})
+    assert (checkpoint_interval(kept, 1_000), log_interval(kept, 1_000)) == (100, 5)
+    assert (checkpoint_interval(kept, 100_000), log_interval(kept, 100_000)) == (10_000, 500)
+    assert (checkpoint_interval(kept, 3), log_interval(kept, 3)) == (1, 1)
