@@ -20,9 +20,14 @@ def span(ratio: Mapping[str, float]) -> str:
 
 
 def interval(found: dict[str, Any], digits: int = 0) -> str:
-    """The mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
-    mean, low, high = (f"{number:.{digits}f}" for number in (found["mean"], *found["mean_95"]))
-    return f"{mean} [{low}, {high}]"
+    """The mean over seeds and its 95 % bootstrap interval, which one seed does not have, from `training.summary`."""
+    mean, *ends = (f"{number:.{digits}f}" for number in (found["mean"], *(found["mean_95"] or ())))
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def interquartile(found: dict[str, Any], digits: int = 1) -> str:
+    """The interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
+    return interval({"mean": found["iqm"], "mean_95": found["iqm_95"]}, digits)
 
 
 def difference(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:

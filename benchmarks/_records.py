@@ -5,15 +5,19 @@ An address such as "benchmarks/results/parts.jsonl#cpu" says which file and whic
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,17 @@ PACKAGES = (
 def git(*args: str) -> str:
     """Return the output of a git command in this checkout; nothing if it fails."""
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
+
+
+@contextlib.contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """The files of a revision in a temporary folder."""
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
+    if archive.returncode:
+        sys.exit(f"this checkout has no revision {revision}: clone the whole history")
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 # Asked when a benchmark starts, because it does not measure what is committed while it runs.

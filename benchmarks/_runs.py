@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ppo_parts import training
+from ppo_parts.training._program import compiler_options
 
 EPISODES = 100
 """New episodes that are played after training."""
@@ -29,6 +31,12 @@ def keys_of(seeds: range) -> jax.Array:
 def evaluation_key(key: jax.Array) -> jax.Array:
     """A key that training does not use, for evaluations."""
     return jax.random.fold_in(key, 2**20)
+
+
+def side_by_side(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` for each entry of its arguments, such as the keys of seeds, in one program; NumPy arrays of the results."""
+    program = jax.jit(jax.vmap(run), compiler_options=compiler_options())
+    return lambda *columns: jax.tree.map(np.asarray, program(*columns))
 
 
 def outcome(train: training.Train, seed: jax.Array) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import detected, difference, interval, signed, span, table
+from ._pages import detected, difference, interquartile, interval, signed, span, table
 from ._records import RESULTS, Record, read
 from .train import ONE_SEED, RECIPES
 
@@ -105,17 +105,14 @@ def games(link: Link) -> list[str]:
     rows = []
     for (game,), group in sorted(grouped(results("games"), "game").items()):
         seeds = [seed for found in group for seed in found["seeds"]]
-        shares = [share([100 * seed[what] for seed in seeds]) for what in ("won_sampled", "won_mode")]
+        cells = []
+        for what in ("won_sampled", "won_mode"):
+            won = [100 * seed[what] for seed in seeds]  # each of a few, and the interval of several
+            few = ", ".join(f"{x:.1f} %" for x in won)
+            cells.append(few if len(won) < 5 else f"{interval(training.summary(won), 1)} %")
         linked, steps = link(game, *(found["address"] for found in group)), f"{group[0]['env_steps']:,}"
-        rows.append([linked, steps, seeds_of([seed["seed"] for seed in seeds]), *shares])
+        rows.append([linked, steps, seeds_of([seed["seed"] for seed in seeds]), *cells])
     return table(["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"], rows)
-
-
-def share(percentages: list[float]) -> str:
-    """Percentages of the seeds: each of a few, and the interval of several."""
-    if len(percentages) < 5:
-        return ", ".join(f"{x:.1f} %" for x in percentages)
-    return f"{interval(training.summary(np.array(percentages)), 1)} %"
 
 
 def atari(link: Link) -> list[str]:
@@ -123,11 +120,11 @@ def atari(link: Link) -> list[str]:
     rows = []
     for (task, steps), group in grouped(results("atari"), "task", "env_steps").items():
         runs = {name: [run for found in group for run in found["runs"][name]] for name in ("ppo_parts", "cleanrl")}
-        cells = []
-        for part in (0.8, 0.0):
-            for name in runs:
-                found = training.summary(np.array([mean_return(run, part * steps) for run in runs[name]]))
-                cells.append(interval(found, 2) if len(runs[name]) > 1 else f"{found['mean']:.2f}")
+        cells = [
+            interval(training.summary([mean_return(run, part * steps) for run in each]), 2)
+            for part in (0.8, 0.0)
+            for each in runs.values()
+        ]
         linked = link(task, *(found["address"] for found in group))
         rows.append([linked, f"{steps:,}", seeds_of([run["seed"] for run in runs["ppo_parts"]]), *cells])
     head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
@@ -159,8 +156,8 @@ def merged(group: list[Record]) -> Record:
         "addresses": [record["address"] for record in group],
         "seeds": [seed for record in group for seed in record["seeds"]],
         "best_evaluation": training.summary(np.max([row["evaluation"] for row in curve], axis=0)),
-        "last_evaluation": training.summary(np.array(curve[-1]["evaluation"])),
-        "last_100_episodes": training.summary(np.array(curve[-1]["last_100_episodes"])),
+        "last_evaluation": training.summary(curve[-1]["evaluation"]),
+        "last_100_episodes": training.summary(curve[-1]["last_100_episodes"]),
         "curve": curve,
     }
 
@@ -289,8 +286,7 @@ def levels(link: Link) -> list[str]:
     rows: dict[str, list[str]] = {}
     for each in arms.values():
         for name, found in each.items():
-            cell = "{iqm:.3f} [{iqm_95[0]:.3f}, {iqm_95[1]:.3f}]".format(**found["held_out"])
-            rows.setdefault(name, [name]).append(cell)
+            rows.setdefault(name, [name]).append(interquartile(found["held_out"], 3))
     return table(["levels", *arms], rows.values())
 
 
@@ -321,12 +317,9 @@ def study(link: Link) -> list[str]:
     head = [x for result in found.values() for x in (result["config"]["env_id"], "last 100")]
     rows = []
     for name in next(iter(found.values()))["arms"]:
-        cells = []
-        for result in found.values():
-            for what in ("return_over_training", "last_100_episodes_return"):
-                summary = result["arms"][name][what]
-                cells.append("{:.1f} [{:.1f}, {:.1f}]".format(summary["iqm"], *summary["iqm_95"]))
-        rows.append([name, *cells])
+        arms = [result["arms"][name] for result in found.values()]
+        measures = ("return_over_training", "last_100_episodes_return")
+        rows.append([name, *(interquartile(arm[what]) for arm in arms for what in measures)])
     return table(["arm", *head], rows)
 
 

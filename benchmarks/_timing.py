@@ -47,40 +47,33 @@ def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def seconds(thunk: Thunk, calls: int = 1) -> tuple[float, float]:
-    """Mean wall-clock and CPU time (of all threads) of one call; every call is waited for."""
-    wall, cpu = time.perf_counter(), time.process_time()
+def seconds(thunk: Thunk, calls: int = 1) -> float:
+    """Mean time of one call; every call is waited for."""
+    began = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(thunk())
-    return (time.perf_counter() - wall) / calls, (time.process_time() - cpu) / calls
+    return (time.perf_counter() - began) / calls
 
 
-def interleaved(
-    thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf
-) -> tuple[Samples, Samples]:
-    """Wall-clock and CPU seconds per call, one sample of each method per round, in a new random order each round.
+def interleaved(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf) -> Samples:
+    """Seconds per call, one sample of each method per round, in a new random order each round.
 
     A sample repeats the call until about `at_least` seconds have passed. Where one call of each takes more than `long`
-    seconds, a third of the rounds have to do, and at least three. Numbers of one round were taken under the same
-    load, so that ratios within a round mean something on a machine that others use, too; CPU time suffers less from
-    that, but leaves out waiting.
+    seconds, a third of the rounds have to do, and at least three.
     """
-    calls, once = {}, {name: seconds(thunk)[0] for name, thunk in thunks.items()}
+    calls, once = {}, {name: seconds(thunk) for name, thunk in thunks.items()}
     for name, thunk in thunks.items():
-        took = once[name] if once[name] > at_least else seconds(thunk)[0]  # the first call of a fast one is slow
+        took = once[name] if once[name] > at_least else seconds(thunk)  # the first call of a fast one is slow
         calls[name] = max(1, round(at_least / took))
     if sum(once.values()) > long:
         rounds = max(3, rounds // 3)
-    walls: Samples = {name: [] for name in thunks}
-    cpus: Samples = {name: [] for name in thunks}
+    samples: Samples = {name: [] for name in thunks}
     names, shuffle = list(thunks), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(names)
         for name in names:
-            wall, cpu = seconds(thunks[name], calls[name])
-            walls[name].append(wall)
-            cpus[name].append(cpu)
-    return walls, cpus
+            samples[name].append(seconds(thunks[name], calls[name]))
+    return samples
 
 
 def quartiles(values: Sequence[float], scale: float = 1.0) -> Quartiles:

@@ -20,7 +20,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.training._program import placement
 
 from ._collectives import collectives, counted
-from ._options import parser, positive
+from ._options import parser
 from ._records import collect
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
@@ -72,18 +72,15 @@ def configured(config: Any, scaling: str, num_devices: int) -> Any:
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    options = parser(__doc__, json=None)
-    options.add_argument("--devices", type=positive, nargs="+", default=DEVICES)
-    options.add_argument("--recipe", default="", help="part of the names of the recipes to count")
-    given = options.parse_args()
-    flags = f"--xla_force_host_platform_device_count={max(COMPARED, *given.devices)} --xla_backend_optimization_level=0"
+    given = parser(__doc__, json=None).parse_args()
+    flags = f"--xla_force_host_platform_device_count={DEVICES[-1]} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
 
     def rows() -> Iterator[dict[str, Any]]:
         for name, (module, config) in recipes().items():
-            for scaling in ("one shard", "strong", "weak") if given.recipe in name else ():
-                for devices in [COMPARED] if scaling == "one shard" else given.devices:
+            for scaling in ("one shard", "strong", "weak"):
+                for devices in [COMPARED] if scaling == "one shard" else DEVICES:
                     sized = configured(config, scaling, devices)
                     row = {"recipe": name, "scaling": scaling, "devices": devices}
                     row |= {"num_envs": sized.num_envs, "num_steps": sized.num_steps}

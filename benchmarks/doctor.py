@@ -27,7 +27,9 @@ from ppo_parts import envs, networks, training
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import plain
 
-from . import _options, _records
+from ._options import parser
+from ._records import COMMIT, write
+from ._runs import keys_of, side_by_side
 
 Numbers = Mapping[str, Any]
 NORMAL = {
@@ -226,7 +228,7 @@ def all_faults(
             return measure(planted(config, f, env, shared), key, config, f)
 
         seed = [first_seed + names[:i].count(name) for i, name in enumerate(names)]
-        found = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
+        found = side_by_side(run)(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
         counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
         given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in fields}).items()}
         return {"name": np.array(names), **found, **given}
@@ -235,7 +237,7 @@ def all_faults(
     parts = [lanes(base, names)]
     for name, changes in SETTINGS.items():
         parts.append(lanes(dataclasses.replace(base, **changes), [name] * seeds))
-    whole = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     return {**whole, "config": as_text(base)}
 
 
@@ -262,8 +264,7 @@ def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
         policy = dataclasses.replace(network, evaluate=evaluate)
         return measure(training.Train.of(config, env, policy, pipeline, optimizer), key, config)
 
-    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(2 * seeds))
-    found = jax.jit(jax.vmap(run))(keys, jnp.repeat(jnp.array([1, 0]), seeds))
+    found = side_by_side(run)(keys_of(range(first_seed, first_seed + 2 * seeds)), jnp.repeat(jnp.array([1, 0]), seeds))
     return {"name": ["memory_not_reset"] * seeds + ["healthy"] * seeds, **found, "config": as_text(config)}
 
 
@@ -272,8 +273,7 @@ def healthy(recipe: str, preset: str, first_seed: int, seeds: int, **changes: An
     module = importlib.import_module(f"ppo_parts.recipes.{recipe}")
     config = dataclasses.replace(module.PRESETS[preset], **changes)
     train = module.make_train(config)
-    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(seeds))
-    found = jax.jit(jax.vmap(lambda key: measure(train, key, config)))(keys)
+    found = side_by_side(lambda key: measure(train, key, config))(keys_of(range(first_seed, first_seed + seeds)))
     return {"name": ["healthy"] * seeds, **found, "config": as_text(config)}
 
 
@@ -303,8 +303,7 @@ def runs_of(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> d
     path = folder / f"{name.replace(' ', '-')}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {key: np.asarray(x) for key, x in jax.device_get(program()).items()}
-        np.savez_compressed(path, **arrays)
+        np.savez_compressed(path, **program(), commit=COMMIT)
     return dict(np.load(path))
 
 
@@ -350,18 +349,19 @@ def judge(found: Iterable[tuple[str, list[str], bool]]) -> dict[str, Any]:
 
 def main() -> None:
     """Judge the runs, and write the record."""
-    parser = _options.parser(__doc__, json=None)
-    parser.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with the metrics of the runs")
-    options = parser.parse_args()
-    results = {}
+    command_line = parser(__doc__, json=None)
+    command_line.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with metrics of the runs")
+    options = command_line.parse_args()
+    results: dict[str, Any] = {"commits": {}}  # of the runs, which may be older than the rules
     for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
         rows: list[tuple[str, list[str], bool]] = []
         for name, program in programs.items():
             runs = runs_of(name, program, options.runs)
+            results["commits"][name] = str(runs["commit"])
             found = [(*pair, bool(harm)) for pair, harm in zip(findings_of(runs), harmed(runs), strict=True)]
             wrong = collections.Counter((planted, *names) for planted, names, _ in found if [planted] != names[:1])
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
             rows += found
         results[split] = judge(rows)
         print(split, {name: x for name, x in results[split].items() if name not in ("missed", "confusion")})
-    _records.write(options.json, results)
+    write(options.json, results)

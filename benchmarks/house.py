@@ -10,17 +10,14 @@ package's own between `learner.update` and the scan of GAE, and the gather of a 
 from __future__ import annotations
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from ._options import parser
-from ._records import ROOT
+from ._records import ROOT, checkout
 
 FRAMES = """
 import sys, jax, jax.numpy as jnp, optax, ppo_parts as pp
@@ -109,7 +106,7 @@ def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
     return max(map(height, reach)), len(cyclic)
 
 
-def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
+def measured(root: Path) -> dict[str, str]:
     """The numbers of a checkout by name."""
     found, package = {}, root / "ppo_parts"
     recipes = sorted([*root.glob("recipes/**/*.py"), *package.glob("recipes/**/*.py")])  # beside the package once
@@ -128,21 +125,17 @@ def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
     out = subprocess.run(
         [sys.executable, "-c", FRAMES], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
     )
-    found |= dict(line.split(": ", 1) for line in out.stdout.splitlines() if ": " in line)
-    return found | ({"seconds of CI": f"{seconds:.0f}"} if seconds else {})
+    return found | dict(line.split(": ", 1) for line in out.stdout.splitlines() if ": " in line)
 
 
 def main() -> None:
     """Command line."""
     options = parser(__doc__)
     options.add_argument("--base", help="a revision to compare with, such as c815538")
-    options.add_argument("--seconds-of-ci", type=float)
     given = options.parse_args()
-    now, before = measured(ROOT, given.seconds_of_ci), {}
+    now, before = measured(ROOT), {}
     if given.base:
-        archive = subprocess.run(["git", "-C", ROOT, "archive", given.base], capture_output=True, check=True).stdout
-        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
-            before = measured(Path(folder))
+        with checkout(given.base) as root:
+            before = measured(root)
     for name in dict.fromkeys([*before, *now]):
         print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, more_than
 
 from ._options import parser
 from ._records import RESULTS, write
@@ -43,18 +42,13 @@ EVALUATIONS = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters of both arms; those with an arrow are annealed exponentially."""
+    """The run of an arm."""
 
     env_id: str = "kuhn_poker"
     total_timesteps: int = 4_194_304
     num_envs: int = 256
     num_steps: int = 16
     arm: Literal["mirror", "clipped"] = "mirror"
-    learning_rate: Annotated[float, at_least(0)] = 5e-3  # -> a fifth
-    step_size: Annotated[float, more_than(0)] = 0.3  # -> 0.01; the inverse weight of the divergence
-    ent_coef: Annotated[float, more_than(0)] = 0.2  # -> 0.02
-    clip_coef: Annotated[float, more_than(0)] = 0.2
-    update_epochs: Annotated[int, at_least(1)] = 8
 
 
 def seen(card: Array, node: Array) -> Array:
@@ -63,7 +57,7 @@ def seen(card: Array, node: Array) -> Array:
 
 
 def observe(state: tuple[Array, Array]) -> Array:
-    """The card of the player to move, and the node."""
+    """What the player to move sees."""
     cards, node = state
     return seen(cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)], node)
 
@@ -85,38 +79,27 @@ def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
     return envs.Step(state, observe(state), reward, after == END, info=info)
 
 
-def annealed(first: float, last: float, updates: int) -> Any:
-    """An exponential schedule of updates."""
-    return lambda update: first * (last / first) ** (update / updates)
+def make_train(config: Config) -> training.Train:
+    """The run of an arm: the chain of docs/gallery/self_play.md, or PPO's surrogate in place of mirror descent."""
 
+    def annealed(first: float, last: float) -> Any:
+        return lambda update: first * (last / first) ** (update / config.num_updates)
 
-def chain(config: Config) -> pp.Part:
-    """Mirror descent: an unclipped surrogate, and a divergence from the policy that played. Or PPO's surrogate."""
-    updates = config.num_updates
-    if config.arm == "mirror":
-        weight = annealed(1 / config.step_size, 1 / 0.01, updates)
-        surrogate = pp.chain(
-            pp.policy_loss(pp.functional.importance_weighted_surrogate),
-            pp.kl_penalty(coef=weight, estimator="analytic"),
-        )
-    else:
-        surrogate = pp.clipped_surrogate(clip_eps=config.clip_coef)
-    return pp.chain(
+    mirror = pp.chain(
+        pp.policy_loss(pp.functional.importance_weighted_surrogate),
+        pp.kl_penalty(coef=annealed(1 / 0.3, 1 / 0.01), estimator="analytic"),
+    )
+    chain = pp.chain(
         pp.agents.zero_sum(pp.gae(gamma=1.0, gae_lambda=1.0)),
-        pp.full_batch(config.update_epochs),
-        surrogate,
+        pp.full_batch(num_epochs=8),
+        mirror if config.arm == "mirror" else pp.clipped_surrogate(clip_eps=0.2),
         pp.policy_diagnostics(),
         pp.value_loss(coef=0.5),
-        pp.entropy_bonus(coef=annealed(config.ent_coef, 0.02, updates)),
+        pp.entropy_bonus(coef=annealed(0.2, 0.02)),
     )
-
-
-def make_train(config: Config) -> training.Train:
-    """The run of an arm."""
     env = envs.auto_reset(reset, step, envs.Box((CARDS + NODES,)), envs.Discrete(2), zero_sum=True)
-    rate = annealed(config.learning_rate, config.learning_rate / 5, config.num_updates)
     policy = networks.actor_critic(env, (32, 32), "tanh")
-    return training.Train.of(config, env, policy, chain(config), pp.clipped_adam(rate, 0.5))
+    return training.Train.of(config, env, policy, chain, pp.clipped_adam(annealed(5e-3, 1e-3), 0.5))
 
 
 def bets(train: training.Train, params: Any) -> Array:
@@ -170,7 +153,7 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "seeds": list(seeds),
         "seconds": time.perf_counter() - began,
-        "exploitability": training.summary(np.array(rows[-1]["exploitability"])),
+        "exploitability": training.summary(rows[-1]["exploitability"]),
         "bets": tables,
         "curve": rows,
     }

@@ -5,8 +5,7 @@
 
 writes a record of benchmarks/results/learning.jsonl (configuration, versions, hardware, seeds, curve) for each task;
 `--first-seed 101` adds "_101" to its name, so that the seeds which the hyperparameters were chosen on and others stand
-next to each other, and so does `--set ent_coef=0.001` with "_ent_coef_0.001". What the record said before is kept in
-it, so that a change of the hot path shows.
+next to each other, and so does `--set ent_coef=0.001` with "_ent_coef_0.001".
 
 Three numbers are recorded for each seed: the return of the last 100 training episodes, as other projects report it;
 and the returns of 100 new episodes with the final policy, with sampled and with the most likely actions. The training
@@ -31,7 +30,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 from . import classic, rnd
 from ._options import parser
 from ._pages import interval
-from ._records import RESULTS, read, write
+from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, stages
 
 
@@ -169,7 +168,7 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
 
     `changes` are fields of the configuration and their values, as in "ent_coef=0.001".
     """
-    make_train, config, threshold, why, evaluated = TASKS[task]
+    make_train, config, *_, evaluated = TASKS[task]
     config = changed(config, changes)
     name = "_".join([task, *([] if seeds.start == config.seed else [str(seeds.start)]), *changes]).replace("=", "_")
     train, keys, began = make_train(config), keys_of(seeds), time.perf_counter()
@@ -189,7 +188,6 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
         "seeds": list(seeds),
         "env_steps": end.env_steps,
         **{what: training.summary(x) for what, x in each_seed.items()},
-        "threshold": {"return": threshold, "why": why},
         "seconds": seconds,
         "curve": {"env_steps": steps, "mean_return_per_seed": np.round(thin, 2)},
     }
@@ -203,10 +201,6 @@ def main() -> None:
     given = options.parse_args()
     for task in given.tasks:
         result = measure(task, seeds_of(given), given.set)
-        last = read(RESULTS / "learning.jsonl").get(result["task"])
-        if last:
-            kept = {key: last["results"][key] for key in ("env_steps", "last_100_episodes_return")}
-            result["before"] = {key: last[key] for key in ("commit", "date")} | kept
         write(f"{RESULTS}/learning.jsonl#{result['task']}", result)
         returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
         share = np.mean(np.array(returns["per_seed"]) >= TASKS[task].threshold)

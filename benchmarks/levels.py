@@ -21,12 +21,11 @@ import numpy as np
 
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._program import compiler_options
 
 from ._options import parser
-from ._pages import difference
+from ._pages import difference, interquartile
 from ._records import RESULTS, ROOT, write
-from ._runs import evaluation_key, keys_of, seeds_of
+from ._runs import evaluation_key, keys_of, seeds_of, side_by_side
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
 """Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
@@ -42,7 +41,7 @@ def page() -> Any:
 
 
 def distance(card: Any, level: Any) -> jax.Array:
-    """The number of moves from start to goal; `CELLS` or more: there is no way."""
+    """The number of moves from start to goal; at least `CELLS` if the goal cannot be reached."""
     cells, actions = jnp.arange(card.CELLS), jnp.arange(len(card.MOVES))
     after = jax.vmap(lambda cell: jax.vmap(lambda action: card.moved(level.walls, cell, action))(actions))(cells)
     far = jnp.where(cells == level.goal, 0, card.CELLS)
@@ -50,12 +49,12 @@ def distance(card: Any, level: Any) -> jax.Array:
     return jax.lax.fori_loop(0, card.CELLS, nearer, far)[level.start]
 
 
-def held_out(card: Any) -> tuple[Any, Any, float]:
-    """Random levels with a long way to the goal, any random levels, and the share of those that are so hard."""
+def held_out(card: Any) -> tuple[Any, float]:
+    """Random levels with a long way to the goal, and the share of random levels that are so hard."""
     pool = jax.vmap(card.random_level)(jax.random.split(jax.random.key(2**20), 2**14))
     far = np.asarray(jax.jit(jax.vmap(lambda level: distance(card, level)))(pool))
     rows = np.flatnonzero((far >= HARD) & (far < card.CELLS))
-    return *(jax.tree.map(lambda x, i=i: x[i], pool) for i in (rows[:LEVELS], np.arange(LEVELS))), len(rows) / len(far)
+    return jax.tree.map(lambda x: x[rows[:LEVELS]], pool), len(rows) / len(far)
 
 
 def arms(card: Any) -> dict[str, training.Train]:
@@ -79,31 +78,19 @@ def main() -> None:
     """Command line."""
     options = parser(__doc__, seeds=10, first_seed=1).parse_args()
     card, seeds, found = page(), seeds_of(options), {}
-    hard, any_level, share = held_out(card)
+    hard, share = held_out(card)
     for arm, train in arms(card).items():
 
-        def run(key: jax.Array, train: training.Train = train) -> Any:
-            state, metrics = train(key)
-            results = [
-                training.evaluate_episodes(
-                    card.maze(level), train.policy, state.learner.params, evaluation_key(key), EPISODES
-                )
-                for level in (hard, any_level)
-            ]
-            return [jnp.mean(x.episode_return) for x in results], metrics["episode_return"][:: train.num_updates // 10]
+        def run(key: jax.Array, train: training.Train = train) -> jax.Array:
+            params, maze = train(key).state.learner.params, card.maze(hard)
+            played = training.evaluate_episodes(maze, train.policy, params, evaluation_key(key), EPISODES)
+            return jnp.mean(played.episode_return)
 
         began = time.perf_counter()
-        program = jax.jit(jax.vmap(run), compiler_options=compiler_options())
-        (returns, easy), curve = jax.tree.map(np.asarray, program(keys_of(seeds)))
-        found[arm] = {
-            "held_out": training.summary(returns),
-            "random": training.summary(easy),
-            "training": curve.mean(0),
-        }
-        found[arm]["difference"] = difference(returns, found["uniform"]["held_out"]["per_seed"])
-        found[arm]["seconds"] = time.perf_counter() - began
-        iqm, (low, high) = found[arm]["held_out"]["iqm"], found[arm]["held_out"]["iqm_95"]
-        print(f"{arm:10} {iqm:.3f} [{low:.3f}, {high:.3f}], random levels {easy.mean():.3f}", flush=True)
+        returns = training.summary(side_by_side(run)(keys_of(seeds)))
+        found[arm] = {"held_out": returns, "seconds": time.perf_counter() - began}
+        found[arm]["difference"] = difference(returns["per_seed"], found["uniform"]["held_out"]["per_seed"])
+        print(f"{arm:10} {interquartile(returns, 3)}", flush=True)
     config = dataclasses.asdict(card.config)
     settings = {"config": config, "seeds": list(seeds), "least_moves": HARD, "share_of_random_levels": share}
     write(f"{RESULTS}/levels.jsonl#maze_{options.first_seed}", settings | {"arms": found})

@@ -7,18 +7,17 @@ import functools
 import time
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training._files import plain
 
 from ._options import parser
-from ._pages import difference
-from ._records import RESULTS, read, write
-from ._runs import EPISODES, outcome, seeds_of
+from ._pages import difference, interval, signed
+from ._records import COMMIT, RESULTS, read, write
+from ._runs import EPISODES, outcome, seeds_of, side_by_side
 from .paper_index import PAPERS, PLAIN, papers
 
 COMPARED = ("evaluation_return", "return_over_training")
@@ -34,31 +33,26 @@ def make_train(config: cleanrl_ppo.Config, name: str) -> training.Train:
     return training.Train.of(config, env, policy, paper.chain, optimizer)
 
 
-def measure(config: cleanrl_ppo.Config, name: str, seeds: range) -> dict[str, Any]:
-    """Train and evaluate all seeds in one program."""
-    began = time.perf_counter()
-    numbers = jax.jit(jax.vmap(functools.partial(outcome, make_train(config, name))))(jnp.asarray(seeds))
-    found = {what: training.summary(np.asarray(x)) for what, x in numbers.items()}
-    return found | {"seconds": time.perf_counter() - began}
-
-
 def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
     """Measure the plain chain and those of the named papers, unless recorded already; write the record after each."""
-    name_of_record = f"{config.env_id}_{seeds.start}"
-    same = {"config": dataclasses.asdict(config) | {"hidden": list(config.hidden)}, "seeds": list(seeds)}
-    same |= {"episodes": EPISODES}
-    recorded = read(RESULTS / "papers.jsonl").get(name_of_record, {"results": {}})["results"]
-    arms = recorded["arms"] if {name: recorded.get(name) for name in same} == same else {}
+    address = f"{config.env_id}_{seeds.start}"
+    same = plain({"config": dataclasses.asdict(config), "seeds": list(seeds), "episodes": EPISODES})
+    record = read(RESULTS / "papers.jsonl").get(address, {"results": {}})
+    arms: dict[str, Any] = {}
+    if all(record["results"].get(name) == x for name, x in same.items()):
+        arms = {name: {"commit": record["commit"]} | arm for name, arm in record["results"]["arms"].items()}
     for name in (PLAIN, *names):
         if name in arms:
             continue
-        arms[name] = measure(config, name, seeds)
+        began = time.perf_counter()
+        found = side_by_side(functools.partial(outcome, make_train(config, name)))(np.asarray(seeds))
+        arm = arms[name] = {what: training.summary(x) for what, x in found.items()}
         for what in COMPARED:
-            now, plain = (arms[arm][what]["per_seed"] for arm in (name, PLAIN))
-            arms[name][what]["difference"] = difference(now, plain)
-        evaluated = arms[name]["evaluation_return"]
-        print(f"{config.env_id} {name:20} {evaluated['mean']:8.1f} {evaluated['difference']}", flush=True)
-        write(f"{RESULTS}/papers.jsonl#{name_of_record}", same | {"arms": arms})
+            arm[what]["difference"] = difference(arm[what]["per_seed"], arms[PLAIN][what]["per_seed"])
+        arm |= {"seconds": time.perf_counter() - began, "commit": COMMIT}
+        shown = f"{interval(arm['evaluation_return'], 1)}, {signed(arm['evaluation_return']['difference'])}"
+        print(f"{config.env_id} {name:20} {shown}", flush=True)
+        write(f"{RESULTS}/papers.jsonl#{address}", same | {"arms": arms})
 
 
 def main() -> None:

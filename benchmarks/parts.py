@@ -15,7 +15,6 @@ PureJaxRL; the associative scan; rlax, vmapped over environments, where it compu
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -35,7 +34,6 @@ except ImportError:
     rlax = None
 
 SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
-DTYPES = ("float32", "bfloat16")
 GAMMA, LAMBDA, CLIP, MINIBATCHES, ACTIONS = 0.99, 0.95, 0.2, 4, 4
 Method = Callable[..., Any]
 Arrays = dict[str, Any]
@@ -51,20 +49,20 @@ class Case(NamedTuple):
     alike: bool = True  # the rivals return the same numbers
 
 
-def workload(time: int, envs: int, dtype: str) -> Arrays:
-    """Random arrays by name: `[T, N]` floats of this dtype, booleans, and what belongs to one step or segment."""
+def workload(time: int, envs: int) -> Arrays:
+    """Random arrays by name: `[T, N]` floats, booleans, and what belongs to one step or segment."""
     keys = iter(jax.random.split(jax.random.key(0), 20))
     shape = (time, envs)
 
     def normal(scale: float = 1.0, shape: tuple[int, ...] = shape) -> jax.Array:
-        return (scale * jax.random.normal(next(keys), shape)).astype(dtype)
+        return scale * jax.random.normal(next(keys), shape)
 
     arrays = {
         name: normal()
         for name in ("reward", "value", "final_value", "target", "advantage", "log_prob", "delta", "current_value")
     }
     arrays |= {"log_ratio": normal(0.1), "current_log_prob": arrays["log_prob"] + normal(0.1)}
-    arrays["trace"] = jax.random.uniform(next(keys), shape, dtype)
+    arrays["trace"] = jax.random.uniform(next(keys), shape)
     terminated = jax.random.bernoulli(next(keys), 0.02, shape)
     truncated = jax.random.bernoulli(next(keys), 0.01, shape) & ~terminated
     last = normal(shape=(envs,))
@@ -77,8 +75,8 @@ def workload(time: int, envs: int, dtype: str) -> Arrays:
         "shifted_value": functional.next_values(arrays["value"], last),
         "probabilities": functional.segment_priorities(arrays["advantage"], alpha=0.8),
         "indices": indices,
-        "weight": jnp.ones((envs,), dtype),
-        "logits": jax.random.normal(jax.random.key(2), (*shape, ACTIONS)).astype(dtype),
+        "weight": jnp.ones((envs,)),
+        "logits": jax.random.normal(jax.random.key(2), (*shape, ACTIONS)),
         "key": jax.random.key_data(jax.random.key(1)),
     }
 
@@ -86,39 +84,33 @@ def workload(time: int, envs: int, dtype: str) -> Arrays:
 # --- rivals ---------------------------------------------------------------------------------------------------------
 
 
-def split(arrays: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    """log_ratio (0 for gae), reward, value, next_value, terminated, and truncated (0 if not given)."""
-    ratio, arrays = (arrays[0], arrays[1:]) if arrays[3].dtype != bool else (0, arrays)
-    return ratio, *arrays[:4], arrays[4] if len(arrays) > 4 else 0
-
-
 def unrolled(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """A scan whose closure does everything, unrolled 16 times."""
-    given = {i: x for i, x in enumerate(split(arrays)) if jnp.ndim(x)}
+    """A scan whose closure does everything, unrolled 16 times: V-trace if the log-ratios come first, else GAE."""
 
-    def delta(rho: Any, reward: Any, value: Any, follows: Any, terminated: Any) -> Any:
-        return rho * (reward + GAMMA * (1 - terminated) * follows - value)
+    def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
+        rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
+        return rho, rho * (reward + GAMMA * (1 - terminated) * follows - value)
 
-    def step(later: jax.Array, row: dict[int, Any]) -> tuple[jax.Array, jax.Array]:
-        rho = jnp.minimum(jnp.exp(row[0]), 1.0) if 0 in row else 1.0
-        trace = GAMMA * LAMBDA * rho * (1 - row[4]) * (1 - row.get(5, 0))
-        later = (delta(rho, *(row[i] for i in (1, 2, 3, 4))) + trace * later).astype(later.dtype)
+    def step(later: jax.Array, row: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        *ratio, reward, value, follows, terminated, truncated = row
+        rho, error = delta(ratio, reward, value, follows, terminated)
+        later = error + GAMMA * LAMBDA * rho * (1 - terminated) * (1 - truncated) * later
         return later, later
 
-    error = jax.lax.scan(step, jnp.zeros_like(given[1][0]), given, reverse=True, unroll=16)[1]
-    target = error + given[2]
-    if 0 not in given:
+    *ratio, reward, value, follows, terminated, truncated = arrays
+    error = jax.lax.scan(step, jnp.zeros_like(value[0]), arrays, reverse=True, unroll=16)[1]
+    target = error + value
+    if not ratio:
         return error, target
-    follows = jnp.where(given[5], given[3], jnp.concatenate([target[1:], given[3][-1:]]))
-    return error, target, delta(jnp.minimum(jnp.exp(given[0]), 1.0), given[1], given[2], follows, given[4])
+    follows = jnp.where(truncated, follows, jnp.concatenate([target[1:], follows[-1:]]))
+    return error, target, delta(ratio, reward, value, follows, terminated)[1]
 
 
 def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array) -> tuple[jax.Array, ...]:
     """`rlax.truncated_generalized_advantage_estimation`."""
     values = jnp.concatenate([value, shifted[-1:]])
-    discount = (GAMMA * (1 - terminated)).astype(value.dtype)
     estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
-    advantage = estimate(reward, discount, LAMBDA, values)
+    advantage = estimate(reward, GAMMA * (1 - terminated), LAMBDA, values)
     return advantage, advantage + value
 
 
@@ -126,9 +118,8 @@ def rlax_vtrace(
     log_ratio: jax.Array, reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array
 ) -> Any:
     """`rlax.vtrace_td_error_and_advantage`; its policy advantage mixes the target with lambda and is not compared."""
-    discount = (GAMMA * (1 - terminated)).astype(value.dtype)
     estimate = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None), 1)
-    out = estimate(value, shifted, reward, discount, jnp.exp(log_ratio), LAMBDA)
+    out = estimate(value, shifted, reward, GAMMA * (1 - terminated), jnp.exp(log_ratio), LAMBDA)
     return out.errors, out.errors + value, out.pg_advantage
 
 
@@ -246,7 +237,7 @@ def cases() -> dict[str, Case]:
 
 def gradient(method: Method, wrt: int) -> Method:
     """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
-    return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args).astype(jnp.float32), axis=0)), wrt)
+    return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
 def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
@@ -257,7 +248,7 @@ def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], i
     loop = _timing.repeated(method)
     call, n = _timing.compile_cold(loop, 1, *args)[0], 1
     for _ in range(3):
-        once = _timing.seconds(functools.partial(call, n, *args))[0] / n
+        once = _timing.seconds(functools.partial(call, n, *args)) / n
         n = max(round(0.005 / once), 4 if once < 1 else 1)
     if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
         return functools.partial(_timing.compile_cold(functools.partial(loop, n), *args)[0], *args), n
@@ -278,13 +269,13 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
         methods |= case.rivals
     if direction == "gradient":
         methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
-    if case.alike and len(methods) > 1 and arrays["value"].dtype == jnp.float32:
+    if case.alike and len(methods) > 1:
         check({name: jax.jit(method)(*args) for name, method in methods.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
     loops = {name: loop_of(method, args) for name, method in methods.items()}
     loops["floor"] = loop_of(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
-    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)[0]
+    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)
     samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
     ours = _timing.quartiles(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
@@ -308,15 +299,14 @@ def main() -> None:
     options = parser(__doc__, rounds=15, json=None)
     options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
     options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
-    options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     given = options.parse_args()
 
     def rows() -> Iterator[dict[str, Any]]:
-        for (time, envs), dtype in itertools.product(given.sizes, given.dtypes):
-            arrays = workload(time, envs, dtype)
+        for time, envs in given.sizes:
+            arrays = workload(time, envs)
             for name in given.parts:
                 for direction in ("forward",) if known[name].wrt is None else ("forward", "gradient"):
-                    where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
+                    where = {"part": name, "direction": direction, "size": [time, envs]}
                     for row in measure(known[name], arrays, direction, given.rounds):
                         yield where | row
 

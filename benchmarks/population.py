@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
@@ -45,11 +44,9 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
     make_train = training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, fraction=FRACTION)
     population = make_train(config)
 
-    def run(every: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+    def run(every: jax.Array, key: jax.Array) -> jax.Array:
         train = dataclasses.replace(population, every=every)  # traced, so that both arms are the same program
-        state, metrics = train(key)
-        played = train.evaluate_policy(evaluation_key(key), state, EPISODES).episode_return
-        return jnp.mean(played), jnp.sum(metrics["population/parent"] != jnp.arange(MEMBERS)), state.best[1]
+        return jnp.mean(train.evaluate_policy(evaluation_key(key), train(key).state, EPISODES).episode_return)
 
     # One seed after another, because a CPU is busy with one, and nested vmaps compile for twice as long.
     program = jax.jit(
@@ -57,8 +54,7 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         compiler_options=compiler_options(),
     )
     for arm, every in {"population": config.num_updates // SELECTIONS, "random search": config.num_updates}.items():
-        returns, copies, best = jax.tree.map(np.asarray, program(every, keys_of(seeds)))
-        arms[arm] = training.summary(returns) | {"copies": copies, "best": best}
+        arms[arm] = training.summary(program(every, keys_of(seeds)))
         print(f"{task:9} {arm:14} {interval(arms[arm], 1)}", flush=True)
     change = difference(*(arm["per_seed"] for arm in arms.values()))
     steps = population.num_updates * population.steps_per_update

@@ -2,12 +2,14 @@
 
     python -m benchmarks reproduce 'kuhn.jsonl#kuhn'
 
-The commit is checked out in build/reproduced, and runs with the packages that are installed here; further arguments are
-appended to its command. CPUs round differently, and learning amplifies that: compare means with their intervals.
+The files of the commit are unpacked in a temporary folder, and run with the packages that are installed here; further
+arguments are appended to the command. CPUs round differently, and learning amplifies that: compare means with their
+intervals.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ._options import parser
-from ._records import RESULTS, ROOT, Record, find, git
+from ._records import RESULTS, Record, checkout, find
 
 
 def numbers(x: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -48,26 +50,15 @@ def records_in(text: str) -> list[Record]:
 
 
 def rerun(record: Record, more: Sequence[str]) -> list[Record]:
-    """Run a record's command where its commit is checked out; return the records that it wrote."""
-    commit = record["commit"]
-    place = ROOT / "build" / "reproduced" / commit[:12]
-    if not place.exists():
-        git("worktree", "prune")
-        git("worktree", "add", "--detach", str(place), commit)
-        if not place.exists():
-            sys.exit(f"this checkout has no commit {commit}: clone the whole history")
-    git("-C", str(place), "checkout", "--", ".")
+    """Run a record's command with the files of its commit; return the records that it wrote."""
     command = [sys.executable, *shlex.split(record["command"])[1:], *more]
-    print(shlex.join(command), flush=True)
-    subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)}, check=True)
-    written = []
-    for name in git("-C", str(place), "status", "--porcelain", "-uall", "--", "benchmarks/results").splitlines():
-        path = name[2:].strip()
-        before = git("-C", str(place), "show", f"HEAD:{path}")
-        known = records_in(before) if before else []
-        if path.endswith((".json", ".jsonl")):
-            written += [each for each in records_in((place / path).read_text()) if each not in known]
-    return written
+    with checkout(record["commit"]) as place:
+        files = functools.partial((place / "benchmarks/results").rglob, "*.json*")
+        before = [each for path in files() for each in records_in(path.read_text())]
+        print(shlex.join(command), flush=True)
+        subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)}, check=True)
+        after = [each for path in files() for each in records_in(path.read_text())]
+    return [each for each in after if each not in before]
 
 
 def main() -> None:

@@ -10,12 +10,9 @@ seeds are then trained with it. Writes a record of benchmarks/results/study.json
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
@@ -23,8 +20,9 @@ from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
 from ._options import parser
+from ._pages import interquartile
 from ._records import RESULTS, write
-from ._runs import outcome
+from ._runs import outcome, side_by_side
 
 
 class Arm(NamedTuple):
@@ -80,39 +78,29 @@ TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
 }
 
 
-def trained(config: pufferlib_ppo.Config, arm: Arm) -> Callable[[Sequence[tuple[int, float]]], dict[str, np.ndarray]]:
-    """A function of `SEEDS` seeds with their learning rates: that many runs in one program, compiled once."""
-
-    @jax.jit
-    @jax.vmap
-    def program(seed: jax.Array, learning_rate: jax.Array) -> dict[str, jax.Array]:
-        here = dataclasses.replace(config, learning_rate=learning_rate)
-        found = outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
-        return {what: found[what] for what in (WHOLE, LAST)}
-
-    def run(columns: Sequence[tuple[int, float]]) -> dict[str, np.ndarray]:
-        seeds, rates = zip(*columns, strict=True)
-        return jax.tree.map(np.asarray, program(jnp.asarray(seeds), jnp.asarray(rates, jnp.float32)))
-
-    return run
-
-
 def measure(task: str) -> dict[str, Any]:
-    """All arms of one task."""
+    """All arms of one task: `SEEDS` runs in one program, first to choose the learning rate, and again with it."""
     config, rates = TASKS[task]
-    tuned = [(seed, rate) for rate in rates for seed in range(100, 100 + TUNING_SEEDS)]
+    tuned = np.repeat(np.float32(rates), TUNING_SEEDS)
     arms: dict[str, Any] = {}
     for name, arm in ARMS.items():
-        began, run = time.perf_counter(), trained(config, arm)
-        found = run((tuned * SEEDS)[:SEEDS])  # repeats only fill the program up
+
+        def trained(seed: jax.Array, rate: jax.Array, arm: Arm = arm) -> dict[str, jax.Array]:
+            here = dataclasses.replace(config, learning_rate=rate)
+            found = outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
+            return {what: found[what] for what in (WHOLE, LAST)}
+
+        run = side_by_side(trained)
+        # Repeats only fill the program up.
+        found = run(np.resize(100 + np.arange(len(tuned)) % TUNING_SEEDS, SEEDS), np.resize(tuned, SEEDS))
         whole = found[WHOLE][: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
         rate = rates[int(np.nanargmax(whole))]
-        summaries = {what: training.summary(x) for what, x in run([(1 + i, rate) for i in range(SEEDS)]).items()}
+        found = run(np.arange(1, 1 + SEEDS), np.full(SEEDS, rate, np.float32))
+        summaries = {what: training.summary(x) for what, x in found.items()}
         tuning = {str(r): float(w) for r, w in zip(rates, whole, strict=True)}
         arms[name] = {**arm._asdict(), "learning_rate": rate, "tuning": tuning, **summaries}
-        iqm, (low, high) = arms[name][WHOLE]["iqm"], arms[name][WHOLE]["iqm_95"]
-        took = f"last {arms[name][LAST]['iqm']:.1f} ({time.perf_counter() - began:.0f} s)"
-        print(f"{task:9} {name:22} learning rate {rate:g}: {iqm:8.1f} [{low:.1f}, {high:.1f}], {took}", flush=True)
+        shown = ", last ".join(interquartile(arms[name][what]) for what in (WHOLE, LAST))
+        print(f"{task:9} {name:22} learning rate {rate:g}: {shown}", flush=True)
     return {"task": task, "config": dataclasses.asdict(config), "seeds": SEEDS, "arms": arms}
 
 

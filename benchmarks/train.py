@@ -68,13 +68,6 @@ RECIPES = {  # what was written by hand: the recipe it is a rival of
 }
 
 
-def cleanrl_config(env_id: str, num_envs: int, updates: int, **changes: Any) -> cleanrl_ppo.Config:
-    """The setting as a configuration of the recipe."""
-    return cleanrl_ppo.Config(
-        env_id=env_id, total_timesteps=updates * num_envs * STEPS, num_envs=num_envs, num_steps=STEPS, **changes
-    )
-
-
 def one_agent(env: envs.Env) -> envs.Env:
     """An environment with an axis of one agent, for IPPO."""
 
@@ -192,7 +185,8 @@ def programs(
     env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None
 ) -> dict[str, Callable[[jax.Array], Any]]:
     """`train(key)` of everybody who can take part in a setting."""
-    config = cleanrl_config(env_id, num_envs, updates)
+    common = {"env_id": env_id, "total_timesteps": updates * num_envs * STEPS, "num_envs": num_envs, "num_steps": STEPS}
+    config = cleanrl_ppo.Config(**common)
     found: dict[str, Callable[[jax.Array], Any]] = {
         "cleanrl": cleanrl_ppo.make_train(config),
         "handwritten": handwritten.cleanrl.make_train(config),
@@ -203,11 +197,9 @@ def programs(
         return found
     if num_envs >= LARGE and env_id == CARTPOLE:
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
-    common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
-    puffer = pufferlib_ppo.Config(
-        env_id=env_id, update_epochs=EPOCHS, num_minibatches=MINIBATCHES, hidden=HIDDEN, optimizer="adam", **common
-    )
-    agents = ippo.Config(env_id=env_id, hidden=HIDDEN, **common)
+    epochs = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
+    puffer = pufferlib_ppo.Config(**common, **epochs, hidden=HIDDEN, optimizer="adam")
+    agents = ippo.Config(**common, hidden=HIDDEN)
     found |= {
         "pufferlib": pufferlib_ppo.make_train(puffer),
         "pufferlib, handwritten": handwritten.pufferlib.make_train(puffer),
@@ -220,14 +212,9 @@ def programs(
 
 
 def measure(
-    setting: str,
-    rounds: int,
-    host: bool = True,
-    compilations: int = 1,
-    clone: str | None = None,
-    only: Sequence[str] = (),
+    setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row for each program of a setting, timed in turn; compiled in turn, too, if more than once."""
+    """One row for each program of a setting (of `only`, if there are any), timed in turn, and compiled in turn."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
     chosen = programs(env_id, num_envs, updates, seeds, clone)
@@ -252,11 +239,11 @@ def measure(
     for name, all_of_them in compiling.items():
         medians = {step: statistics.median(took[step] for took in all_of_them) for step in ("trace", "compile")}
         rows[name]["compile_seconds"] = medians
-    if host and env_id == CARTPOLE and seeds == 1 and num_envs <= 64:
-        for name in filter(installed, HOST_RIVALS):
-            fewer = max(1, updates // 10)
+    fewer = max(1, updates // 10)
+    for name in HOST_RIVALS if env_id == CARTPOLE and seeds == 1 and num_envs <= 64 else ():
+        if installed(name) and (name in only or not only):
             thunks[name], steps[name], rows[name] = on_host(name, env_id, num_envs, fewer), each * fewer, {}
-    walls = _timing.interleaved(thunks, rounds, long=20)[0]
+    walls = _timing.interleaved(thunks, rounds, long=20)
     for name, found in _timing.speeds(walls, steps, cleanrl="cleanrl").items():
         rows[name] |= found
         if recipe := RECIPES.get(name):
@@ -271,12 +258,10 @@ def main() -> None:
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
     options.add_argument("--programs", nargs="+", default=(), help="these alone, and cleanrl to compare them with")
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
-    options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     given = options.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not installed(name):
             print(f"{name}: left out, it is not installed")
-    common = {"host": not given.no_host, "compilations": given.compilations, "clone": given.purejaxrl}
-    common["only"] = given.programs
-    collect(given.json, (row for setting in given.settings for row in measure(setting, given.rounds, **common)))
+    how = (given.rounds, given.compilations, given.purejaxrl, given.programs)
+    collect(given.json, (row for setting in given.settings for row in measure(setting, *how)))
