@@ -20,7 +20,6 @@ from ._records import RESULTS, Record, read
 from .train import ONE_SEED, RECIPES
 
 Link = Callable[..., str]
-RETURNS = ("last_100_episodes_return", "evaluation_100_episodes_return")
 PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, and after 3M; others after 1M; one more
     "Humanoid-v5": ("787 (194)", "1360", "rl_games about 3,300", "rl_games about 6,900"),
     "Ant-v5": ("3258 (1079)", "4079", "TRPO, SB3-zoo 4,982", ""),
@@ -78,8 +77,8 @@ def learning(link: Link, *names: str) -> list[str]:
     for name in names:
         found = records("learning")[name]["results"]
         task = f"{found['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
-        steps, returns = f"{found['env_steps']:,}", (reached(found, what) for what in RETURNS)
-        rows.append([task, steps, seeds_of(found["seeds"]), *returns])
+        returns = (reached(found, f"{what}_episodes_return") for what in ("last_100", "evaluation_100"))
+        rows.append([task, f"{found['env_steps']:,}", seeds_of(found["seeds"]), *returns])
     return table(
         ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"], rows
     )
@@ -217,6 +216,13 @@ class Comparison(NamedTuple):
         named = {run["variant"]: run for run in chosen}
         return cls(base["task"], base["env_steps"], seeds_of(base["seeds"]), named, last, mean)
 
+    def cell(self, link: Link, name: str) -> str:
+        """The change of the last evaluation by a choice, or the last evaluation of the base; empty without a run."""
+        if name not in self.runs:
+            return ""
+        found = signed(self.last[name]) if name in self.last else interval(self.runs[name]["last_evaluation"])
+        return link(found, *self.runs[name]["addresses"])
+
 
 def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
@@ -230,24 +236,15 @@ def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
 
 def choices(link: Link, benchmark: str) -> list[str]:
     """The effect of each choice on the last evaluation."""
-    from . import differences
-    from .mujoco import VARIANTS
+    from . import differences, mujoco
 
-    labels = {name: f"`{name}`" for name in VARIANTS}
+    labels = {name: f"`{name}`" for name in mujoco.VARIANTS}
     if benchmark == "differences":
         labels = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
     compared = comparisons(benchmark, labels)
     head = [f"{one.task}, seeds {one.seeds}" for one in compared]
-    rows = []
-    for name, label in labels.items():
-        cells = []
-        for one in compared:
-            shown = signed(one.last[name]) if name in one.last else ""
-            if name in one.runs and not shown:
-                shown = interval(one.runs[name]["last_evaluation"])
-            cells.append(link(shown, *one.runs[name]["addresses"]) if shown else "")
-        if any(cells):
-            rows.append([label, *cells])
+    rows = [[label, *(one.cell(link, name) for one in compared)] for name, label in labels.items()]
+    rows = [row for row in rows if any(row[1:])]
     found = [float(np.median([detected(change) for change in one.last.values()])) for one in compared]
     rows.append(["a change of this size is found with a power of 80 %", *(f"{size:.0f}" for size in found)])
     return table([f"change, {compared[0].steps:,} steps", *head], rows)
@@ -280,14 +277,10 @@ def kuhn(link: Link) -> list[str]:
 
 def levels(link: Link) -> list[str]:
     """Interquartile means of returns in held-out mazes."""
-    arms = {}
-    for result in results("levels"):
-        arms[link(f"seeds {seeds_of(result['seeds'])}", result["address"])] = result["arms"]
-    rows: dict[str, list[str]] = {}
-    for each in arms.values():
-        for name, found in each.items():
-            rows.setdefault(name, [name]).append(interquartile(found["held_out"], 3))
-    return table(["levels", *arms], rows.values())
+    runs = results("levels")
+    head = [link(f"seeds {seeds_of(run['seeds'])}", run["address"]) for run in runs]
+    rows = [[arm, *(interquartile(run["arms"][arm]["held_out"], 3) for run in runs)] for arm in runs[0]["arms"]]
+    return table(["levels", *head], rows)
 
 
 def papers(link: Link, name: str) -> list[str]:
@@ -326,6 +319,12 @@ def study(link: Link) -> list[str]:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
+def rows_of(benchmark: str, *names: str) -> list[Record]:
+    """The rows of some records of a benchmark, each with the address of its record."""
+    found = [(name, row) for name in names for row in records(benchmark)[name]["results"]]
+    return [row | {"address": f"{benchmark}.jsonl#{name}"} for name, row in found]
+
+
 def by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
     """A table with a line for each label and a column for each size."""
     sizes = {sized(row): (math.prod(row["size"]), row["size"]) for row in rows}
@@ -343,7 +342,7 @@ def label_of(row: Record) -> str:
 
 def parts(link: Link, name: str, *sizes: str) -> list[str]:
     """Ours, inside one program: microseconds, and relative to the floor."""
-    ours = [row for row in records("parts")[name]["results"] if row["method"] == "ours" and sized(row) in sizes]
+    ours = [row for row in rows_of("parts", name) if row["method"] == "ours" and sized(row) in sizes]
 
     def times(row: Record) -> str:
         return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){'?' * row['disturbed']}"
@@ -353,7 +352,7 @@ def parts(link: Link, name: str, *sizes: str) -> list[str]:
 
 def rivals(link: Link, name: str) -> list[str]:
     """Other implementations: their time relative to ours."""
-    others = [row for row in records("parts")[name]["results"] if row["method"] not in ("ours", "floor")]
+    others = [row for row in rows_of("parts", name) if row["method"] not in ("ours", "floor")]
 
     def ratio(row: Record) -> str:
         return short(row["over_ours"]["median"]) + "?" * row["disturbed"]
@@ -364,12 +363,10 @@ def rivals(link: Link, name: str) -> list[str]:
 def update(link: Link, *names: str) -> list[str]:
     """A whole update against one written by hand."""
     rows = []
-    for name in names:
-        for row in records("update")[name]["results"]:
-            linked = link(f"`{row['recipe']}`", f"update.jsonl#{name}")
-            ratios = (span(ratio) for ratio in row["ours_over"].values())
-            ours = f"{row['run_ms']['ours']:.1f}"
-            rows.append([linked, sized(row), ours, *ratios, compiling(row["compile_seconds"]["ours"])])
+    for row in rows_of("update", *names):
+        linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
+        ratios = (span(ratio) for ratio in row["ours_over"].values())
+        rows.append([linked, sized(row), ours, *ratios, compiling(row["compile_seconds"]["ours"])])
     head = ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics", "trace + compile, s"]
     return table(head, rows)
 
@@ -388,7 +385,7 @@ def speed(link: Link, *names: str) -> list[str]:
     """How many times faster the recipes are, from records of whole runs of one seed."""
     rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
     ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
-    for row in (row for name in names for row in records("train")[name]["results"]):
+    for row in rows_of("train", *names):
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
             over = span(row.get("over_recipe", row["over_cleanrl"]))
             ratios.setdefault(f"{row['env']}, {row['num_envs']}", {})[row["program"]] = over
@@ -400,12 +397,11 @@ def speed(link: Link, *names: str) -> list[str]:
 def train(link: Link, *names: str) -> list[str]:
     """Whole runs."""
     lines = []
-    for name in names:
-        for row in records("train")[name]["results"]:
-            linked = link(f"{row['env']}, {row['num_envs']}", f"train.jsonl#{name}")
-            seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
-            speed, built = f"{row['steps_per_second']:,.0f}", compiling(row.get("compile_seconds"))
-            lines.append([linked + seeds, row["program"], speed, span(row["over_cleanrl"]), built])
+    for row in rows_of("train", *names):
+        linked = link(f"{row['env']}, {row['num_envs']}", row["address"])
+        seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
+        speed, built = f"{row['steps_per_second']:,.0f}", compiling(row.get("compile_seconds"))
+        lines.append([linked + seeds, row["program"], speed, span(row["over_cleanrl"]), built])
     head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     return table(head, lines)
 
@@ -414,7 +410,7 @@ def hosts(link: Link, name: str) -> list[str]:
     """Steps per second with environments on the host."""
     rows = [
         [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", span(row["over_recipe"])]
-        for row in records("hosts")[name]["results"]
+        for row in rows_of("hosts", name)
     ]
     return table(["task, 8 environments", "program", "steps per second", "time relative to the recipe"], rows)
 

@@ -1,73 +1,63 @@
 """PPO for gymnax's classic control tasks: one chain, and options that can be left out one at a time.
 
-Each option is a field of `Config`, so that `python -m benchmarks learning classic_mountain_car --set refresh=rollout`
-leaves one out. docs/exploration.md has the results.
+`python -m benchmarks learning classic_mountain_car --set refresh=rollout` leaves one out. docs/exploration.md has the
+results.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.recipes import cleanrl_ppo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(training.Config):
-    """Hyperparameters; the defaults are those of MountainCar-v0 with a million steps."""
+class Config(cleanrl_ppo.Config):
+    """CleanRL's hyperparameters, and further ones; the defaults are those of MountainCar-v0 with a million steps."""
 
     env_id: str = "MountainCar-v0"
     total_timesteps: int = 1_000_000
     num_envs: int = 32
     num_steps: int = 16
-    learning_rate: Annotated[float, at_least(0)] = 2e-3  # of Adam
-    anneal: bool = True  # anneal the learning rate and the clip range linearly to 0
-    gamma: Annotated[float, between(0, 1)] = 0.99
-    gae_lambda: Annotated[float, between(0, 1)] = 0.98
-    num_minibatches: Annotated[int, at_least(1)] = 4
-    update_epochs: Annotated[int, at_least(1)] = 4
-    clip_coef: Annotated[float, more_than(0)] = 0.2
-    vf_coef: Annotated[float, at_least(0)] = 0.5
-    ent_coef: Annotated[float, at_least(0)] = 0.0
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5
-    normalize_observations: bool = True
-    normalize_rewards: bool = True
-    normalize_advantages: bool = True
-    clip_values: bool = False  # clip values around those of the rollout
+    learning_rate: float = 2e-3
+    gae_lambda: float = 0.98
+    clip_vloss: bool = False
+    ent_coef: float = 0.0
+    normalize_env: bool = True
+    normalize_observations: bool = True  # False: rewards alone are normalized
+    normalize_rewards: bool = True  # False: observations alone are normalized
     refresh: Literal["rollout", "epoch"] = "epoch"  # how often advantages are computed again
-    hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)
     log_std: float = 0.0  # initial logarithm of the standard deviation of continuous actions
 
 
 def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
-    training.check_config(config)
     env = envs.prepare(envs.make(config.env_id) if env is None else env)
-    if config.normalize_observations:
+    if config.normalize_env and config.normalize_observations:
         env = envs.normalize_observation(env)
-    if config.normalize_rewards:
+    if config.normalize_env and config.normalize_rewards:
         env = envs.normalize_reward(env, gamma=config.gamma)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
 
     def annealed(first: float) -> Any:
-        return pp.linear_schedule(first, 0.0, config.num_updates) if config.anneal else first
+        return pp.linear_schedule(first, 0.0, config.num_updates) if config.anneal_lr else first
 
     pipeline = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=config.refresh),
-        pp.advantage_normalize() if config.normalize_advantages else pp.identity(),
+        pp.advantage_normalize() if config.norm_adv else pp.identity(),
         pp.clipped_surrogate(clip_eps=annealed(config.clip_coef)),
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
-        if config.clip_values
+        if config.clip_vloss
         else pp.value_loss(coef=config.vf_coef),
         pp.entropy_bonus(coef=annealed(config.ent_coef)),
+        pp.identity() if config.target_kl is None else pp.kl_early_stop(config.target_kl, check="epoch"),
     )
-    rate = annealed(config.learning_rate)
-    optimizer = pp.clipped_adam(rate, config.max_grad_norm)
-    return training.Train.of(config, env, policy, pipeline, optimizer, schedules={"learning_rate": rate})
+    return cleanrl_ppo.make_train(config, env, pipeline, policy)
 
 
 PRESETS = {

@@ -31,14 +31,11 @@ COMPARED = 4
 SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
 
 
-def recipes() -> dict[str, tuple[Any, Any]]:
-    """Recipes and configurations by name."""
-    lstm = dataclasses.replace(pufferlib_ppo.Config(), memory="lstm")
-    return {
-        "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
-        "PufferLib, LSTM, prioritized segments": (pufferlib_ppo, lstm),
-        "IPPO, switch riddle, GRU": (ippo, ippo.PRESETS["riddle"]),
-    }
+RECIPES: dict[str, tuple[Any, Any]] = {
+    "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
+    "PufferLib, LSTM, prioritized segments": (pufferlib_ppo, pufferlib_ppo.Config(memory="lstm")),
+    "IPPO, switch riddle, GRU": (ippo, ippo.PRESETS["riddle"]),
+}
 
 
 def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
 
     def rows() -> Iterator[dict[str, Any]]:
-        for name, (module, config) in recipes().items():
+        for name, (module, config) in RECIPES.items():
             for scaling in ("one shard", "strong", "weak"):
                 for devices in [COMPARED] if scaling == "one shard" else DEVICES:
                     sized = configured(config, scaling, devices)

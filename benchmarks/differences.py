@@ -1,12 +1,10 @@
 """The effect of each single difference between the PPO of libraries: one chain, with one choice changed at a time.
 
-    python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --seeds 10 --evaluations 6
     python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --seeds 10 --evaluations 6 --variant current_value
 
-The chain that is changed is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and
-with the other settings of `mujoco_ppo`. docs/libraries.md says which library makes which choice. The protocol
-is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without contact forces. The records are in
-benchmarks/results/differences.jsonl.
+The chain is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and with the other
+settings of `mujoco_ppo`. The protocol is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without
+contact forces. The records are in benchmarks/results/differences.jsonl.
 """
 
 from __future__ import annotations

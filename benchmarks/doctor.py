@@ -35,7 +35,7 @@ Numbers = Mapping[str, Any]
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
-    "stale": 0, "unnormalized": 0, "certain": 0,
+    "stale": 0, "unnormalized": 0, "certain": 0, "remembers": 0,
 }  # fmt: skip
 """Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
 FAULTS: dict[str, dict[str, float]] = {
@@ -69,6 +69,7 @@ FAULTS: dict[str, dict[str, float]] = {
     "never_ends": {"never": 1},
     "duplicated_envs": {"same": 1},
     "not_finite": {"nan": 1},
+    "memory_not_reset": {"remembers": 1},
 }
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
 SETTINGS: dict[str, dict[str, int]] = {
@@ -86,13 +87,15 @@ ONLY_BOXED = (
 )  # fmt: skip
 ONLY_RAW = ("advantage_not_standardized",)  # with normalized rewards, raw advantages do no harm, as in mujoco_ppo
 ONLY_SHARED = ("value_dominates",)
+ONLY_WITH_MEMORY = ("memory_not_reset",)
+TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 
 
 def faulty_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
     """Plant the faults of the environment and of its wrappers."""
 
     def shown(obs: Any) -> Any:
-        return obs * f["obs"]
+        return f["obs"] * jnp.where(f["same"] > 0, jnp.broadcast_to(obs[:1], obs.shape), obs)
 
     def spoiled(old: Any, new: Any) -> Any:
         if not normalized:
@@ -102,23 +105,18 @@ def faulty_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
         kept = kept._replace(var=jnp.where(begins, 1e10, kept.var))
         return new._replace(inner=new.inner._replace(moments=kept))
 
-    def first(x: Any) -> Any:
-        return jnp.where(f["same"] > 0, jnp.broadcast_to(x[:1], x.shape), x) if jnp.ndim(x) else x
-
     def reset(key: Any, num_envs: int) -> Any:
         state, obs = env.reset(key, num_envs)
-        return state, shown(first(obs))
+        return state, shown(obs)
 
     def step(key: Any, state: Any, action: Any) -> Any:
         new, out = env.step(key, state, action)
-        out = out._replace(obs=first(out.obs), final_obs=first(out.final_obs))
         runs = f["never"] == 0
         out = out._replace(terminated=out.terminated & runs, truncated=out.truncated & runs)
         return spoiled(state, new), out._replace(obs=shown(out.obs), final_obs=shown(out.final_obs))
 
     def evaluation(state: Any) -> envs.Env:
-        inner = env.evaluation(state)
-        return faulty_env(inner, NORMAL | {"obs": f["obs"]}, False)
+        return faulty_env(env.evaluation(state), NORMAL | {"obs": f["obs"]}, False)
 
     return env._replace(reset=reset, step=step, evaluation=evaluation)
 
@@ -142,8 +140,8 @@ def faulty_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     return rollout._replace(collect=collect)
 
 
-def faulty_policy(policy: pp.Policy, f: Numbers) -> pp.Policy:
-    """Plant the faults of the first parameters."""
+def faulty_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
+    """Plant the faults of the first parameters, and of a memory."""
 
     def init(key: Any) -> Any:
         def changed(path: Any, x: Any) -> Any:
@@ -155,13 +153,17 @@ def faulty_policy(policy: pp.Policy, f: Numbers) -> pp.Policy:
 
         return jax.tree_util.tree_map_with_path(changed, policy.init(key))
 
-    return dataclasses.replace(policy, init=init)
+    def evaluate(params: Any, batch: pp.Batch) -> Any:
+        return policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)
+
+    return dataclasses.replace(policy, init=init, evaluate=evaluate)
 
 
-def planted(config: Config, f: Numbers, env: envs.Env, shared: bool = False) -> training.Train:
+def planted(config: Config, f: Numbers, env: envs.Env, shared: bool, memory: bool) -> training.Train:
     """Return CleanRL's PPO with faults."""
     env = envs.prepare(env, normalize=config.normalize_env, gamma=config.gamma)
-    policy = faulty_policy(networks.actor_critic(env, config.hidden, "tanh", shared=shared), f)
+    network = networks.actor_critic(env, config.hidden, "tanh", shared=shared, memory="lstm" if memory else None)
+    minibatches = pp.segment_minibatches if memory else pp.shuffled_minibatches
 
     def scaled(batch: pp.Batch) -> pp.Batch:
         x = batch.advantage
@@ -173,7 +175,7 @@ def planted(config: Config, f: Numbers, env: envs.Env, shared: bool = False) -> 
 
     pipeline = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        minibatches(config.num_minibatches, config.update_epochs),
         pp.stateless(scaled, requires=("advantage",), provides=("advantage",), place="after_sampler"),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.policy_diagnostics(),
@@ -186,26 +188,46 @@ def planted(config: Config, f: Numbers, env: envs.Env, shared: bool = False) -> 
     def rate(update: Any) -> Any:
         return config.learning_rate * jnp.maximum(0, 1 - update * f["unit"] / config.num_updates)
 
-    train = training.Train.of(
-        config, faulty_env(env, f, config.normalize_env), policy, pipeline, pp.clipped_adam(rate, config.max_grad_norm)
-    )
+    env, policy = faulty_env(env, f, config.normalize_env), faulty_policy(network, f, memory)
+    train = training.Train.of(config, env, policy, pipeline, pp.clipped_adam(rate, config.max_grad_norm))
     return dataclasses.replace(train, rollout=faulty_rollout(train.rollout, f, env.action_space))
 
 
 def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -> dict[str, Any]:
     """Train, and return metrics `[updates]`, those of an evaluation, and those of a probe."""
+
+    def unless(fault: str, last: Any, first: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(f[fault] > 0, b, a), last, first)
+
     first = train.init(key)
     state, metrics = jax.lax.scan(lambda state, _: train.step(state), first, None, length=train.num_updates)
-    params = jax.tree.map(lambda a, b: jnp.where(f["stale"] > 0, a, b), first.learner.params, state.learner.params)
-    env_state = jax.tree.map(
-        lambda a, b: jnp.where(f["unnormalized"] > 0, a, b), first.rollout.env_state, state.rollout.env_state
-    )
-    played = state._replace(
-        learner=state.learner._replace(params=params), rollout=state.rollout._replace(env_state=env_state)
-    )
+    params = unless("stale", state.learner.params, first.learner.params)
+    env_state = unless("unnormalized", state.rollout.env_state, first.rollout.env_state)
+    learner, rollout = state.learner._replace(params=params), state.rollout._replace(env_state=env_state)
+    played = state._replace(learner=learner, rollout=rollout)
     episodes = train.evaluate_policy(jax.random.fold_in(key, 2**20), played, 8)
     evaluation = {"evaluation/episode_return": jnp.mean(episodes.episode_return)}
     return {**{name: metrics[name] for name in metrics}, **evaluation, **training.probe(train, state, config)}
+
+
+def lanes(
+    base: Config, names: list[str], first_seed: int, shared: bool = False, memory: bool = False
+) -> dict[str, Any]:
+    """Run one lane for each name of a fault, or "healthy", in one program; seeds are counted for each name."""
+    env, normal = envs.make(base.env_id), NORMAL | {name: getattr(base, name) for name in TRACED}
+    rows = [normal | FAULTS.get(name, {}) for name in names]
+    for row, name in zip(rows, names, strict=True):
+        row["learning_rate"] = normal["learning_rate"] * FAULTS.get(name, {}).get("learning_rate", 1.0)
+    numbers = {name: np.array([row[name] for row in rows], np.float32) for name in normal}
+
+    def run(seed: Any, f: Numbers) -> dict[str, Any]:
+        config = dataclasses.replace(base, **{name: f[name] for name in TRACED})
+        return measure(planted(config, f, env, shared, memory), jax.random.key(seed), config, f)
+
+    found = side_by_side(run)(np.array([first_seed + names[:i].count(name) for i, name in enumerate(names)]), numbers)
+    counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
+    given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in TRACED}).items()}
+    return {"name": np.array(names), **found, **given, "config": as_text(base)}
 
 
 def all_faults(
@@ -213,59 +235,19 @@ def all_faults(
 ) -> dict[str, Any]:
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
-    left_out = {*(ONLY_RAW if base.normalize_env else ONLY_BOXED), *([] if shared else ONLY_SHARED)}
-    fields, env = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef"), envs.make(env_id)
-
-    def lanes(base: Config, names: list[str]) -> dict[str, Any]:
-        normal = NORMAL | {name: getattr(base, name) for name in fields}
-        rows = [normal | FAULTS.get(name, {}) for name in names]
-        for row, name in zip(rows, names, strict=True):
-            row["learning_rate"] = normal["learning_rate"] * FAULTS.get(name, {}).get("learning_rate", 1.0)
-        numbers = {name: jnp.array([row[name] for row in rows], jnp.float32) for name in normal}
-
-        def run(key: Any, f: Numbers) -> dict[str, Any]:
-            config = dataclasses.replace(base, **{name: f[name] for name in fields})
-            return measure(planted(config, f, env, shared), key, config, f)
-
-        seed = [first_seed + names[:i].count(name) for i, name in enumerate(names)]
-        found = side_by_side(run)(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
-        counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
-        given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in fields}).items()}
-        return {"name": np.array(names), **found, **given}
-
+    left_out = {*(ONLY_RAW if base.normalize_env else ONLY_BOXED), *ONLY_WITH_MEMORY, *(() if shared else ONLY_SHARED)}
     names = [name for name in FAULTS if name not in left_out for _ in range(seeds)] + ["healthy"] * healthy
-    parts = [lanes(base, names)]
+    parts = [lanes(base, names, first_seed, shared)]
     for name, changes in SETTINGS.items():
-        parts.append(lanes(dataclasses.replace(base, **changes), [name] * seeds))
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return {**whole, "config": as_text(base)}
+        parts.append(lanes(dataclasses.replace(base, **changes), [name] * seeds, first_seed, shared))
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "config"}
+    return whole | {"config": as_text(base)}
 
 
 def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
     """Run a recurrent policy that ignores `reset`, and one that does not."""
     config = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    env = envs.make(env_id)
-    pipeline = pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.segment_minibatches(config.num_minibatches, config.update_epochs),
-        pp.advantage_normalize(),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
-    optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
-    network = networks.actor_critic(env, config.hidden, "tanh", shared=True, memory="lstm")
-
-    def run(key: Any, keeps: Any) -> dict[str, Any]:
-        def evaluate(params: Any, batch: pp.Batch) -> Any:
-            return network(params, batch.replace(reset=batch.reset * (1 - keeps)))
-
-        policy = dataclasses.replace(network, evaluate=evaluate)
-        return measure(training.Train.of(config, env, policy, pipeline, optimizer), key, config)
-
-    found = side_by_side(run)(keys_of(range(first_seed, first_seed + 2 * seeds)), jnp.repeat(jnp.array([1, 0]), seeds))
-    return {"name": ["memory_not_reset"] * seeds + ["healthy"] * seeds, **found, "config": as_text(config)}
+    return lanes(config, [*ONLY_WITH_MEMORY, "healthy"] * seeds, first_seed, shared=True, memory=True)
 
 
 def healthy(recipe: str, preset: str, first_seed: int, seeds: int, **changes: Any) -> dict[str, Any]:
@@ -336,13 +318,11 @@ def judge(found: Iterable[tuple[str, list[str], bool]]) -> dict[str, Any]:
         among = float(np.mean([name in names for name, names, _ in faults]))
         return {"faults": len(faults), "among": among, "first": float(np.mean([x[0] in x[1][:1] for x in faults]))}
 
-    missed = collections.Counter(name for name, names, _ in faults if name not in names)
     return {
         "all": shares(faults) | {"kinds": len({name for name, *_ in faults})},
         "harmful": shares([row for row in faults if row[2]]),
         "healthy": len(clean),
         "false_alarms": sum(bool(names) for _, names, _ in clean),
-        "missed": missed,
         "confusion": matrix,
     }
 
@@ -363,5 +343,5 @@ def main() -> None:
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
             rows += found
         results[split] = judge(rows)
-        print(split, {name: x for name, x in results[split].items() if name not in ("missed", "confusion")})
+        print(split, {name: x for name, x in results[split].items() if name != "confusion"})
     write(options.json, results)

@@ -3,18 +3,15 @@
     python -m benchmarks hosts --json benchmarks/results/hosts.jsonl#cpu
     python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
 
-All train the same network on the same task in the same settings: 8 environments, 256 steps, 10 epochs of 32
-minibatches of 64, observations and rewards normalized, one process. `recipe` is `mujoco_ppo`; `cleanrl's
-settings` is `cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
-Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or given: CleanRL's own
-script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, and on version 4 of the task; its
-own count of steps per second is read. Programs run in turn; compile time is not counted.
+All train the same network on the same task in the same settings. `recipe` is `mujoco_ppo`; `cleanrl's settings` is
+`cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and Stable-Baselines3, which take part if
+they are given or installed. CleanRL's own script, unchanged, runs under a Python of its own, because it needs
+Gymnasium 0.29, and on version 4 of the task. Programs run in turn; compile time is not counted.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -32,7 +29,7 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from . import _timing
 from ._options import parser, positive
 from ._records import collect
-from .train import on_host
+from .train import installed, on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
@@ -82,12 +79,6 @@ def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     return run
 
 
-def stable_baselines(task: str, updates: int) -> Callable[[], Any]:
-    """Stable-Baselines3's PPO with its own vectorized environments and normalization."""
-    minibatches = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS}
-    return on_host("sb3", task, ENVS, updates, normalize=True, **minibatches, learning_rate=3e-4, ent_coef=0.0)
-
-
 def cleanrl(python: str, script: str, task: str, updates: int) -> float:
     """Steps per second of CleanRL's script, as it reports them when it ends."""
     given = {
@@ -118,34 +109,31 @@ def steps_per_second(printed: str) -> float:
     return float(re.findall(r"SPS: (\d+)", printed)[-1])
 
 
-def programs(task: str, updates: int) -> dict[str, Callable[[], Any]]:
-    """The programs that run in this process; stable-baselines3 makes a quarter of the updates."""
-    common: dict[str, Any] = {"env_id": f"gym:{task}", "num_envs": ENVS, "num_steps": STEPS, "total_timesteps": 10**9}
-    settings = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
-    config = mujoco_ppo.Config(**common, **settings)
-    other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **common, **settings)
-    found = {
+def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
+    """A row for each program: median steps per second, and paired ratios to the recipe and to the environments."""
+    settings: dict[str, Any] = {
+        "env_id": f"gym:{task}", "num_envs": ENVS, "num_steps": STEPS, "total_timesteps": 10**9,
+        "update_epochs": EPOCHS, "num_minibatches": MINIBATCHES,
+    }  # fmt: skip
+    config = mujoco_ppo.Config(**settings)
+    other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **settings)
+    thunks = {
         "environments alone": alone(task, updates),
         "collecting": ours(mujoco_ppo.make_train(config), updates, learn=False),
         "recipe": ours(mujoco_ppo.make_train(config), updates),
         "cleanrl's settings": ours(cleanrl_ppo.make_train(other), updates),
         "one rollout ahead": ahead(config, updates),
     }
-    if importlib.util.find_spec("stable_baselines3"):
-        found["stable-baselines3"] = stable_baselines(task, max(1, updates // 4))
-    return found
-
-
-def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
-    """A row for each program: median steps per second, and paired ratios to the recipe and to the environments."""
-    thunks = programs(task, updates)
-    steps = dict.fromkeys(thunks, updates * ENVS * STEPS)
-    if "stable-baselines3" in steps:
-        steps["stable-baselines3"] = max(1, updates // 4) * ENVS * STEPS
+    steps, fewer = dict.fromkeys(thunks, updates * ENVS * STEPS), max(2, updates // 4)
+    if installed("sb3"):
+        minibatches = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS}
+        others = {"normalize": True, "learning_rate": 3e-4, "ent_coef": 0.0}
+        steps["stable-baselines3"] = fewer * ENVS * STEPS
+        thunks["stable-baselines3"] = on_host("sb3", task, ENVS, fewer, **minibatches, **others)
     if script:
-        steps["cleanrl"] = max(2, updates // 4) * ENVS * STEPS
         speeds: list[float] = []  # it counts its own time, without that of starting
-        thunks["cleanrl"] = lambda: speeds.append(cleanrl(*script, task, max(2, updates // 4)))
+        steps["cleanrl"] = fewer * ENVS * STEPS
+        thunks["cleanrl"] = lambda: speeds.append(cleanrl(*script, task, fewer))
     walls = _timing.interleaved(thunks, rounds)
     if script:
         walls["cleanrl"] = [steps["cleanrl"] / speed for speed in speeds[-rounds:]]

@@ -20,42 +20,31 @@ from ._options import parser
 from ._records import ROOT, checkout
 
 FRAMES = """
-import sys, jax, jax.numpy as jnp, optax, ppo_parts as pp
+import sys, jax, ppo_parts as pp
+print("names at the top level:", len([x for x in dir(pp) if not x.startswith("_")]))
+try:
+    from ppo_parts.recipes import cleanrl_ppo
+except ImportError:  # they were beside the package once
+    from recipes import cleanrl_ppo
 found = {}
 def profile(frame, event, _):
-    code = frame.f_code
-    name = {"scan": "loops.py", "gather": "slicing.py"}.get(code.co_name)
-    if event != "call" or not name or not code.co_filename.endswith(name):
+    name, files = frame.f_code.co_name, []
+    if event != "call" or name not in ("scan", "gather") or "/jax/" not in frame.f_code.co_filename:
         return
-    files, begun = [], False
     while frame:
         file = frame.f_code.co_filename
         if "/ppo_parts/" in file:
             files.append(file)
-            begun = begun or (frame.f_code.co_name == "update" and "learner" in file)
+        if frame.f_code.co_name == "update" and "learner" in file:
+            if (name == "scan") == any("/functional/" in file for file in files):
+                found.setdefault(name, f"{len(files)} in {len(set(files))} files")
+            return
         frame = frame.f_back
-    what = "recursion of GAE" if any("/functional/" in file for file in files) else "gather of a minibatch"
-    if begun and (code.co_name == "scan") == (what == "recursion of GAE"):
-        found.setdefault(what, (len(files), len(set(files))))
-chain = pp.chain(pp.gae(gamma=.9, gae_lambda=.9), pp.shuffled_minibatches(2), pp.value_loss())
-def evaluate(params, batch):
-    logits = batch.obs @ params
-    return pp.distributions.Categorical(logits), logits[..., 0]
-learner = pp.learner(evaluate, chain, optax.sgd(.1))
-x = jnp.ones((8, 4))
-fields = dict.fromkeys(("log_prob", "value", "reward", "next_value"), x)
-fields |= dict.fromkeys(("terminated", "truncated"), x > 2)
-batch = pp.Batch(obs=jnp.ones((8, 4, 3)), action=jnp.zeros((8, 4), int), **fields)
-state = learner.init(jnp.ones((3, 2)))
 sys.setprofile(profile)
-try:
-    jax.make_jaxpr(learner.update)(jax.random.key(0), state, batch)
-finally:
-    sys.setprofile(None)
-for what in ("recursion of GAE", "gather of a minibatch"):
-    if what in found:
-        print(f"frames to the {what}: {found[what][0]} in {found[what][1]} files")
-print("names at the top level:", len([x for x in dir(pp) if not x.startswith("_")]))
+jax.eval_shape(cleanrl_ppo.make_train(cleanrl_ppo.Config()), jax.random.key(0))
+sys.setprofile(None)
+print("frames to the recursion of GAE:", found["scan"])
+print("frames to the gather of a minibatch:", found["gather"])
 """
 
 

@@ -1,14 +1,10 @@
 """Self-play in Kuhn poker: how exploitable is the policy after mirror descent, and after clipped updates?
 
-    python -m benchmarks kuhn
-
 Each of two players antes 1 and gets one of three cards; the one with the higher card wins the pot. Each may pass or
 bet 1 more, and answers a bet by folding (a pass) or calling (a bet). The exploitability of a policy is what the best
-responses against it earn, averaged over the two seats; it is 0 in an equilibrium, and it is computed exactly here. Both
-arms have the same rollouts, entropy bonus and network. Writes benchmarks/results/kuhn.jsonl.
+responses against it earn, averaged over the two seats; it is 0 in an equilibrium, and it is computed exactly here.
 
-Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, A Unified Approach to Reinforcement Learning,
-Quantal Response Equilibria, and Two-Player Zero-Sum Games, arXiv:2206.05825.
+Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, arXiv:2206.05825.
 """
 
 from __future__ import annotations
@@ -70,7 +66,6 @@ def reset(key: Array) -> Any:
 
 def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
     """Pass or bet."""
-    del key
     cards, node = state
     after, seats = jnp.asarray(NEXT)[node, action], jnp.where(jnp.asarray(FIRST), 1.0, -1.0)
     reward = jnp.asarray(EARNED, jnp.float32)[node, action, (cards[0] > cards[1]).astype(int)]

@@ -1,16 +1,11 @@
-"""Do the recipes learn? Many seeds in one program, results kept as a file.
+"""Do the recipes learn? Many seeds in one program, with a record of benchmarks/results/learning.jsonl for each task.
 
     python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10
-    python -m benchmarks learning cartpole --first-seed 101
+    python -m benchmarks learning cartpole --first-seed 101 --set ent_coef=0.001
 
-writes a record of benchmarks/results/learning.jsonl (configuration, versions, hardware, seeds, curve) for each task;
-`--first-seed 101` adds "_101" to its name, so that the seeds which the hyperparameters were chosen on and others stand
-next to each other, and so does `--set ent_coef=0.001` with "_ent_coef_0.001".
-
-Three numbers are recorded for each seed: the return of the last 100 training episodes, as other projects report it;
-and the returns of 100 new episodes with the final policy, with sampled and with the most likely actions. The training
-return favors short episodes, because more of them end in the same number of steps; the evaluations play each episode
-to its end. Pages say which share of the seeds reaches the task's threshold.
+The second record is called "cartpole_101_ent_coef_0.001". It has three numbers for each seed: the return of the last
+100 training episodes, which favors short episodes, because more of them end in the same number of steps; and the
+returns of 100 new episodes with the final policy, with sampled and with the most likely actions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Levels chosen by regret against random ones: return in mazes that are harder than nearly all random ones.
 
-    python -m benchmarks levels
     python -m benchmarks levels --first-seed 101
 
 runs the code of docs/gallery/levels.md, and writes a record of benchmarks/results/levels.jsonl. All arms take the same

@@ -1,13 +1,10 @@
 """Gymnasium's MuJoCo tasks with `ppo_parts.recipes.mujoco_ppo`, in the protocol of Tianshou's benchmark.
 
-    python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
 
-After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics,
-with keys of their own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou
-reports it, and the mean return of the last 100 training episodes. The best of twenty evaluations favors a lucky one, so
-the last evaluation is recorded, too. The records are <task>_<steps>_<variant>_<first seed> of
-benchmarks/results/mujoco.jsonl, written after each evaluation. A variant changes one thing of the recipe.
+After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics.
+Tianshou reports the best of these evaluations, which favors a lucky one; the records, <task>_<steps>_<variant>_<first
+seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant changes one thing of the recipe.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import mujoco_ppo
 
 from ._options import parser, positive
+from ._pages import interval
 from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, stages
 
@@ -52,29 +50,18 @@ def variant(config: Config, **parts: Any) -> training.Train:
     return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
 
 
-def clipped_value_loss(config: Config) -> pp.Part:
-    """The value loss of CleanRL."""
-    return pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
-
-
-def normalized_surrogate(config: Config) -> pp.Part:
-    """The recipe's surrogate on advantages that are standardized in each minibatch."""
-    return pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=config.clip_coef))
-
-
-def unscaled_rewards(config: Config) -> training.Train:
-    """The recipe with normalized observations only."""
-    return mujoco_ppo.make_train(config, envs.normalize_observation(envs.clip_action(envs.make(config.env_id))))
-
-
 VARIANTS: dict[str, Variant] = {
     "recipe": mujoco_ppo.make_train,
     **dict.fromkeys(("no_contact_forces", *SETTINGS), mujoco_ppo.make_train),
     "refresh_rollout": lambda c: variant(c, refresh="rollout"),
     "refresh_minibatch": lambda c: variant(c, refresh="minibatch"),
-    "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
-    "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
-    "unscaled_rewards": unscaled_rewards,
+    "value_clip": lambda c: variant(c, value_loss=pp.clipped_value_loss(clip_eps=c.clip_coef, coef=c.vf_coef)),
+    "advantage_normalize": lambda c: variant(
+        c, surrogate=pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=c.clip_coef))
+    ),
+    "unscaled_rewards": lambda c: mujoco_ppo.make_train(
+        c, envs.normalize_observation(envs.clip_action(envs.make(c.env_id)))
+    ),
 }
 
 
@@ -90,7 +77,9 @@ def measure(
         return jnp.mean(train.evaluate_policy(key, state, EPISODES, mode=True).episode_return)
 
     evaluate = jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
-    rows: list[dict[str, Any]] = []
+    result = {"task": given.task, "variant": given.variant, "config": dataclasses.asdict(config), "seeds": list(seeds)}
+    rows = result["curve"] = []
+    name = f"{given.task}_{config.total_timesteps}_{given.variant}_{given.first_seed}"
     seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
     for stage in stages(train, keys, given.evaluations):
         seen.append((np.asarray(stage.metrics["episode_return"]), np.asarray(stage.metrics["episodes"])))
@@ -103,22 +92,9 @@ def measure(
             "seconds": time.perf_counter() - began,
         }
         rows.append(row)
-        best = np.max([row["evaluation"] for row in rows], axis=0)
-        result = {
-            "task": given.task,
-            "variant": given.variant,
-            "config": dataclasses.asdict(config),
-            "seeds": list(seeds),
-            "env_steps": stage.env_steps,
-            "complete": stage.last,
-            "best_evaluation": training.summary(best),
-            "last_evaluation": training.summary(row["evaluation"]),
-            "last_100_episodes": training.summary(row["last_100_episodes"]),
-            "curve": rows,
-        }
-        name = f"{given.task}_{config.total_timesteps}_{given.variant}_{given.first_seed}"
+        result |= {"env_steps": stage.env_steps, "complete": stage.last}
         write(f"{RESULTS}/{benchmark}.jsonl#{name}", result)
-        shown = f"best {best.mean():7.1f} +- {best.std():.1f}"
+        shown = interval(training.summary(row["evaluation"]))
         print(f"{given.task} {given.variant} {stage.env_steps:>9,}: {shown}", flush=True)
 
 

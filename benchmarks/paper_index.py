@@ -22,6 +22,7 @@ CLIPPED = pp.clipped_surrogate(clip_eps=0.2)
 CRITIC = pp.clipped_value_loss(clip_eps=0.2, coef=0.5)
 UNCLIPPED_CRITIC = pp.value_loss(coef=0.5)
 ENTROPY = pp.entropy_bonus(coef=0.01)
+CRITICS_TARGET = pp.within(pp.gae(gamma=0.99, gae_lambda=1.0), write={"target": "target"}, name="critic")
 UNCLIPPED = pp.policy_loss(F.importance_weighted_surrogate)
 
 
@@ -115,132 +116,107 @@ def papers(updates: int = 1000, rate: Any = 2.5e-4) -> dict[str, Paper]:
     return {
         PLAIN: Paper("plain PPO", "", ppo()),
         "schulman_2017": Paper(
-            "Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347",
-            "Advantages as they are, and no clip of the value loss.",
+            "Schulman et al. 2017, arXiv:1707.06347", "Advantages as they are, and no clip of the value loss.",
             ppo(normalize=NONE, critic=pp.value_loss(coef=1.0)),
         ),
         "heess_2017": Paper(
-            "Heess et al. 2017, Emergence of Locomotion Behaviours in Rich Environments, arXiv:1707.02286",
+            "Heess et al. 2017, arXiv:1707.02286",
             "A penalty on the divergence, adapted to a target, instead of the clip.",
             ppo(pp.kl_penalty(coef=1.0, target_kl=0.01), surrogate=UNCLIPPED),
         ),
         "wang_2019": Paper(
-            "Wang et al. 2019, Truly Proximal Policy Optimization, arXiv:1903.07940",
-            "Beyond the clip range, the objective falls (PPO-RB).",
+            "Wang et al. 2019, arXiv:1903.07940", "Beyond the clip range, the objective falls (PPO-RB).",
             ppo(surrogate=pp.policy_loss(F.rollback_surrogate, clip_eps=0.2, slope=0.3)),
         ),
         "ye_2020": Paper(
-            "Ye et al. 2020, Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, "
-            "arXiv:1912.09729",
-            "A bound on the loss where the advantage is negative (dual clip).",
+            "Ye et al. 2020, arXiv:1912.09729", "A bound on the loss where the advantage is negative (dual clip).",
             ppo(surrogate=pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0)),
         ),
         "xie_2024": Paper(
-            "Xie et al. 2024, Simple Policy Optimization, arXiv:2401.16025",
-            "A square of the ratio's deviation instead of the clip (SPO).",
+            "Xie et al. 2024, arXiv:2401.16025", "A square of the ratio's deviation instead of the clip (SPO).",
             ppo(surrogate=pp.policy_loss(F.simple_policy_optimization, clip_eps=0.2)),
         ),
         "lu_2022": Paper(
-            "Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639",
-            "A discovered drift function instead of the clip (DPO).",
+            "Lu et al. 2022, arXiv:2210.05639", "A discovered drift function instead of the clip (DPO).",
             ppo(surrogate=pp.policy_loss(F.discovered_policy_optimization, alpha=2.0, beta=0.6)),
         ),
         "tomar_2020": Paper(
-            "Tomar et al. 2020, Mirror Descent Policy Optimization, arXiv:2005.09814",
+            "Tomar et al. 2020, arXiv:2005.09814",
             "KL(current ‖ behavior) with a growing coefficient instead of the clip.",
             ppo(surrogate=pp.policy_loss(F.mirror_descent_surrogate, coef=mirror_descent)),
         ),
         "chen_2022": Paper(
-            "Chen et al. 2022, The Sufficiency of Off-Policyness and Soft Clipping, arXiv:2205.10047",
+            "Chen et al. 2022, arXiv:2205.10047",
             "A sigmoid of the ratio instead of the clip, and a penalty on the divergence (P3O).",
             ppo(pp.kl_penalty(coef=1.0), surrogate=pp.policy_loss(F.sapo, tau=4.0, tau_negative=4.0)),
         ),
         "hilton_2021": Paper(
-            "Hilton et al. 2021, Batch Size-Invariance for Policy Optimization, arXiv:2110.00641",
-            "A clip around an average of the parameters (PPO-EWMA).",
+            "Hilton et al. 2021, arXiv:2110.00641", "A clip around an average of the parameters (PPO-EWMA).",
             ppo(surrogate=pp.chain(pp.regularizers.proximal_average(decay=0.889), CLIPPED)),
         ),
         "sun_2022": Paper(
-            "Sun et al. 2022, You May Not Need Ratio Clipping in PPO, arXiv:2202.00079",
-            "A stop at a mean deviation of the ratio instead of the clip (ESPO).",
+            "Sun et al. 2022, arXiv:2202.00079", "A stop at a mean deviation of the ratio instead of the clip (ESPO).",
             ppo(ratio_deviation(), pp.early_stop("ratio_deviation", 0.25), surrogate=UNCLIPPED),
         ),
         "dossa_2021": Paper(
-            "Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access 9",
-            "A stop of the epochs at a divergence.",
+            "Dossa et al. 2021, IEEE Access 9", "A stop of the epochs at a divergence.",
             ppo(pp.kl_early_stop(0.01, check="epoch")),
         ),
         "farsang_2021": Paper(
-            "Farsang and Szegletes 2021, Decaying Clipping Range in Proximal Policy Optimization, arXiv:2102.10456",
-            "A clip range that decays linearly.",
+            "Farsang and Szegletes 2021, arXiv:2102.10456", "A clip range that decays linearly.",
             ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, updates))),
         ),
         "haarnoja_2018": Paper(
-            "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905",
-            "An entropy coefficient that keeps the entropy near a target.",
+            "Haarnoja et al. 2018, arXiv:1812.05905", "An entropy coefficient that keeps the entropy near a target.",
             ppo(entropy=pp.regularizers.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=3e-4, coef=0.01)),
         ),
         "engstrom_2020": Paper(
-            "Engstrom et al. 2020, Implementation Matters in Deep Policy Gradients, arXiv:2005.12729",
-            "No clip of the value loss.",
-            ppo(critic=UNCLIPPED_CRITIC),
+            "Engstrom et al. 2020, arXiv:2005.12729", "No clip of the value loss.", ppo(critic=UNCLIPPED_CRITIC),
         ),
         "andrychowicz_2021": Paper(
-            "Andrychowicz et al. 2021, What Matters for On-Policy Deep Actor-Critic Methods?, arXiv:2006.05990",
+            "Andrychowicz et al. 2021, arXiv:2006.05990",
             "Advantages recomputed before each epoch, and no clip of the value loss.",
             ppo(sampler=pp.shuffled_minibatches(4, num_epochs=4, refresh="epoch"), critic=UNCLIPPED_CRITIC),
         ),
         "song_2023": Paper(
-            "Song et al. 2023, Partial Advantage Estimator for Proximal Policy Optimization, arXiv:2301.10920",
+            "Song et al. 2023, arXiv:2301.10920",
             "No advantages for the last eighth of a rollout, which are the most biased.",
             ppo(estimate=(GAE, without_the_end(0.125))),
         ),
         "yuan_2025": Paper(
-            "Yuan et al. 2025, What's Behind PPO's Collapse in Long-CoT? (VC-PPO), arXiv:2503.01491",
-            "λ = 1 for the critic (VC-PPO).",
-            ppo(
-                estimate=(
-                    GAE,
-                    pp.within(pp.gae(gamma=0.99, gae_lambda=1.0), write={"target": "target"}, name="critic"),
-                )
-            ),
+            "Yuan et al. 2025, arXiv:2503.01491", "λ = 1 for the critic (VC-PPO).",
+            ppo(estimate=(GAE, CRITICS_TARGET)),
         ),
         "schaul_2016": Paper(
-            "Schaul et al. 2016, Prioritized Experience Replay, arXiv:1511.05952",
-            "Segments drawn by priority, with importance weights.",
+            "Schaul et al. 2016, arXiv:1511.05952", "Segments drawn by priority, with importance weights.",
             ppo(
                 sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
                 normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
             ),
         ),
         "huber_1964": Paper(
-            "Huber 1964, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35",
+            "Huber 1964, Annals of Mathematical Statistics 35",
             "A value loss that grows linearly for large errors, not clipped.",
             ppo(critic=pp.critics.critic_loss(F.huber_value_loss, delta=1.0, coef=0.5)),
         ),
         "flet_berliac_2021": Paper(
-            "Flet-Berliac et al. 2021, Learning Value Functions Using Residual Variance (AVEC), arXiv:2010.04440",
+            "Flet-Berliac et al. 2021, arXiv:2010.04440",
             "The variance of the critic's error instead of its mean square (AVEC), not clipped.",
             ppo(critic=pp.critics.critic_loss(residual_variance, coef=0.5)),
         ),
         "hafner_2023": Paper(
-            "Hafner et al. 2023, Mastering Diverse Domains through World Models (DreamerV3), arXiv:2301.04104",
-            "Advantages divided by a running range of the returns (DreamerV3).",
+            "Hafner et al. 2023, arXiv:2301.04104", "Advantages divided by a running range of the returns (DreamerV3).",
             ppo(estimate=(GAE, percentile_scale()), normalize=NONE),
         ),
         "ellis_2024": Paper(
-            "Ellis et al. 2024, Adam on Local Time: Addressing Nonstationarity in RL (Adam-Rel), arXiv:2412.17113",
-            "Adam's step count starts again in each update (Adam-Rel).",
-            ppo(),
-            clipped(relative_adam(), rate),
+            "Ellis et al. 2024, arXiv:2412.17113", "Adam's step count starts again in each update (Adam-Rel).",
+            ppo(), clipped(relative_adam(), rate),
         ),
         "dohare_2023": Paper(
-            "Dohare et al. 2023, Overcoming Policy Collapse in Deep Reinforcement Learning, EWRL 16",
-            "The same decay for both of Adam's averages.",
-            ppo(),
-            clipped(optax.scale_by_adam(b1=0.99, b2=0.99, eps=1e-5), rate),
+            "Dohare et al. 2023, EWRL 16", "The same decay for both of Adam's averages.",
+            ppo(), clipped(optax.scale_by_adam(b1=0.99, b2=0.99, eps=1e-5), rate),
         ),
-    }
+    }  # fmt: skip
 
 
 PAPERS = tuple(name for name in papers() if name != PLAIN)

@@ -3,13 +3,10 @@
     python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
     python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#gpu
 
-A function is repeated in a loop of one compiled program, behind an optimization barrier: the time is what it costs
-within a training step. *gradient* is `value_and_grad` of the mean loss. Time first, boolean episode ends, 2 %
-terminations, 1 % truncations.
-
-The *floor* reads and writes as many bytes, and computes next to nothing. Rivals: a scan unrolled 16 times, as in
-PureJaxRL; the associative scan; rlax, vmapped over environments, where it computes the same (it knows no truncation:
-`gae_terminated`, `vtrace_terminated`).
+A function is repeated in a loop of one compiled program, so its time is what it costs within a training step.
+*gradient* is `value_and_grad` of the mean loss. The *floor* reads and writes as many bytes, and computes next to
+nothing. Rivals: a scan unrolled 16 times, as in PureJaxRL; the associative scan; rlax, vmapped over environments, where
+it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminated`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Population-based training against random search with the same steps: 8 members draw the same first hyperparameters.
 
-    python -m benchmarks population acrobot pendulum
-    python -m benchmarks population acrobot --first-seed 101
+    python -m benchmarks population acrobot pendulum --first-seed 101
 
-writes a record of benchmarks/results/population.jsonl for each task. Both arms report the return of 100 new episodes of
-the member with the best training return. The recipe is `cleanrl_ppo` with its own settings except for what is searched.
+Both arms report the return of 100 new episodes of the member with the best training return. The recipe is `cleanrl_ppo`
+with its own settings except for what is searched. Writes a record of benchmarks/results/population.jsonl for each task.
 """
 
 from __future__ import annotations

@@ -15,30 +15,30 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from ._options import parser
 from ._records import RESULTS, Record, checkout, find
 
 
-def numbers(x: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a tree of dicts and lists, with their paths."""
-    if isinstance(x, (dict, list)):
-        for name, entry in x.items() if isinstance(x, dict) else enumerate(x):
-            yield from numbers(entry, f"{path}/{name}")
-    elif isinstance(x, (int, float)) and not isinstance(x, bool):
-        yield path, float(x)
+def numbers(tree: Any) -> dict[str, float]:
+    """The numbers of a tree of dicts and lists, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    return {path: float(x) for path, x in named.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
 
 
 def compare(old: Any, new: Any) -> list[str]:
     """What two results have in common: how many numbers are equal, and the means and medians of those that differ."""
-    before, after = dict(numbers(old)), dict(numbers(new))
+    before, after = numbers(old), numbers(new)
     both = [path for path in before if path in after]
     differ = [path for path in both if before[path] != after[path]]
     said = [f"{len(both) - len(differ)} of {len(both)} numbers are equal; {len(before) - len(both)} are missing"]
     told = [path for path in differ if path.rpartition("/")[2] in ("mean", "iqm", "median")] or differ[:10]
-    return [*said, *(f"  {path[1:]}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
+    return [*said, *(f"  {path}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
 
 
 def records_in(text: str) -> list[Record]:

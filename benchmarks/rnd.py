@@ -17,7 +17,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training import at_least, between
+from ppo_parts.training import at_least
 
 Array = jax.Array
 
@@ -31,9 +31,6 @@ class Config(cleanrl_ppo.Config):
     rnd: bool = True  # False: no reward for new observations
     num_envs: int = 16
     learning_rate: Annotated[float, at_least(0)] = 1e-3  # of Adam
-    gamma_intrinsic: Annotated[float, between(0, 1)] = 0.99
-    coef_extrinsic: Annotated[float, at_least(0)] = 2.0  # weight of the advantage of rewards
-    coef_intrinsic: Annotated[float, at_least(0)] = 1.0  # weight of the advantage of new observations
 
 
 class ActorCritics(nn.Module):
@@ -69,25 +66,21 @@ def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
     """Write `extras.novel_obs`: the observations that followed, standardized and clipped for the random network."""
 
     def init(params: Any, key: Array) -> Moments:
-        del params, key
         return Moments.of(jnp.zeros(observed))
 
     def update(batch: pp.Batch, state: Moments, context: pp.Context) -> tuple[pp.Batch, Moments]:
-        del context
         seen = state.updated(batch.next_obs.reshape(-1, *observed))
         obs = jnp.clip((batch.next_obs - seen.mean) / jnp.sqrt(seen.var + 1e-8), -5, 5)
         return batch.replace(extras={**batch.extras, "novel_obs": obs}), seen
 
-    return pp.Part(
-        init, update, "standardized_next_obs", requires=("next_obs",), provides=("extras.novel_obs",),
-        place="before_sampler",
-    )  # fmt: skip
+    fields = {"requires": ("next_obs",), "provides": ("extras.novel_obs",)}
+    return pp.Part(init, update, "standardized_next_obs", **fields, place="before_sampler")
 
 
 def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     """CleanRL's chain without value clipping; with `rnd`, a second reward, advantage and critic."""
     intrinsic = pp.within(
-        pp.gae(gamma=config.gamma_intrinsic, gae_lambda=config.gae_lambda),
+        pp.gae(gamma=0.99, gae_lambda=config.gae_lambda),
         read={
             "reward": "extras.rnd_reward",
             "value": "extras.value_intrinsic",
@@ -97,7 +90,7 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
         write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
         name="intrinsic",
     )
-    both = {"advantage": config.coef_extrinsic, "extras.advantage_intrinsic": config.coef_intrinsic}
+    both = {"advantage": 2.0, "extras.advantage_intrinsic": 1.0}
     critic = pp.within(
         pp.value_loss(coef=config.vf_coef),
         read={"value": "current.aux.value_intrinsic", "target": "extras.target_intrinsic"},
@@ -107,9 +100,8 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     if config.rnd:
         example, standardized = jnp.zeros(observed), {"next_obs": "extras.novel_obs"}
         reward = pp.exploration.rnd_reward(
-            lambda key: Embedding().init(key, example), Embedding().apply, num_envs=config.num_envs,
-            gamma=config.gamma_intrinsic,
-        )  # fmt: skip
+            lambda key: Embedding().init(key, example), Embedding().apply, num_envs=config.num_envs, gamma=0.99
+        )
         novelty = pp.within(reward, read=standardized, write={x: x for x in reward.provides}, name="novelty")
         predictor = pp.within(pp.exploration.rnd_loss(Embedding().apply), read=standardized, name="novelty")
         before = [standardized_next_obs(observed), novelty, intrinsic, pp.combine_advantages(both)]

@@ -2,16 +2,12 @@
 
     python -m benchmarks train --json benchmarks/results/train.jsonl#cpu
 
-Everybody trains the same network (two tanh layers of 64 for the actor, two for the critic) with rollouts of 128 steps,
-4 epochs of 4 minibatches and Adam, in one process, in turn. `handwritten` is CleanRL's PPO as one function in the
-style of PureJaxRL (benchmarks/handwritten). The recipes for PufferLib's PPO and IPPO are other algorithms, and have
-hand-written rivals of their own: the first draws segments, with V-trace and priorities before each minibatch (and has
-one trunk for both heads), the second trains actor and critic one after the other. rejax, sbx and stable-baselines3 take
-part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments
-in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Two functions adapt it to
-gymnax 1.0, whose `step` returns both ends of an episode, and to an installation without brax and navix, which its
-wrappers import for other environments. Recipes are compiled with the options of `training.main`, the others with XLA's
-own, and PureJaxRL with both. Settings with more than 2,048 environments are for GPUs, and do not run by default.
+All train in turn, in one process: rollouts of 128 steps, 4 epochs of 4 minibatches, Adam, two tanh layers of 64 (for
+actor and critic each, or both together in PufferLib's PPO). `handwritten` are the same programs without this library.
+rejax, sbx and stable-baselines3 take part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the
+last two step gymnasium's environments in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl
+path/to/purejaxrl`. Recipes are compiled with the options of `training.main`, the others with XLA's own, and PureJaxRL
+with both. Settings with more than 2,048 environments are for GPUs, and do not run by default.
 """
 
 from __future__ import annotations

@@ -3,15 +3,11 @@
     python -m benchmarks update cleanrl --json benchmarks/results/update.jsonl#cpu
     python -m benchmarks update pufferlib --json benchmarks/results/update.jsonl#pufferlib_cpu
 
-`cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalized per
-minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is
-PufferLib's: before each of 4 times 4 minibatches V-trace over the whole rollout and priorities from it, segments drawn
-by them, weighted advantages, the same losses, fresh values and ratios written back.
-
-The rival is in the style of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which
-is slower on CPUs). It uses the same network, optimizer, shuffle and random numbers, so both end with the same
-parameters, which is asserted before anything is timed. `with_diagnostics` returns every metric that the learner reports
-(asserted as well); `handwritten` returns the loss alone, so XLA removes the others.
+`cleanrl` is CleanRL's update, and `pufferlib` is PufferLib's, which has V-trace, priorities and values written back
+before each minibatch. The rival is in the style of PureJaxRL, with everything inlined (and no unrolled scan, which is
+slower on CPUs). Network, optimizer and random numbers are the same, so both end with the same parameters, which is
+asserted before anything is timed. `with_diagnostics` returns every metric that the learner reports (asserted as well);
+`handwritten` returns the loss alone, so XLA removes the others.
 """
 
 from __future__ import annotations
@@ -71,25 +67,6 @@ def learner_of(*beginning: pp.Part) -> pp.Learner:
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
     return pp.learner(pp.microbatched(POLICY, "auto"), pp.chain(*beginning, losses), OPTIMIZER)
-
-
-def cleanrl() -> pp.Learner:
-    """CleanRL's update."""
-    return learner_of(
-        pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.shuffled_minibatches(MINIBATCHES, num_epochs=EPOCHS),
-        pp.advantage_normalize(),
-    )
-
-
-def pufferlib() -> pp.Learner:
-    """PufferLib's update."""
-    return learner_of(
-        pp.vtrace(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.prioritized_sampler(MINIBATCHES, alpha=ALPHA, beta=BETA, num_epochs=EPOCHS, refresh="minibatch"),
-        pp.advantage_normalize(),
-        pp.advantage_weight(),
-    )
 
 
 class TrainState(NamedTuple):
@@ -227,9 +204,21 @@ def handwritten_pufferlib(key: jax.Array, state: TrainState, batch: pp.Batch) ->
     return state, reduced(metrics, batch)
 
 
+ESTIMATE, EPOCH = {"gamma": GAMMA, "gae_lambda": LAMBDA}, {"num_minibatches": MINIBATCHES, "num_epochs": EPOCHS}
 RECIPES: dict[str, tuple[pp.Learner, Callable[..., Any]]] = {
-    "cleanrl": (cleanrl(), handwritten_cleanrl),
-    "pufferlib": (pufferlib(), handwritten_pufferlib),
+    "cleanrl": (
+        learner_of(pp.gae(**ESTIMATE), pp.shuffled_minibatches(**EPOCH), pp.advantage_normalize()),
+        handwritten_cleanrl,
+    ),
+    "pufferlib": (
+        learner_of(
+            pp.vtrace(**ESTIMATE),
+            pp.prioritized_sampler(**EPOCH, alpha=ALPHA, beta=BETA, refresh="minibatch"),
+            pp.advantage_normalize(),
+            pp.advantage_weight(),
+        ),
+        handwritten_pufferlib,
+    ),
 }
 
 
