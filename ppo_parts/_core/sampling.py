@@ -89,6 +89,8 @@ class Sampler(Divider):
             if jnp.ndim(x) != (1 if shards == 1 else 2) or jnp.shape(x) != shape:
                 rows = "[M]" if shards == 1 else f"[{shards}, M], one row for each shard"
                 raise ShapeError(f"{where} indices of shape {rows}, got {jnp.shape(x)}")
+        if 0 in shape:
+            raise UserValueError(f"{where} at least one index, got shape {shape}")
         if windows and (*jnp.shape(indices.counts)[:-2], jnp.shape(indices.counts)[-1]) != shape:
             raise ShapeError(
                 f"{where} counts [L, M] for M windows, got {jnp.shape(indices.counts)} for starts of shape {shape}"

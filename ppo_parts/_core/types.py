@@ -238,7 +238,7 @@ class Batch:
         if jnp.shape(loss) != expected:
             raise ShapeError(
                 f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for per={per!r}: the learner "
-                "reduces losses and applies the mask"
+                'reduces losses and applies the mask; a single number is a loss with per="batch"'
             )
         return self.replace(losses={**self.losses, name: loss})
 

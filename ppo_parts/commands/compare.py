@@ -100,8 +100,10 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
     lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
     for row in rows:
-        center = f"{row['iqm']:.1f}" + (" [{:.1f}, {:.1f}]".format(*row["iqm_95"]) if row["iqm_95"] else "")
-        numbers = [f"{row[name]:.1f}" for name in ("mean", "min", "max")]
+        decimals = 1 if abs(row["mean"]) >= 10 else 3
+        numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
+        low, high = row["iqm_95"] or (None, None)
+        center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
         better = f"{row['better_than_first']:.2f}" if row is not rows[0] else ""
         lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, better])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]

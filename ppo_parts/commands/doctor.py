@@ -111,15 +111,16 @@ def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
 
 
-def describe(findings: Sequence[Finding]) -> str:
-    """Describe findings in three lines each."""
+def describe(findings: Sequence[Finding], measured: bool = True) -> str:
+    """Describe findings in three lines each; `measured` says whether a checkpoint was."""
     text = ""
     for i, found in enumerate(findings, 1):
         low, high = found.normal
         bounds = [f"at least {low:.3g}"] * (low > -np.inf) + [f"at most {high:.3g}"] * (high < np.inf)
         text += f"{i}. {found.name} ({found.confidence}): {found.cause}\n"
         text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
-    return text or "no findings: all that was measured is in its normal range\n"
+    none = "no findings: all that was measured is in its normal range\n"
+    return text or (none if measured else "no findings in the metrics; no checkpoint was measured\n")
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -162,11 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
                 report(f"without measurements of a checkpoint: {error}")
-            findings = diagnose(metrics, config)
+            findings, measured = diagnose(metrics, config), any(name.startswith("probe/") for name in metrics)
             if given.html is not None:
                 write_page(given.html, str(given.run), metrics, findings)
     except SystemExit as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
-    print(describe(findings), end="")
+    print(describe(findings, measured), end="")
     return findings

@@ -229,7 +229,7 @@ RULES = (
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|", -INF, 0.5,
          "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", mean_policy_loss),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
-         "the policy became deterministic before it had learned", "--ent-coef 0.01",
+         "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
          entropy_lost, lambda run: run.progress() < 2.5),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-3, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
@@ -256,7 +256,7 @@ RULES = (
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef or critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
-         learned_long),
+         learned_long, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 

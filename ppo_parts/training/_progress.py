@@ -65,7 +65,7 @@ def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRo
         def show(rows: list[Row]) -> None:
             returns = np.asarray([row["episode_return"] for row in rows], float)
             if np.isfinite(returns).any():
-                bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
+                bar.set_postfix_str(f"return {np.nanmean(returns):.6g}")
             bar.update(len(rows) * steps)
 
         yield show

@@ -67,8 +67,10 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     }
 
 
-def with_interval(numbers: dict[str, Any], decimals: int = 1) -> str:
+def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
     """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
+    if decimals is None:
+        decimals = 1 if abs(numbers["mean"]) >= 10 else 3
     mean, text = f"{numbers['mean']:.{decimals}f}", ""
     if numbers["iqm_95"] is not None:
         low, high = numbers["iqm_95"]

@@ -457,6 +457,9 @@ TYPE_ERRORS = {
     "mine: draw must return integers, got float32": lambda: update(
         GAE, own_sampler("step", lambda item: (item * 1.0, None)), SURROGATE
     ),
+    "mine: draw must return at least one index, got shape (0,)": lambda: update(
+        GAE, own_sampler("step", lambda item: (item[:0], None)), SURROGATE
+    ),
     "mine: draw must return Windows for axis='window'": lambda: update(
         GAE, own_sampler("window", lambda item: (item, None)), SURROGATE
     ),
