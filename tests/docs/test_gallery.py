@@ -247,6 +247,55 @@ def test_trgppo_equals_a_loop_by_hand():
     assert_equal(state.params, expected)
 
 
+def drawn(batch, actions, draw):
+    """A batch with continuous actions and the keys of a policy that draws, and what it draws with each of them."""
+    keys = jax.random.split(KEY, (TIME, SEGMENTS))
+    action = jnp.asarray(np.random.default_rng(6).normal(size=(TIME, SEGMENTS, actions)))
+    numbers = jax.vmap(jax.vmap(draw))(keys)
+    return batch.replace(action=action).add_extras(policy_key=keys), numbers
+
+
+@pytest.mark.lenient_ranks
+def test_fpo_equals_a_loop_by_hand():
+    module, actions, draws, steps = card("losses", "Flow policies"), 2, 8, 10
+    shapes = {"obs": (OBS, 5), "action": (actions, 5), "tau": (5,), "velocity": (5, actions), "value": (OBS,)}
+    params, old = normal(shapes, 0, 0.3), normal(shapes, 1, 0.3)
+
+    def draw(key):
+        first, second = jax.random.split(key)
+        return jax.random.uniform(first, (draws,)), jax.random.normal(second, (draws, actions))
+
+    batch, (taus, noises) = drawn(double(), actions, draw)
+
+    def velocity(params, obs, x, tau):
+        return jnp.tanh(obs @ params["obs"] + x @ params["action"] + tau * params["tau"]) @ params["velocity"]
+
+    def matching(params, d):
+        losses = []
+        for k in range(draws):
+            tau, noise = d["taus"][:, k, None], d["noises"][:, k]
+            error = velocity(params, d["obs"], tau * d["action"] + (1 - tau) * noise, tau) - (d["action"] - noise)
+            losses.append(error[:, 0] ** 2 + error[:, 1] ** 2)
+        return sum(losses) / draws
+
+    def loss(params, d):
+        ratio = jnp.exp(d["old"] - matching(params, d))
+        policy = clipped(ratio, normalized(d["advantage"], d["mask"]), 0.05, 0.05)
+        return mean(policy + 0.25 * (d["obs"] @ params["value"] - d["target"]) ** 2, d["mask"])
+
+    data = estimated(batch, taus=taus, noises=noises)
+    data["old"] = matching(old, data)
+    batch = batch.replace(log_prob=-data["old"].reshape(TIME, SEGMENTS))
+    state, _ = train(given(module.fpo), params, [batch], module.policy)
+    assert_equal(state.params, descend(loss, params, cut(data)))
+
+    x = jax.random.normal(KEY, (TIME, SEGMENTS, actions))
+    sample = module.evaluate(params, batch)[0].sample(seed=KEY)
+    for k in range(steps):
+        x = x + velocity(params, batch.obs, x, k / steps) / steps
+    np.testing.assert_allclose(sample, x, rtol=1e-9, atol=1e-9)
+
+
 # --- regularizers.md --------------------------------------------------------------------------------------------------
 
 
@@ -591,6 +640,59 @@ def test_several_objectives_equal_a_loop_by_hand():
     np.testing.assert_allclose(metrics[0]["explained_variance"], np.mean(explained))
 
 
+def test_reppo_equals_a_loop_by_hand():
+    module, actions, sizes = card("values", "Pathwise gradients"), 2, {"log_alpha": (), "log_beta": ()}
+    sizes |= {"policy": (OBS, actions), "log_std": (actions,), "hidden": (OBS + actions, 5), "q": (5,)}
+    params = normal(sizes, 0, 0.3)
+    old = jax.tree.map(jnp.add, params, normal(sizes, 1, 0.15))
+    batch, noise = drawn(double(masked=False), actions, lambda key: jax.random.normal(key, (actions,)))
+
+    def gaussian(params, obs):
+        loc = obs @ params["policy"]
+        return loc, jnp.broadcast_to(jnp.exp(params["log_std"]), loc.shape)
+
+    def log_density(action, loc, scale):
+        terms = -0.5 * ((action - loc) / scale) ** 2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi)
+        return terms[..., 0] + terms[..., 1]
+
+    def critic(params, obs, action):
+        first, second = params["hidden"][:OBS], params["hidden"][OBS:]
+        hidden = obs @ first + action @ second
+        return (hidden / (1 + jnp.exp(-hidden))) @ params["q"]
+
+    loc, scale = gaussian(old, batch.obs)
+    batch = batch.replace(log_prob=log_density(batch.action, loc, scale), behavior=pp.distributions.Normal(loc, scale))
+    target, onward = [], batch.next_value[-1]
+    for t in reversed(range(TIME)):
+        keep = 0.95 * (1 - batch.truncated[t])
+        after = (1 - keep) * batch.next_value[t] + keep * onward
+        target.insert(0, batch.reward[t] + 0.99 * (1 - batch.terminated[t]) * after)
+        onward = target[0] - jnp.exp(params["log_alpha"]) * batch.log_prob[t]
+
+    def divergence(params, d):
+        loc, scale = gaussian(params, d["obs"])
+        terms = jnp.log(scale / d["scale"]) + (d["scale"] ** 2 + (d["loc"] - loc) ** 2) / (2 * scale**2) - 0.5
+        return terms[:, 0] + terms[:, 1]
+
+    def loss(params, d, fixed):
+        loc, scale = gaussian(params, d["obs"])
+        own = loc + scale * d["noise"]
+        ascended = critic(fixed, d["obs"], own) - jnp.exp(fixed["log_alpha"]) * log_density(own, loc, scale)
+        kl, entropy = divergence(params, d), jnp.sum(jnp.log(scale) + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
+        policy = jnp.where(kl < 0.1, -ascended, jnp.exp(fixed["log_beta"]) * kl)
+        kl, entropy = jax.lax.stop_gradient((kl, entropy))
+        multipliers = jnp.exp(params["log_alpha"]) * (entropy + 0.5) - jnp.exp(params["log_beta"]) * (kl - 0.1)
+        error = critic(params, d["obs"], d["action"]) - d["target"]
+        return jnp.mean(0.5 * error**2 + policy + multipliers)
+
+    expected, data = params, data_of(batch, target=jnp.stack(target), noise=noise, loc=loc, scale=scale)
+    assert 0.2 < jnp.mean(divergence(params, data) < 0.1) < 0.8
+    for (d,) in cut(data):
+        expected = step_of(loss)(expected, RATE, d, expected)
+    state, _ = train(given(module.reppo), params, [batch], module.evaluate)
+    assert_equal(state.params, expected)
+
+
 # --- imitation.md -----------------------------------------------------------------------------------------------------
 
 
@@ -818,6 +920,35 @@ def test_options_equal_a_loop_by_hand():
     acted = collected(KEY, module.init(KEY))
     log_prob = module.evaluate(module.init(KEY), acted).distribution.log_prob(acted.action)
     np.testing.assert_allclose(log_prob, acted.log_prob, rtol=1e-5)
+
+
+@pytest.mark.lenient_ranks
+def test_lru_equals_a_loop_by_hand():
+    module, rng = card("networks", "Linear recurrent units"), np.random.default_rng(9)
+    params = in_double(jax.jit(module.init)(KEY))
+    carry = jnp.asarray(rng.normal(size=(SEGMENTS, module.WIDTH)) + 1j * rng.normal(size=(SEGMENTS, module.WIDTH)))
+    batch = remembered(module, carry=carry)
+
+    def states(params):
+        size = jnp.exp(-jnp.exp(params["nu"]))
+        turn = jnp.cos(jnp.exp(params["theta"])) + 1j * jnp.sin(jnp.exp(params["theta"]))
+        h, found = carry, []
+        for t in range(TIME):
+            driven = batch.obs[t] @ params["real"] + 1j * (batch.obs[t] @ params["imag"])
+            h = size * turn * h * (1 - batch.reset[t])[:, None] + jnp.sqrt(1 - size**2) * driven
+            found.append(h)
+        return jnp.stack(found)
+
+    def loss(params, d):
+        h = states(params).reshape(TIME * SEGMENTS, -1)
+        seen = jnp.concatenate([jnp.real(h), jnp.imag(h), d["obs"]], axis=1)
+        return mean(ppo(*linear(params, jnp.tanh(seen @ params["mix"])), d, entropy=0), d["mask"])
+
+    everything = np.arange(SEGMENTS).reshape(1, 1, -1).repeat(2, axis=0)  # two epochs of one minibatch
+    state, _ = train(given(module.lru, "segment", everything), params, [batch], module.policy)
+    assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * 2))
+    *_, last = jax.jit(module.evaluate)(params, batch)
+    np.testing.assert_allclose(last, states(params)[-1], rtol=1e-9)
 
 
 # --- levels.md --------------------------------------------------------------------------------------------------------
