@@ -170,6 +170,9 @@ ALONE = {  # samplers after which each advantage is standardized by itself
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
 }
 VALUE_ERRORS = {
+    "mine: draw must return at least one index, got shape (0,)": lambda: update(
+        GAE, own_sampler("step", lambda item: (item[:0], None)), SURROGATE
+    ),
     # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "kl_early_stop ... after shuffled_minibatches": lambda: pp.chain(GAE, pp.kl_early_stop(0.1), SHUFFLED),
@@ -456,9 +459,6 @@ TYPE_ERRORS = {
     ),
     "mine: draw must return integers, got float32": lambda: update(
         GAE, own_sampler("step", lambda item: (item * 1.0, None)), SURROGATE
-    ),
-    "mine: draw must return at least one index, got shape (0,)": lambda: update(
-        GAE, own_sampler("step", lambda item: (item[:0], None)), SURROGATE
     ),
     "mine: draw must return Windows for axis='window'": lambda: update(
         GAE, own_sampler("window", lambda item: (item, None)), SURROGATE
