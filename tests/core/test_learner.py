@@ -102,8 +102,8 @@ def following(batch, value):
 class Manual:
     """One update: E epochs of K minibatches, every state threaded through all of them; nothing stops it."""
 
-    def __init__(self, before, after, optimizer, plan, *, axis="step", refresh="rollout"):
-        self.before, self.after, self.plan, self.axis, self.refresh = before, after, plan, axis, refresh
+    def __init__(self, before, after, optimizer, axis="step"):
+        self.plan, self.axis = ORDER if axis == "step" else COLUMNS, axis
         self.prefix = jax.jit(lambda states, batch, context: fold(before, states, batch, context))
 
         def step(params, opt_state, states, minibatch, context):
@@ -121,7 +121,7 @@ class Manual:
 
         self.step = jax.jit(step)
 
-    def update(self, params, opt_state, states, batch, *, step=0):
+    def update(self, params, opt_state, states, batch, *, step=0, refresh="rollout"):
         before_states, after_states = states
         context = pp.Context(key=KEY, step=step, evaluate=evaluate)
         trace = Trace([params], [], [], None, (), ())
@@ -135,24 +135,24 @@ class Manual:
                 value=jnp.asarray(value), next_value=following(batch, value), log_ratio=jnp.asarray(log_ratio)
             )
 
-        if self.refresh == "rollout":
+        if refresh == "rollout":
             ready, before_states = self.prefix(before_states, batch, context)
         for epoch, minibatches in enumerate(self.plan):
-            if self.refresh == "epoch":
+            if refresh == "epoch":
                 if epoch > 0:
                     distribution, new = evaluate(params, batch)
                     value = np.where(keep, new, value)
                     log_ratio = np.where(keep, distribution.log_prob(batch.action) - batch.log_prob, 0)
                 ready, before_states = self.prefix(before_states, as_seen(), context)
             for indices in minibatches:
-                if self.refresh == "minibatch":
+                if refresh == "minibatch":
                     ready, before_states = self.prefix(before_states, as_seen(), context)
                 minibatch = gather(ready, indices, self.axis)
                 params, opt_state, after_states, metrics, current = self.step(
                     params, opt_state, after_states, minibatch, context
                 )
                 moved = np.asarray(current.log_prob) - np.asarray(minibatch.log_prob)
-                if self.refresh == "minibatch":
+                if refresh == "minibatch":
                     where = (slice(None), indices) if self.axis == "segment" else np.divmod(indices, SEGMENTS)
                     counts = np.asarray(minibatch.mask, bool)
                     value[where] = np.where(counts, current.value, value[where])
@@ -163,23 +163,22 @@ class Manual:
         return trace._replace(opt_state=opt_state, before=before_states, after=after_states)
 
 
+BEFORE = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
+CLIPPED, ENTROPY = pp.clipped_value_loss(clip_eps=0.2, coef=0.5), pp.entropy_bonus(coef=0.01)
+AFTER = (pp.advantage_normalize(), SURROGATE, CLIPPED, ENTROPY, growing_loss())
+ADAM = optax.adam(0.05)
+manual = functools.cache(functools.partial(Manual, BEFORE, AFTER, ADAM))
+
+
 @pytest.mark.parametrize(
     ("axis", "refresh"),
     [("step", "rollout"), ("segment", "epoch"), ("segment", "minibatch"), ("step", "minibatch")],
 )
 def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
-    before = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
-    after = (
-        pp.advantage_normalize(),
-        SURROGATE,
-        pp.clipped_value_loss(clip_eps=0.2, coef=0.5),
-        pp.entropy_bonus(coef=0.01),
-        growing_loss(),
-    )
-    plan = ORDER if axis == "step" else COLUMNS
-    sampler, optimizer = pp.given_indices(plan, axis, refresh=refresh), optax.adam(0.05)
-    learner = pp.learner(evaluate, pp.chain(*before, sampler, *after), optimizer)
-    update, by_hand = jax.jit(learner.update), Manual(before, after, optimizer, plan, axis=axis, refresh=refresh)
+    by_hand = manual(axis)
+    sampler = pp.given_indices(by_hand.plan, axis, refresh=refresh)
+    learner = pp.learner(evaluate, pp.chain(*BEFORE, sampler, *AFTER), ADAM)
+    update = jax.jit(learner.update)
 
     state = learner.init(make_params())
     trace = Trace([state.params], [], [], state.opt_state, *state.pipeline[1])
@@ -188,7 +187,7 @@ def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
         if axis == "segment":  # no segment is masked throughout: a minibatch of nothing is another test
             batch = batch.replace(mask=batch.mask.at[1].set(1))
         states = trace.before, trace.after
-        trace = by_hand.update(trace.params[-1], trace.opt_state, states, batch, step=step)
+        trace = by_hand.update(trace.params[-1], trace.opt_state, states, batch, step=step, refresh=refresh)
         state, metrics = update(KEY, state, batch)
         close = {"rtol": 2e-4, "atol": 1e-5}
         assert_close(state.params, trace.params[-1], **close)
@@ -385,7 +384,7 @@ def unstopped():
     state = stopping_update()[1]
     after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
     states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
-    trace = Manual((GAE,), after, optax.adam(0.1), ORDER).update(state.params, state.opt_state, states, batch)
+    trace = Manual((GAE,), after, optax.adam(0.1)).update(state.params, state.opt_state, states, batch)
     assert all(kl > 0 for kl in trace.kl[1:])
     return batch, trace
 

@@ -248,7 +248,6 @@ def clocks(agents=None):
 
 REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
 COLLECTED = {
-    "value": (clocks(), evaluate, make_params()),
     "memory": (clocks(), REMEMBERING, params_with_memory()),
     "agents": (clocks(2), evaluate, make_params()),
 }

@@ -150,10 +150,6 @@ def test_what_does_not_fit_into_arrays_is_refused(env, says):
         envs.from_jaxmarl(env)
 
 
-def nothing_else(out):
-    assert out.info == {}
-
-
 def the_dead_are_paid(out):
     """The first to die in SMAX is credited with what its team does later, as in JaxMARL's own baselines."""
     moving = np.asarray(out.obs.available[..., 0])
@@ -171,7 +167,6 @@ def nothing_can_be_done_outside_the_room(out):
 
 
 REAL = {
-    "MPE_simple_speaker_listener_v4": ((2, 11), (2, 5), {"truncated"}, nothing_else),
     "switch_riddle": ((3, 2), (3, 3), {"terminated"}, nothing_can_be_done_outside_the_room),
     "SMAX/3m": ((3, 75), (3, 8), {"terminated", "truncated"}, the_dead_are_paid),  # all walk into the wall
 }
