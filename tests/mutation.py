@@ -38,7 +38,7 @@ CACHE = ROOT / ".pytest_cache"
 ROOMS = [f"ppo_parts/{room}" for room in ("functional", "_core", "_parts")]
 TESTS = [*ROOMS, "tests/docs/test_gallery*.py"]
 TESTS += [f"tests/{room}/test_*.py" for room in ("functional", "core", "parts", "distributions", "golden")]
-LIBRARIES = ["jax", "optax", "flax", "distrax", "rlax", "chex", "scipy", "hypothesis.strategies"]  # start no backend
+LIBRARIES = ["jax", "optax", "flax", "distrax", "rlax", "chex", "scipy"]  # start no backend
 HANGS = 120.0  # seconds of CPU for the last test that begins in time
 COMPARED = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "=="}
 COMPARED |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}

@@ -1,6 +1,6 @@
 """Statistics and estimators: float64 references, what each function becomes at its limits, and what is refused.
 
-`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses, `test_gae_properties.py` the
+`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses, `test_recurrence.py` the
 references of the estimators; the examples of the docstrings are the numbers worked by hand.
 """
 
