@@ -131,7 +131,8 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 
 def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
     """Write findings and curves as one page; the metrics of findings are red, and their normal range is green."""
-    run, cited = Run(metrics), {found.metric: found.normal for found in findings}
+    run, normal = Run(metrics), {found.metric: found.normal for found in findings}
+    cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
     series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
     series = {name: y for name, y in series.items() if len(y) > 1}
     figure = require_package("matplotlib.figure", "train").Figure(
@@ -141,8 +142,9 @@ def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findin
         axes = figure.add_subplot(len(series), 1, i)
         axes.plot(y, color="C3" if name in cited else "C0")
         axes.set_title(name)
-        if name in cited:
-            axes.axhspan(*np.clip(cited[name], *axes.get_ylim()), color="C2", alpha=0.2)
+        if name in normal:
+            axes.axhspan(*np.clip(normal[name], *axes.get_ylim()), color="C2", alpha=0.2)
+        axes.set_xlabel("update")
     figure.savefig(picture := io.BytesIO(), format="png", dpi=80)
     picture64 = base64.b64encode(picture.getvalue()).decode()
     page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), picture=picture64)
