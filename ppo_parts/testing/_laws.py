@@ -233,7 +233,9 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     for kind in ("noise", "nan"):
         actual, gradient = results(poisoned(given, kind))
         if wrong := difference(actual, expected, exact=True):
-            return f"its result depends on masked elements (filled with {kind}): {wrong}; use masked_mean or jnp.where"
+            sampler = isinstance(subject.part, Divider)
+            remedy = "draw by jnp.where(batch.mask, ...)" if sampler else "use masked_mean or jnp.where"
+            return f"its result depends on masked elements (filled with {kind}): {wrong}; {remedy}"
         if kind == "noise" and any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient)):
             return "masked elements have a gradient: apply the mask to the inputs of the loss, not to its result"
     return None
