@@ -645,7 +645,7 @@ def test_reppo_equals_a_loop_by_hand():
     sizes |= {"policy": (OBS, actions), "log_std": (actions,), "hidden": (OBS + actions, 5), "q": (5,)}
     params = normal(sizes, 0, 0.3)
     old = jax.tree.map(jnp.add, params, normal(sizes, 1, 0.15))
-    batch, noise = drawn(double(masked=False), actions, lambda key: jax.random.normal(key, (actions,)))
+    batch, noise = drawn(double(), actions, lambda key: jax.random.normal(key, (actions,)))
 
     def gaussian(params, obs):
         loc = obs @ params["policy"]
@@ -664,7 +664,7 @@ def test_reppo_equals_a_loop_by_hand():
     batch = batch.replace(log_prob=log_density(batch.action, loc, scale), behavior=pp.distributions.Normal(loc, scale))
     target, onward = [], batch.next_value[-1]
     for t in reversed(range(TIME)):
-        keep = 0.95 * (1 - batch.truncated[t])
+        keep = 0.95 * (1 - batch.truncated[t]) * batch.mask[min(t + 1, TIME - 1)]
         after = (1 - keep) * batch.next_value[t] + keep * onward
         target.insert(0, batch.reward[t] + 0.99 * (1 - batch.terminated[t]) * after)
         onward = target[0] - jnp.exp(params["log_alpha"]) * batch.log_prob[t]
@@ -683,7 +683,7 @@ def test_reppo_equals_a_loop_by_hand():
         kl, entropy = jax.lax.stop_gradient((kl, entropy))
         multipliers = jnp.exp(params["log_alpha"]) * (entropy + 0.5) - jnp.exp(params["log_beta"]) * (kl - 0.1)
         error = critic(params, d["obs"], d["action"]) - d["target"]
-        return jnp.mean(0.5 * error**2 + policy + multipliers)
+        return mean(0.5 * error**2 + policy + multipliers, d["mask"])
 
     expected, data = params, data_of(batch, target=jnp.stack(target), noise=noise, loc=loc, scale=scale)
     assert 0.2 < jnp.mean(divergence(params, data) < 0.1) < 0.8
