@@ -20,134 +20,105 @@ pytestmark = [
 T, N, ACTIONS = 6, 3, 4
 GAMMA, LAMBDA, CLIP = 0.9, 0.8, 0.2
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
+Categorical = distributions.Categorical
 
 
 def sampled():
     """`[T, N]` arrays without a truncation, because rlax has no flag for one; `next_value` is the value shifted."""
     rng = np.random.default_rng(0)
-    reward, value, advantage = jnp.asarray(rng.normal(size=(3, T, N)), jnp.float32)
-    logits, old_logits = jnp.asarray(rng.normal(size=(2, T, N, ACTIONS)), jnp.float32)
-    last = jnp.asarray(rng.normal(size=N), jnp.float32)
-    terminated = jnp.asarray(rng.random((T, N)) < 0.2, jnp.float32)
-    action = jnp.asarray(rng.integers(ACTIONS, size=(T, N)))
-    log_ratio = distributions.Categorical(logits).log_prob(action) - distributions.Categorical(old_logits).log_prob(
-        action
-    )
-    return {
-        "reward": reward, "value": value, "last": last, "next_value": f.next_values(value, last),
-        "terminated": terminated, "log_ratio": log_ratio, "advantage": advantage,
-        "logits": logits, "old_logits": old_logits, "action": action,
+    reward, value, advantage = rng.normal(size=(3, T, N))
+    logits, old_logits = rng.normal(size=(2, T, N, ACTIONS))
+    next_value = np.append(value[1:], rng.normal(size=(1, N)), axis=0)
+    terminated, action = rng.random((T, N)) < 0.2, rng.integers(ACTIONS, size=(T, N))
+    floats = {
+        "reward": reward, "value": value, "next_value": next_value, "advantage": advantage, "terminated": terminated,
+        "discount": GAMMA * (1 - terminated), "logits": logits, "old_logits": old_logits,
+        "log_ratio": 0.5 * rng.normal(size=(T, N)),
     }  # fmt: skip
+    return {name: jnp.asarray(x, jnp.float32) for name, x in floats.items()} | {"action": jnp.asarray(action)}
 
 
-def each(function, *columns):
-    """rlax's functions take one trajectory."""
-    return jax.vmap(function, in_axes=1, out_axes=1)(*columns)
+def theirs(function, *names):
+    """A function of rlax takes one trajectory."""
+    return lambda x: jax.vmap(function, in_axes=1, out_axes=1)(*(x[name] for name in names))
 
 
-def discount(x):
-    return GAMMA * (1 - x["terminated"])
+def gae(x, gae_lambda=LAMBDA, stop_gradient=False):
+    steps = (x[name] for name in ("reward", "value", "next_value", "terminated"))
+    return f.gae(*steps, gamma=GAMMA, gae_lambda=gae_lambda, stop_gradient=stop_gradient)
 
 
-def steps(x):
-    return x["reward"], x["value"], x["next_value"], x["terminated"]
+def vtrace(x):
+    steps = (x[name] for name in ("log_ratio", "reward", "value", "next_value", "terminated"))
+    return f.vtrace(*steps, gamma=GAMMA, gae_lambda=LAMBDA, pg_lambda=LAMBDA)
 
 
-def gae(x, gae_lambda=LAMBDA):
-    return f.gae(*steps(x), gamma=GAMMA, gae_lambda=gae_lambda, stop_gradient=False)
+def error_and_advantage(value, next_value, reward, discount, log_ratio):
+    lambdas = jnp.full(T, LAMBDA)
+    found = rlax.vtrace_td_error_and_advantage(value, next_value, reward, discount, jnp.exp(log_ratio), lambdas)
+    return jax.lax.stop_gradient(found[:2])
 
 
-def vtrace(x, gae_lambda=LAMBDA, **options):
-    return f.vtrace(x["log_ratio"], *steps(x), gamma=GAMMA, gae_lambda=gae_lambda, pg_lambda=gae_lambda, **options)
+def ratios(x):
+    return Categorical(x["logits"]).log_prob(x["action"]) - Categorical(x["old_logits"]).log_prob(x["action"])
 
 
-def their_vtrace(x, gae_lambda=LAMBDA, **options):
-    def estimate(value, next_value, reward, discount, log_ratio, gae_lambda):
-        return rlax.vtrace_td_error_and_advantage(
-            value, next_value, reward, discount, jnp.exp(log_ratio), lambda_=gae_lambda, **options
-        )
-
-    rows = jnp.broadcast_to(jnp.asarray(gae_lambda, jnp.float32), (T, N))
-    return each(estimate, x["value"], x["next_value"], x["reward"], discount(x), x["log_ratio"], rows)
-
-
-def categorical(x):
-    return distributions.Categorical(x["logits"])
-
-
+STEPS, TRACES = ("reward", "discount", "next_value"), ("value", "next_value", "reward", "discount", "log_ratio")
 # theirs, ours, and the input by which both are differentiated
 EQUIVALENCES = {
     "truncated_generalized_advantage_estimation": (
-        lambda x: each(
-            lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, LAMBDA, v),
-            x["reward"], discount(x), jnp.concatenate([x["value"], x["last"][None]]),
+        theirs(
+            lambda r, d, v, v2: rlax.truncated_generalized_advantage_estimation(r, d, LAMBDA, jnp.append(v, v2[-1])),
+            "reward", "discount", "value", "next_value",
         ),
         lambda x: gae(x).advantage,
         "reward",
     ),
     "lambda_returns": (
-        lambda x: each(lambda r, d, v: rlax.lambda_returns(r, d, v, LAMBDA), x["reward"], discount(x), x["next_value"]),
-        lambda x: gae(x).target,
-        "reward",
+        theirs(lambda r, d, v: rlax.lambda_returns(r, d, v, LAMBDA), *STEPS), lambda x: gae(x).target, "reward",
     ),
     "discounted_returns": (
-        lambda x: each(rlax.discounted_returns, x["reward"], discount(x), x["next_value"]),
-        lambda x: gae(x, gae_lambda=1.0).target,
-        "reward",
+        theirs(rlax.discounted_returns, *STEPS), lambda x: gae(x, gae_lambda=1.0).target, "reward",
     ),
     "td_lambda": (
-        lambda x: each(
-            lambda v, r, d, v2: rlax.td_lambda(v, r, d, v2, LAMBDA),
-            x["value"], x["reward"], discount(x), x["next_value"],
-        ),
-        lambda x: f.gae(*steps(x), gamma=GAMMA, gae_lambda=LAMBDA).target - x["value"],
+        theirs(lambda v, r, d, v2: rlax.td_lambda(v, r, d, v2, LAMBDA), "value", *STEPS),
+        lambda x: gae(x, stop_gradient=True).target - x["value"],
         "value",
     ),
     "td_learning": (
-        lambda x: jax.vmap(jax.vmap(rlax.td_learning))(x["value"], x["reward"], discount(x), x["next_value"]),
-        lambda x: f.gae(*steps(x), gamma=GAMMA, gae_lambda=0.0).target - x["value"],
+        theirs(jax.vmap(rlax.td_learning), "value", *STEPS),
+        lambda x: gae(x, 0.0, stop_gradient=True).target - x["value"],
         "value",
     ),
     "vtrace": (
-        lambda x: each(
-            lambda v, v2, r, d, log: jax.lax.stop_gradient(rlax.vtrace(v, v2, r, d, jnp.exp(log), LAMBDA)),
-            x["value"], x["next_value"], x["reward"], discount(x), x["log_ratio"],
-        ),
+        theirs(lambda *x: jax.lax.stop_gradient(rlax.vtrace(*x[:-1], jnp.exp(x[-1]), LAMBDA)), *TRACES),
         lambda x: vtrace(x).error,
         "value",
     ),
     "vtrace_td_error_and_advantage": (
-        lambda x: jax.lax.stop_gradient(their_vtrace(x)[:2]),
-        lambda x: (vtrace(x).error, vtrace(x).policy_advantage),
-        "value",
+        theirs(error_and_advantage, *TRACES), lambda x: (vtrace(x).error, vtrace(x).policy_advantage), "value",
     ),
     "clipped_surrogate_pg_loss": (
-        lambda x: rlax.clipped_surrogate_pg_loss(
-            jnp.exp(x["log_ratio"].reshape(-1)), x["advantage"].reshape(-1), CLIP
-        ),
+        lambda x: rlax.clipped_surrogate_pg_loss(jnp.exp(x["log_ratio"].ravel()), x["advantage"].ravel(), CLIP),
         lambda x: f.clipped_surrogate(x["log_ratio"], x["advantage"], clip_eps=CLIP).mean(),
         "log_ratio",
     ),
     "l2_loss": (
-        lambda x: rlax.l2_loss(x["value"], x["advantage"]),
-        lambda x: f.value_loss(x["value"], x["advantage"]),
-        "value",
+        lambda x: rlax.l2_loss(x["value"], x["advantage"]), lambda x: f.value_loss(x["value"], x["advantage"]), "value",
     ),
     "entropy_loss": (
         lambda x: rlax.entropy_loss(x["logits"].reshape(-1, ACTIONS), jnp.ones(T * N)),
-        lambda x: -categorical(x).entropy().mean(),
+        lambda x: -Categorical(x["logits"]).entropy().mean(),
         "logits",
     ),
     "categorical_kl_divergence": (
         lambda x: rlax.categorical_kl_divergence(x["logits"], x["old_logits"]),
-        lambda x: categorical(x).kl_divergence(distributions.Categorical(x["old_logits"])),
+        lambda x: Categorical(x["logits"]).kl_divergence(Categorical(x["old_logits"])),
         "logits",
     ),
     "categorical_importance_sampling_ratios": (
         lambda x: rlax.categorical_importance_sampling_ratios(x["logits"], x["old_logits"], x["action"]),
-        lambda x: jnp.exp(
-            categorical(x).log_prob(x["action"]) - distributions.Categorical(x["old_logits"]).log_prob(x["action"])
-        ),
+        lambda x: jnp.exp(ratios(x)),
         "logits",
     ),
 }  # fmt: skip
