@@ -38,6 +38,11 @@ def assert_close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 1
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
 
 
+def compiled(env):
+    """`reset` and `step` of an environment, compiled: one by one, their operations are many programs."""
+    return jax.jit(env.reset, static_argnums=1), jax.jit(env.step)
+
+
 DEVICES = 4
 P = jax.sharding.PartitionSpec
 

@@ -12,6 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import ippo
+from tests.common import compiled
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 AGENTS, EPISODE = 2, 4
@@ -169,11 +170,12 @@ def test_folded_agents_are_environments_of_their_own():
     env = envs.fold_agents(probe(mortal=True), agent_id=True)
     assert env.num_agents is None
     assert env.observation_space.shape == (3,)
-    state, obs = env.reset(jax.random.key(0), 6)
+    reset, step = compiled(env)
+    state, obs = reset(jax.random.key(0), 6)
     assert obs.shape == (6, 3)
     np.testing.assert_array_equal(obs[:, 1:], np.tile(np.eye(2), (3, 1)))
     for _ in range(3):
-        state, out = env.step(jax.random.key(1), state, jnp.abs(obs[:, 0] - obs[:, 2]).astype(int))
+        state, out = step(jax.random.key(1), state, jnp.abs(obs[:, 0] - obs[:, 2]).astype(int))
         obs = out.obs
         np.testing.assert_array_equal(out.reward, 1)
     assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)

@@ -20,7 +20,7 @@ from ppo_parts import envs, networks
 from ppo_parts.envs import __main__ as command
 from ppo_parts.envs._laws import LAWS, notes_on, play, random_action
 from tests import env_fakes
-from tests.common import Categorical
+from tests.common import Categorical, compiled
 from tests.env_fakes import LIMIT
 
 pytestmark = pytest.mark.lenient_ranks  # the packages'
@@ -373,13 +373,13 @@ def test_only_as_many_new_episodes_are_computed_as_asked_for():
     def step(key, x, action):
         return envs.Step(x, x[None], reward=x, terminated=action == 1)
 
-    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), reset_ratio=3)
-    state, obs = env.reset(jax.random.key(0), 6)
+    reset, step = compiled(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), reset_ratio=3))
+    state, obs = reset(jax.random.key(0), 6)
     assert len(set(obs[:, 0].tolist())) == 6
-    _, out = env.step(jax.random.key(1), state, jnp.array([0, 1, 0, 0, 1, 0]))
+    _, out = step(jax.random.key(1), state, jnp.array([0, 1, 0, 0, 1, 0]))
     assert len(set(out.obs[:, 0].tolist())) == 6  # two ended, and two are new
     np.testing.assert_array_equal(out.obs[jnp.array([0, 2, 3, 5])], obs[jnp.array([0, 2, 3, 5])])
-    _, out = env.step(jax.random.key(1), state, jnp.ones(6, int))
+    _, out = step(jax.random.key(1), state, jnp.ones(6, int))
     assert len(set(out.obs[:, 0].tolist())) == 2
     np.testing.assert_array_equal(out.final_obs, obs)
 
@@ -447,9 +447,9 @@ def test_arguments_of_automatic_resets_are_checked(changed, says):
 def test_a_termination_at_the_time_limit_is_a_termination():
     step = lambda key, x, action: envs.Step(x, x[None], 0.0, action == 1)  # noqa: E731
     reset = lambda key: (jnp.zeros(()), jnp.zeros(1))  # noqa: E731
-    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=1)
-    state, _ = env.reset(jax.random.key(0), 2)
-    _, out = env.step(jax.random.key(0), state, jnp.array([0, 1]))
+    reset, step = compiled(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=1))
+    state, _ = reset(jax.random.key(0), 2)
+    _, out = step(jax.random.key(0), state, jnp.array([0, 1]))
     assert (out.terminated.tolist(), out.truncated.tolist()) == ([False, True], [True, False])
 
 
@@ -460,13 +460,13 @@ def test_a_termination_at_the_time_limit_is_a_termination():
 def test_policy_and_critic_may_see_different_entries_of_the_observations():
     """The stand-in's entries are each other's negative."""
     env = envs.make("playground:Walk", obs_key="privileged_state")
-    state, obs = env.reset(jax.random.key(0), 2)
+    state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
     np.testing.assert_array_equal(obs, -state.inner.obs["state"])
     env = envs.make("playground:Walk,critic_obs_key=privileged_state")
     assert (env.observation_space.shape, env.privileged_space.shape) == ((2,), (2,))
     normalized = envs.normalize_observation(env)
     assert envs.check_laws(normalized, num_envs=3, num_steps=30).episodes > 0
-    state, obs = normalized.reset(jax.random.key(0), 4)
+    state, obs = jax.jit(normalized.reset, static_argnums=1)(jax.random.key(0), 4)
     np.testing.assert_allclose(obs.privileged, -obs.obs)
     np.testing.assert_allclose(state.moments.mean[:2], jnp.mean(env.reset(jax.random.key(0), 4)[1].obs, axis=0))
     assert state.moments.mean.shape == (4,)
@@ -482,9 +482,10 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
 def test_combinations_of_choices_become_one_action():
     env = envs.make("jumanji:Walk-v0")
     assert (env.action_space.n, env.observation_space.shape) == (6, (2,))
-    state, obs = env.reset(jax.random.key(0), 6)
+    reset, step = compiled(env)
+    state, obs = reset(jax.random.key(0), 6)
     assert obs.available[0].tolist() == [True, True, True, True, True, False]
-    _, out = env.step(jax.random.key(0), state, jnp.arange(6))
+    _, out = step(jax.random.key(0), state, jnp.arange(6))
     np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
     assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
 
@@ -500,14 +501,14 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
         return jnp.zeros((), jnp.int32)
 
     env = envs.make("pgx:nim", opponent=takes_one)
-    state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 32)
-    stepped = jax.jit(env.step)
+    reset, step = compiled(env)
+    state, obs = reset(jax.random.key(0), 32)
     assert set(obs.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
     outs = []
     for t in range(6):
         left = obs.obs[:, 0]
         action = ((left == 5) | (left == 2)).astype(jnp.int32)
-        state, out = stepped(jax.random.key(t), state, action)
+        state, out = step(jax.random.key(t), state, action)
         obs = out.obs
         outs.append(out)
     ended = np.stack([out.terminated for out in outs])
@@ -602,15 +603,16 @@ def test_the_command_line_as_typed():
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
-    env = envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3)
-    state, _ = env.reset(jax.random.key(0), 2)
+    reset, step = compiled(envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3))
+    state, _ = reset(jax.random.key(0), 2)
     start = np.asarray(state.inner.x)
-    state, out = jax.jit(env.step)(jax.random.key(1), state, jnp.array([[0.1], [1.0]]))
+    state, out = step(jax.random.key(1), state, jnp.array([[0.1], [1.0]]))
     steps = np.array([3, np.ceil((1.5 - start[1]) / 1.0 + 1e-6)])  # an episode ends beyond 1.5
     np.testing.assert_allclose(out.reward, steps * [0.1, 1.0], rtol=1e-5)
     np.testing.assert_allclose(out.final_obs[:, 0], start + out.reward, rtol=1e-5)
     assert out.terminated.tolist() == [False, True]
-    _, out = env.step(jax.random.key(2), env.step(jax.random.key(2), state, jnp.zeros((2, 1)))[0], jnp.zeros((2, 1)))
+    for _ in range(2):
+        state, out = step(jax.random.key(2), state, jnp.zeros((2, 1)))
     assert out.truncated.tolist() == [True, False]  # after three actions
 
 

@@ -15,6 +15,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import _registry
 from tests import env_fakes
+from tests.common import compiled
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
 
@@ -111,9 +112,9 @@ def test_an_environment_of_an_older_gymnax_is_named():
             return obs, state, reward, terminated, info
 
     env = envs.from_gymnax(Old())
-    state, _ = env.reset(jax.random.key(0), 1)
+    state, _ = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
     with pytest.raises(pp.errors.UserTypeError, match=r"from_gymnax: step must return .* it returned 5 items"):
-        env.step(jax.random.key(0), state, jnp.zeros(1, int))
+        jax.eval_shape(env.step, jax.random.key(0), state, jnp.zeros(1, int))
 
 
 # --- arguments ---
@@ -211,10 +212,10 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
         return envs.Step(state + 1, jnp.zeros(1), reward=rewards[state], terminated=False)
 
     reset = lambda key: (jnp.zeros((), int), jnp.zeros(1))  # noqa: E731
-    clipped = envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2)))
-    state, outs = clipped.reset(jax.random.key(0), 1)[0], []
+    reset, step = compiled(envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))))
+    state, outs = reset(jax.random.key(0), 1)[0], []
     for _ in rewards:
-        state, out = clipped.step(jax.random.key(0), state, jnp.zeros(1, int))
+        state, out = step(jax.random.key(0), state, jnp.zeros(1, int))
         outs.append(out)
     np.testing.assert_array_equal([out.reward[0] for out in outs], [-1, 0, np.inf, np.nan])
     assert [float(out.episode_return[0]) for out in outs[:2]] == [-3, -3]

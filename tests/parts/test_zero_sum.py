@@ -10,6 +10,7 @@ from ppo_parts import envs
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.testing import example_batch, example_context
 from tests import env_fakes
+from tests.common import compiled
 
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
 SELF_PLAY = cleanrl_ppo.Config(
@@ -101,9 +102,10 @@ def test_zero_sum_refuses(estimator, error, says):
 def test_both_sides_of_a_game_are_played(nim):
     assert nim.zero_sum
     assert not envs.make("pgx:nim").zero_sum
-    state, obs = jax.jit(nim.reset, static_argnums=1)(jax.random.key(0), 32)
+    reset, step = compiled(nim)
+    state, obs = reset(jax.random.key(0), 32)
     assert set(obs.obs[:, 0].tolist()) == {5.0}  # nobody has moved
-    seats, step = [], jax.jit(nim.step)
+    seats = []
     for t in range(5):
         left = obs.obs[:, 0]
         state, out = step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # everybody takes 1 match
