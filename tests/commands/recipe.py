@@ -21,6 +21,7 @@ class Config(training.Config):
     num_envs: int = 4
     num_steps: int = 4
     microbatch: int | None = None
+    learning_rate: float = 0.1
     drawn: bool = True
     memory: Literal["lstm"] | None = None
 
@@ -50,4 +51,4 @@ def make_train(config: Config) -> training.Train:
     pipeline = pp.chain(
         pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5)
     )
-    return training.Train.of(config, env, policy, pipeline, pp.clipped_adam(0.1, 0.5))
+    return training.Train.of(config, env, policy, pipeline, pp.clipped_adam(config.learning_rate, 0.5))

@@ -117,7 +117,6 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
 
 def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog, monkeypatch):
     """And as a function it prints nothing: its messages are logged."""
-
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
     folder, result = go(train, place, "endless", program=measuring(episode_return=np.nan, episodes=0.0))

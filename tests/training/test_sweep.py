@@ -15,7 +15,8 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._sweep import objective, sweep
-from tests.runs import arguments, tiny
+from tests.commands import recipe
+from tests.runs import tiny
 
 SEARCH = {"learning_rate": {"low": "1e-4", "high": 1, "log": True}, "num_steps": {"low": 2, "high": 3}}
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -155,7 +156,8 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
     file.write_text("trials: 2\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
     main = [cleanrl_ppo.make_train, cleanrl_ppo.PRESETS]
-    result = training.main(*main, [*arguments(tiny(60)), *here, "--sweep", str(file)])
+    small = {"default": recipe.Config(total_timesteps=160)}
+    result = training.main(recipe.make_train, small, [*here, "--sweep", str(file)])
     assert result["complete"] == 2
 
     def begin(train, config, options):
