@@ -141,21 +141,20 @@ def devices(path: Path) -> None:
     rows = records("devices")["devices"]["results"]
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     figure, panels = canvas(3, width=3.6)
-    titles = (
-        "FLOPs, relative to one device",
-        "temporaries, relative to one device",
-        "collective operations per update",
-    )
+    titles = {
+        "flops": "FLOPs, relative to one device",
+        "temporaries": "temporaries, relative to one device",
+        "operations": "collective operations per update",
+    }
     for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
-            for panel, quantity in zip(panels, ("flops", "temporaries", None), strict=True):
-                ys = [
-                    row[quantity] / mine[0][quantity] if quantity else sum(row["operations"].values()) for row in mine
-                ]
+            sent = [sum(row["operations"].values()) for row in mine]
+            for panel, what in zip(panels, titles, strict=True):
+                ys = sent if what == "operations" else [row[what] / mine[0][what] for row in mine]
                 panel.plot([row["devices"] for row in mine], ys, style, color=f"C{color}", marker=".")
     every = sorted({row["devices"] for row in rows})
-    for panel, title in zip(panels, titles, strict=True):
+    for panel, title in zip(panels, titles.values(), strict=True):
         panel.set(xscale="log", xlabel="devices", title=title)
         panel.set_xticks(every, map(str, every))
         panel.minorticks_off()

@@ -12,11 +12,13 @@ import io
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def checkout(revision: str) -> Iterator[Path]:
         yield Path(folder)
 
 
+BEGAN = time.monotonic()
 # Asked when a benchmark starts, because it does not measure what is committed while it runs.
 COMMIT = git("rev-parse", "HEAD")
 UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
@@ -62,16 +65,6 @@ def read(path: Path) -> dict[str, Record]:
     """The records of a file by name; none if there is no such file."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {record["name"]: record for record in map(json.loads, lines)}
-
-
-def find(address: str | Path) -> Record:
-    """The record of an address.
-
-    Raises:
-        KeyError: the file has no record of this name.
-    """
-    path, _, name = str(address).partition("#")
-    return read(ROOT / path)[name]
 
 
 def store(address: str | Path, record: Record) -> None:
@@ -114,13 +107,13 @@ def provenance() -> Record:
     """What a reader needs to know to measure again."""
     cpu, info = platform.processor(), Path("/proc/cpuinfo")
     if info.exists():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = models[0] if models else cpu
-    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+        cpu = next(iter(re.findall(r"model name\s*: (.*)", info.read_text())), cpu)
+    versions = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     given = [os.path.basename(text) if os.path.isabs(text) else text for text in sys.argv[1:]]  # without local folders
     return {
         "command": shlex.join([*sys.argv[0].split(), *given]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": time.monotonic() - BEGAN,
         "commit": COMMIT,
         "uncommitted": UNCOMMITTED,
         "hardware": {
@@ -133,6 +126,6 @@ def provenance() -> Record:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in PACKAGES if name in installed},
+            **{name: versions[name] for name in PACKAGES if name in versions},
         },
     }

@@ -207,15 +207,6 @@ class Comparison(NamedTuple):
     last: dict[str, Record]
     mean: dict[str, Record]
 
-    @classmethod
-    def of(cls, chosen: list[Record]) -> Comparison:
-        """Compare the last evaluations, and the means of all of them."""
-        (base, first), *others = [(run, np.array([row["evaluation"] for row in run["curve"]])) for run in chosen]
-        last = {run["variant"]: difference(x[-1], first[-1]) for run, x in others}
-        mean = {run["variant"]: difference(x.mean(0), first.mean(0)) for run, x in others}
-        named = {run["variant"]: run for run in chosen}
-        return cls(base["task"], base["env_steps"], seeds_of(base["seeds"]), named, last, mean)
-
     def cell(self, link: Link, name: str) -> str:
         """The change of the last evaluation by a choice, or the last evaluation of the base; empty without a run."""
         if name not in self.runs:
@@ -226,12 +217,17 @@ class Comparison(NamedTuple):
 
 def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
-    order = list(names)
+    order, found = list(names), []
     short = [run for run in runs(benchmark) if run["env_steps"] < 900_000 and run["variant"] in order]
-    return [
-        Comparison.of(sorted(group, key=lambda run: order.index(run["variant"])))
-        for group in grouped(short, "task").values()
-    ]
+    for group in grouped(sorted(short, key=lambda run: order.index(run["variant"])), "task").values():
+        base, *others = group
+        curves = {run["variant"]: np.array([row["evaluation"] for row in run["curve"]]) for run in group}
+        first, *later = curves.values()
+        last = {run["variant"]: difference(x[-1], first[-1]) for run, x in zip(others, later, strict=True)}
+        mean = {run["variant"]: difference(x.mean(0), first.mean(0)) for run, x in zip(others, later, strict=True)}
+        named = {run["variant"]: run for run in group}
+        found.append(Comparison(base["task"], base["env_steps"], seeds_of(base["seeds"]), named, last, mean))
+    return found
 
 
 def choices(link: Link, benchmark: str) -> list[str]:

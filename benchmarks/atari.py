@@ -1,7 +1,7 @@
 """Atari games with `ppo_parts.recipes.atari_ppo`, and with CleanRL's own `ppo_atari.py` on the same machine.
 
     python -m benchmarks atari ale:breakout --steps 200_000 --seeds 1
-    python -m benchmarks atari ale:pong --python ../cleanrl/.venv/bin/python --script ../cleanrl/cleanrl/ppo_atari.py
+    python -m benchmarks atari ale:pong --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_atari.py
 
 Both train one seed after another. The script runs unchanged under a Python of its own, because it needs Gymnasium 0.29;
 its ale-py 0.8.1 comes without games, and `ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. A
@@ -71,7 +71,7 @@ def versions(python: str, script: str) -> dict[str, str]:
     return found | {"sha256 of the script": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
 
 
-def measure(config: atari_ppo.Config, seeds: range, script: tuple[str, str] | None) -> None:
+def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None) -> None:
     """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
     programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": ours}
     result: dict[str, Any] = {"task": config.env_id, "config": dataclasses.asdict(config)}
@@ -94,11 +94,8 @@ def main() -> None:
     """Command line."""
     options = parser(__doc__, steps=200_000, seeds=1, first_seed=1)
     options.add_argument("task", help="ale:breakout, ale:pong, ...")
-    options.add_argument("--python", help="the Python that CleanRL's script needs")
-    options.add_argument("--script", help="CleanRL's ppo_atari.py; without it, only the recipe is trained")
+    options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
     given = options.parse_args()
-    if (given.python is None) != (given.script is None):
-        options.error("--python and --script belong together: give both, or neither")
     fields = {"env_id": given.task, "total_timesteps": given.steps, "seed": given.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
-    measure(config, seeds_of(given), (given.python, given.script) if given.script else None)
+    measure(config, seeds_of(given), given.cleanrl)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.recipes import library_ppo, mujoco_ppo
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import plain
 
@@ -32,6 +32,7 @@ from ._records import COMMIT, write
 from ._runs import keys_of, side_by_side
 
 Numbers = Mapping[str, Any]
+Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it did harm
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
@@ -244,19 +245,12 @@ def all_faults(
     return whole | {"config": as_text(base)}
 
 
-def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
-    """Run a recurrent policy that ignores `reset`, and one that does not."""
-    config = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    return lanes(config, [*ONLY_WITH_MEMORY, "healthy"] * seeds, first_seed, shared=True, memory=True)
-
-
-def healthy(recipe: str, preset: str, first_seed: int, seeds: int, **changes: Any) -> dict[str, Any]:
-    """Run a recipe as it is."""
-    module = importlib.import_module(f"ppo_parts.recipes.{recipe}")
-    config = dataclasses.replace(module.PRESETS[preset], **changes)
-    train = module.make_train(config)
-    found = side_by_side(lambda key: measure(train, key, config))(keys_of(range(first_seed, first_seed + seeds)))
-    return {"name": ["healthy"] * seeds, **found, "config": as_text(config)}
+def healthy(recipe: Any, preset: str) -> dict[str, Any]:
+    """Run a recipe as it is, on Pendulum, with twelve seeds."""
+    config = dataclasses.replace(recipe.PRESETS[preset], env_id="Pendulum-v1", total_timesteps=40_960)
+    train = recipe.make_train(config)
+    found = side_by_side(lambda key: measure(train, key, config))(keys_of(range(500, 512)))
+    return {"name": ["healthy"] * 12, **found, "config": as_text(config)}
 
 
 def as_text(config: Any) -> str:
@@ -265,8 +259,7 @@ def as_text(config: Any) -> str:
 
 
 Programs = dict[str, Callable[[], dict[str, Any]]]
-SHORT: dict[str, Any] = {"total_timesteps": 40_960}
-PENDULUM: dict[str, Any] = {**SHORT, "env_id": "Pendulum-v1"}
+MEMORY = dataclasses.replace(DISCRETE, env_id="CartPole-v1", num_envs=16, total_timesteps=40_960)
 TRAINING: Programs = {
     "CartPole-v1 shared": lambda: all_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
     "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
@@ -274,9 +267,9 @@ TRAINING: Programs = {
 HELD_OUT: Programs = {
     "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 500, 2, 16, 163_840),
     "Reacher-misc shared": lambda: all_faults("Reacher-misc", BOXED, 500, 2, 16, 163_840, shared=True),
-    "CartPole-v1 memory": lambda: memory("CartPole-v1", 500, 3),
-    "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 500, 12, **PENDULUM),
-    "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 500, 12, **PENDULUM),
+    "CartPole-v1 memory": lambda: lanes(MEMORY, [*ONLY_WITH_MEMORY, "healthy"] * 3, 500, shared=True, memory=True),
+    "library_ppo stable_baselines3": lambda: healthy(library_ppo, "stable_baselines3"),
+    "mujoco_ppo": lambda: healthy(mujoco_ppo, "mujoco"),
 }
 
 
@@ -306,15 +299,14 @@ def harmed(runs: dict[str, Any]) -> np.ndarray:
     return np.any([~(x >= np.min(x[clean])) for x in scores], axis=0)  # also without an episode
 
 
-def judge(found: Iterable[tuple[str, list[str], bool]]) -> dict[str, Any]:
+def judge(rows: list[Judged]) -> dict[str, Any]:
     """Count runs by what was planted and by the first finding, and the shares of right ones."""
-    rows = list(found)
     matrix: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name, names, _ in rows:
         matrix[name][names[0] if names else "nothing"] += 1
     faults, clean = [row for row in rows if row[0] != "healthy"], [row for row in rows if row[0] == "healthy"]
 
-    def shares(faults: list[tuple[str, list[str], bool]]) -> dict[str, float]:
+    def shares(faults: list[Judged]) -> dict[str, float]:
         among = float(np.mean([name in names for name, names, _ in faults]))
         return {"faults": len(faults), "among": among, "first": float(np.mean([x[0] in x[1][:1] for x in faults]))}
 
@@ -334,7 +326,7 @@ def main() -> None:
     options = command_line.parse_args()
     results: dict[str, Any] = {"commits": {}}  # of the runs, which may be older than the rules
     for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
-        rows: list[tuple[str, list[str], bool]] = []
+        rows: list[Judged] = []
         for name, program in programs.items():
             runs = runs_of(name, program, options.runs)
             results["commits"][name] = str(runs["commit"])

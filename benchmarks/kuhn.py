@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from typing import Any, Literal
 
 import jax
@@ -137,7 +136,7 @@ def exploitability(table: np.ndarray) -> float:
 
 def measure(config: Config, seeds: range) -> dict[str, Any]:
     """Train the seeds of an arm in one program."""
-    train, began, rows = make_train(config), time.perf_counter(), []
+    train, rows = make_train(config), []
     bets_of = jax.jit(jax.vmap(lambda state: bets(train, state.learner.params)))
     for stage in stages(train, keys_of(seeds), EVALUATIONS):
         tables = np.asarray(bets_of(stage.state))
@@ -147,7 +146,6 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
         "arm": config.arm,
         "config": dataclasses.asdict(config),
         "seeds": list(seeds),
-        "seconds": time.perf_counter() - began,
         "exploitability": training.summary(rows[-1]["exploitability"]),
         "bets": tables,
         "curve": rows,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,7 +69,7 @@ def measure(
 ) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
     train, seeds = variants[given.variant](config), seeds_of(given)
-    keys, began = keys_of(seeds), time.perf_counter()
+    keys = keys_of(seeds)
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(evaluation_key(key), number)
@@ -89,7 +88,6 @@ def measure(
             "evaluation": np.asarray(evaluate(keys, stage.state, jnp.int32(stage.number))),
             "last_100_episodes": np.asarray(training.last_episodes_return(returns, episodes)),
             "approx_kl": float(np.nanmean(stage.metrics["approx_kl"])),
-            "seconds": time.perf_counter() - began,
         }
         rows.append(row)
         result |= {"env_steps": stage.env_steps, "complete": stage.last}

@@ -14,16 +14,18 @@ import optax
 import ppo_parts as pp
 
 F = pp.functional
-NONE = pp.identity()
 GAE = pp.gae(gamma=0.99, gae_lambda=0.95)
-SHUFFLED = pp.shuffled_minibatches(num_minibatches=4, num_epochs=4)
-NORMALIZED = pp.advantage_normalize(ddof=1)
-CLIPPED = pp.clipped_surrogate(clip_eps=0.2)
-CRITIC = pp.clipped_value_loss(clip_eps=0.2, coef=0.5)
-UNCLIPPED_CRITIC = pp.value_loss(coef=0.5)
-ENTROPY = pp.entropy_bonus(coef=0.01)
-CRITICS_TARGET = pp.within(pp.gae(gamma=0.99, gae_lambda=1.0), write={"target": "target"}, name="critic")
-UNCLIPPED = pp.policy_loss(F.importance_weighted_surrogate)
+NORMALIZED, CLIPPED = pp.advantage_normalize(ddof=1), pp.clipped_surrogate(clip_eps=0.2)
+UNCLIPPED, UNCLIPPED_CRITIC = pp.policy_loss(F.importance_weighted_surrogate), pp.value_loss(coef=0.5)
+PARTS = {  # of CleanRL's `ppo.py`
+    "estimate": GAE,
+    "sampler": pp.shuffled_minibatches(num_minibatches=4, num_epochs=4),
+    "normalize": NORMALIZED,
+    "surrogate": CLIPPED,
+    "diagnostics": pp.policy_diagnostics(),
+    "critic": pp.clipped_value_loss(clip_eps=0.2, coef=0.5),
+    "entropy": pp.entropy_bonus(coef=0.01),
+}
 
 
 class Paper(NamedTuple):
@@ -35,17 +37,9 @@ class Paper(NamedTuple):
     optimizer: Any = None
 
 
-def ppo(
-    *extra: pp.Part,
-    estimate: tuple[pp.Part, ...] = (GAE,),
-    sampler: pp.Part = SHUFFLED,
-    normalize: pp.Part = NORMALIZED,
-    surrogate: pp.Part = CLIPPED,
-    critic: pp.Part = CRITIC,
-    entropy: pp.Part = ENTROPY,
-) -> pp.Part:
-    """The chain of CleanRL's `ppo.py`, with one part replaced by another, or with more parts at its end."""
-    return pp.chain(*estimate, sampler, normalize, surrogate, pp.policy_diagnostics(), critic, entropy, *extra)
+def ppo(*extra: pp.Part, **replaced: pp.Part) -> pp.Part:
+    """The chain of `PARTS`, some of which are replaced, with more parts at its end."""
+    return pp.chain(*(PARTS | replaced).values(), *extra)
 
 
 def clipped(adam: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:
@@ -113,11 +107,12 @@ def papers(updates: int = 1000, rate: Any = 2.5e-4) -> dict[str, Paper]:
     def mirror_descent(step: jax.Array) -> jax.Array:
         return updates / jnp.maximum(updates - step, 1)
 
+    critics_gae = pp.gae(gamma=0.99, gae_lambda=1.0)
     return {
         PLAIN: Paper("plain PPO", "", ppo()),
         "schulman_2017": Paper(
             "Schulman et al. 2017, arXiv:1707.06347", "Advantages as they are, and no clip of the value loss.",
-            ppo(normalize=NONE, critic=pp.value_loss(coef=1.0)),
+            ppo(normalize=pp.identity(), critic=pp.value_loss(coef=1.0)),
         ),
         "heess_2017": Paper(
             "Heess et al. 2017, arXiv:1707.02286",
@@ -181,11 +176,11 @@ def papers(updates: int = 1000, rate: Any = 2.5e-4) -> dict[str, Paper]:
         "song_2023": Paper(
             "Song et al. 2023, arXiv:2301.10920",
             "No advantages for the last eighth of a rollout, which are the most biased.",
-            ppo(estimate=(GAE, without_the_end(0.125))),
+            ppo(estimate=pp.chain(GAE, without_the_end(0.125))),
         ),
         "yuan_2025": Paper(
             "Yuan et al. 2025, arXiv:2503.01491", "λ = 1 for the critic (VC-PPO).",
-            ppo(estimate=(GAE, CRITICS_TARGET)),
+            ppo(estimate=pp.chain(GAE, pp.within(critics_gae, write={"target": "target"}, name="critic"))),
         ),
         "schaul_2016": Paper(
             "Schaul et al. 2016, arXiv:1511.05952", "Segments drawn by priority, with importance weights.",
@@ -206,7 +201,7 @@ def papers(updates: int = 1000, rate: Any = 2.5e-4) -> dict[str, Paper]:
         ),
         "hafner_2023": Paper(
             "Hafner et al. 2023, arXiv:2301.04104", "Advantages divided by a running range of the returns (DreamerV3).",
-            ppo(estimate=(GAE, percentile_scale()), normalize=NONE),
+            ppo(estimate=pp.chain(GAE, percentile_scale()), normalize=pp.identity()),
         ),
         "ellis_2024": Paper(
             "Ellis et al. 2024, arXiv:2412.17113", "Adam's step count starts again in each update (Adam-Rel).",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import numpy as np
@@ -44,12 +43,10 @@ def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
     for name in (PLAIN, *names):
         if name in arms:
             continue
-        began = time.perf_counter()
         found = side_by_side(functools.partial(outcome, make_train(config, name)))(np.asarray(seeds))
-        arm = arms[name] = {what: training.summary(x) for what, x in found.items()}
+        arm = arms[name] = {"commit": COMMIT} | {what: training.summary(x) for what, x in found.items()}
         for what in COMPARED:
             arm[what]["difference"] = difference(arm[what]["per_seed"], arms[PLAIN][what]["per_seed"])
-        arm |= {"seconds": time.perf_counter() - began, "commit": COMMIT}
         shown = f"{interval(arm['evaluation_return'], 1)}, {signed(arm['evaluation_return']['difference'])}"
         print(f"{config.env_id} {name:20} {shown}", flush=True)
         write(f"{RESULTS}/papers.jsonl#{address}", same | {"arms": arms})

@@ -163,15 +163,14 @@ def sampler(made: Any) -> Case:
 
 def cases() -> dict[str, Case]:
     """Everything by name: functions, then parts (`pp.`)."""
-    gae = functools.partial(functional.gae, gamma=GAMMA, gae_lambda=LAMBDA)
-    vtrace = functools.partial(functional.vtrace, gamma=GAMMA, gae_lambda=LAMBDA)
+    estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    gae, vtrace = (functools.partial(function, **estimate) for function in (functional.gae, functional.vtrace))
     steps = ("reward", "value", "next_value", "terminated", "truncated")
     uncut = ("reward", "value", "shifted_value", "terminated")
     recurrence = functional.reverse_recurrence
     surrogate = functools.partial(functional.clipped_surrogate, clip_eps=CLIP)
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
-    estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
 
     def associative(function: Method) -> Method:
         return functools.partial(function, implementation="associative")
@@ -284,7 +283,6 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
             "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
             "over_floor": _timing.ratio(samples, name, "floor"),
             "over_ours": _timing.ratio(samples, name, "ours"),
-            "rounds": len(each),
         }
         for name, each in samples.items()
     ]

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from ._options import parser
-from ._records import RESULTS, Record, checkout, find
+from ._records import RESULTS, Record, checkout, read
 
 
 def numbers(tree: Any) -> dict[str, float]:
@@ -66,11 +66,14 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
     options, more = arguments.parse_known_args()
-    record = find(RESULTS / options.record)
+    file, _, name = options.record.partition("#")
+    record = read(RESULTS / file).get(name)
+    if record is None:
+        sys.exit(f"{file} has no record {name!r}")
     if record["uncommitted"]:
         print(f"these files had changes that the commit lacks: {record['uncommitted']}")
     written = rerun(record, more)
-    found = next((each for each in written if each.get("name") == record["name"]), written[0] if written else None)
+    found = next((each for each in written if each.get("name") == name), written[0] if written else None)
     if found is None:
         sys.exit("the command wrote no record")
     print(*compare(record["results"], found["results"]), sep="\n")

@@ -124,24 +124,14 @@ def trained(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, jax.Arr
     return train
 
 
-def measure(pipeline: pp.Part, seeds: int) -> dict[str, Any]:
-    """Train the seeds of a chain."""
-    scores, perfect = side_by_side(trained(pipeline))(keys_of(range(seeds)))
-    return {
-        "first_score": scores[:, 0],
-        "final_score": scores[:, -10:].mean(axis=1),
-        "final_perfect": perfect[:, -10:].mean(axis=1),
-        "every_tenth_score": scores[:, ::10].round(4),
-    }
-
-
 def main() -> None:
     """Command line."""
     options = parser(__doc__, seeds=10, json=None)
     options.add_argument("--chains", nargs="+", choices=list(chains()), default=list(chains()))
     given, results = options.parse_args(), {}
     for name in given.chains:
-        found = results[name] = measure(chains()[name], given.seeds)
-        score, perfect = (interval(summary(found[f"final_{what}"]), 3) for what in ("score", "perfect"))
-        print(f"{name:12} score {score}, perfect {perfect}", flush=True)
+        scores, perfect = side_by_side(trained(chains()[name]))(keys_of(range(given.seeds)))
+        last = {"final_score": scores[:, -10:].mean(axis=1), "final_perfect": perfect[:, -10:].mean(axis=1)}
+        results[name] = {"first_score": scores[:, 0], **last, "every_tenth_score": scores[:, ::10].round(4)}
+        print(f"{name:12}", *(f"{what} {interval(summary(x), 3)}" for what, x in last.items()), flush=True)
     write(given.json, results)

@@ -83,8 +83,8 @@ def one_agent(env: envs.Env) -> envs.Env:
         ended = out.terminated | out.truncated
         return state, out._replace(obs=seen(out.obs), final_obs=seen(out.final_obs), ended=ended, **lifted)
 
-    size = dataclasses.make_dataclass("Box", ["shape"])((envs.size(env.observation_space),))
-    wrapped = envs.Env(reset, step, size, env.action_space, lambda state: wrapped, num_agents=1)
+    space = envs.Box((envs.size(env.observation_space),))
+    wrapped = envs.Env(reset, step, space, env.action_space, lambda state: wrapped, num_agents=1)
     return wrapped
 
 
@@ -229,8 +229,6 @@ def measure(
             as_ours = name in RECIPES.values() or name in (ONE_SEED, SAME_OPTIONS)
             call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
             compiling[name].append(took)
-            memory = call.memory_analysis()
-            rows[name]["temporary_bytes"] = memory.temp_size_in_bytes if memory else None
             thunks[name] = functools.partial(call, argument)
     for name, all_of_them in compiling.items():
         medians = {step: statistics.median(took[step] for took in all_of_them) for step in ("trace", "compile")}

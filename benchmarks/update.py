@@ -123,11 +123,6 @@ def reduced(metrics: dict[str, jax.Array], batch: pp.Batch) -> dict[str, jax.Arr
     return metrics | {"minibatches": jnp.array(EPOCHS * MINIBATCHES), "epochs": jnp.array(EPOCHS)}
 
 
-def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """The share of the targets' variance that the values explain."""
-    return 1 - jnp.var(target - value) / jnp.var(target)
-
-
 def epoch_keys(key: jax.Array, epoch: jax.Array) -> jax.Array:
     """Exactly the learner's way to the key of an epoch's minibatches, which is the only randomness there is."""
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 1), epoch + 1), 3)[1]
@@ -160,7 +155,7 @@ def handwritten_cleanrl(key: jax.Array, state: TrainState, batch: pp.Batch) -> t
         return jax.lax.scan(minibatch_step, state, minibatches)
 
     state, metrics = jax.lax.scan(epoch_step, state, jnp.arange(EPOCHS))
-    metrics["explained_variance"] = explained_variance(targets, batch.value)
+    metrics["explained_variance"] = 1 - jnp.var(targets - batch.value) / jnp.var(targets)
     return state, reduced(metrics, batch)
 
 
@@ -189,7 +184,7 @@ def handwritten_pufferlib(key: jax.Array, state: TrainState, batch: pp.Batch) ->
         whole = (batch.obs, batch.action, batch.log_prob, values, advantages, targets)
         minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
         state, (metrics, log_ratio, value) = gradient_step(state, (*minibatch, weight))
-        metrics["explained_variance"] = explained_variance(targets, values)
+        metrics["explained_variance"] = 1 - jnp.var(advantages) / jnp.var(targets)
 
         values, log_ratios = values.at[:, index].set(value), log_ratios.at[:, index].set(log_ratio)
         shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
