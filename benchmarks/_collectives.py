@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import re
 from typing import Any, NamedTuple
@@ -65,7 +64,4 @@ def collectives(compiled: Any) -> list[Collective]:
 
 def counted(found: list[Collective]) -> dict[str, int]:
     """Count how often each kind runs."""
-    counts: collections.Counter[str] = collections.Counter()
-    for one in found:
-        counts[one.kind] += one.times
-    return dict(counts)
+    return {kind: sum(one.times for one in found if one.kind == kind) for kind in sorted({one.kind for one in found})}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ._pages import canvas, save
 from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
+from .differences import DIFFERENCES
 
 GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
 
@@ -63,8 +64,6 @@ def mujoco(path: Path) -> None:
 
 def choices(path: Path) -> None:
     """A panel for each task: how much the return changes with each choice of a library."""
-    from .differences import DIFFERENCES
-
     compared = comparisons("differences", DIFFERENCES)
     names = [name for name in DIFFERENCES if name in compared[0].last]
     figure, panels = canvas(len(compared), width=4.6)

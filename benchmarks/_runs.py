@@ -14,8 +14,7 @@ import numpy as np
 from ppo_parts import training
 from ppo_parts.training._program import compiler_options
 
-EPISODES = 100
-"""New episodes that are played after training."""
+EPISODES = 100  # new ones, that are played after training
 
 
 def seeds_of(options: Any) -> range:

@@ -17,6 +17,11 @@ from ppo_parts import training
 
 from ._pages import detected, difference, interquartile, interval, signed, span, table
 from ._records import RESULTS, Record, read
+from .differences import DIFFERENCES
+from .learning import task_of
+from .mujoco import VARIANTS, WITH_FORCES
+from .paper_index import PLAIN
+from .paper_index import papers as paper_index
 from .train import ONE_SEED, RECIPES
 
 Link = Callable[..., str]
@@ -63,8 +68,6 @@ def results(benchmark: str) -> list[Record]:
 
 def reached(result: Record, what: str) -> str:
     """Mean (standard deviation) of a kind of return, and how many seeds reach the task's threshold."""
-    from .learning import task_of
-
     threshold, found = task_of(result["task"]).threshold, result[what]
     digits, returns = 1 if abs(found["mean"]) >= 10 else 3, np.array(found["per_seed"])
     count = f"{np.sum(returns >= threshold)} of {len(returns)} >= {threshold:g}"
@@ -86,8 +89,6 @@ def learning(link: Link, *names: str) -> list[str]:
 
 def published(link: Link, *names: str) -> list[str]:
     """Returns of new episodes beside the published result that is the threshold of the task."""
-    from .learning import task_of
-
     rows = []
     for name in names:
         found, task = records("learning")[name]["results"], task_of(name)
@@ -168,8 +169,6 @@ def whole_runs() -> list[Record]:
 
 def mujoco(link: Link) -> list[str]:
     """The recipe beside published results."""
-    from .mujoco import WITH_FORCES
-
     ours = {
         (run["task"], round(run["env_steps"] / 1e6)): interval(run["best_evaluation"])
         for run in whole_runs()
@@ -232,11 +231,9 @@ def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
 
 def choices(link: Link, benchmark: str) -> list[str]:
     """The effect of each choice on the last evaluation."""
-    from . import differences, mujoco
-
-    labels = {name: f"`{name}`" for name in mujoco.VARIANTS}
+    labels = {name: f"`{name}`" for name in VARIANTS}
     if benchmark == "differences":
-        labels = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
+        labels = {name: f"{each.what} ({each.who})" for name, each in DIFFERENCES.items()}
     compared = comparisons(benchmark, labels)
     head = [f"{one.task}, seeds {one.seeds}" for one in compared]
     rows = [[label, *(one.cell(link, name) for one in compared)] for name, label in labels.items()]
@@ -281,9 +278,7 @@ def levels(link: Link) -> list[str]:
 
 def papers(link: Link, name: str) -> list[str]:
     """How each chain of the index of papers differs from plain PPO; differences whose interval excludes 0 are bold."""
-    from .paper_index import PLAIN, papers
-
-    index, measures = papers(), ("return_over_training", "evaluation_return")
+    index, measures = paper_index(), ("return_over_training", "evaluation_return")
     rows = []
     for paper, arm in records("papers")[name]["results"]["arms"].items():
         reference, change, *_ = index[paper]

@@ -1,7 +1,6 @@
 """PPO for gymnax's classic control tasks: one chain, and options that can be left out one at a time.
 
-`python -m benchmarks learning classic_mountain_car --set refresh=rollout` leaves one out. docs/exploration.md has the
-results.
+`python -m benchmarks learning classic_mountain_car --set refresh=rollout` leaves one out.
 """
 
 from __future__ import annotations

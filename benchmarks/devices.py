@@ -24,10 +24,8 @@ from ._options import parser
 from ._records import collect
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
-ENVS = 32
-"""Environments of each device under weak scaling; of each of 64 shards under strong scaling."""
-COMPARED = 4
-"""Devices on which programs with one shard are counted, too."""
+ENVS = 32  # of each device under weak scaling, and of each of 64 shards under strong scaling
+COMPARED = 4  # devices on which programs with one shard are counted, too
 SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
 
 

@@ -51,18 +51,21 @@ def alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
-    """Run `updates` rollouts, each followed by an update if `learn`."""
-    one = jax.jit(train.step if learn else train.collect)
-    state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(0)))
+def again(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+    """Call `state = advance(state)` for each update."""
 
-    def advance() -> None:
+    def run() -> None:
         nonlocal state
         for _ in range(updates):
-            after = jax.block_until_ready(one(state))
-            state = after[0] if learn else state._replace(rollout=after[0])
+            state = jax.block_until_ready(advance(state))
 
-    return advance
+    return run
+
+
+def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
+    """Run `updates` rollouts, each followed by an update if `learn`."""
+    state, one = jax.jit(train.init)(jax.random.key(0)), jax.jit(train.step if learn else train.collect)
+    return again(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
 def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
@@ -70,13 +73,7 @@ def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-
-    def run() -> None:
-        nonlocal state
-        for _ in range(updates):
-            state, _ = advance(state, 1)
-
-    return run
+    return again(lambda x: advance(x, 1)[0], state, updates)
 
 
 def cleanrl(python: str, script: str, task: str, updates: int) -> float:

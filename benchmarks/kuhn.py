@@ -147,7 +147,6 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "seeds": list(seeds),
         "exploitability": training.summary(rows[-1]["exploitability"]),
-        "bets": tables,
         "curve": rows,
     }
 

@@ -86,9 +86,7 @@ TASKS = {
     "ippo_spread": task(ippo, "spread", -15, "untrained agents have -27"),
     "ippo_smax_3m": task(ippo, "smax", 1.8, "about 80 % of the episodes won"),
     "ippo_riddle": task(ippo, "riddle", 0.55, "better than telling on the last night without a signal, 0.48"),
-    "classic_mountain_car": task(
-        classic, "mountain_car", -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"
-    ),
+    "classic_mountain_car": task(classic, "mountain_car", -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"),
     "classic_mountain_car_250k": task(
         classic, "mountain_car_250k", -118, "gymnax-blines, as its figure shows, 250k steps"
     ),
@@ -156,10 +154,7 @@ def changed(config: Any, changes: Sequence[str]) -> Any:
 
 
 def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Train seeds in one program, and describe how they did.
-
-    `changes` are fields of the configuration and their values, as in "ent_coef=0.001".
-    """
+    """Train seeds in one program, and describe how they did; `changes` are as in "ent_coef=0.001"."""
     make_train, config, *_, evaluated = TASKS[task]
     config = changed(config, changes)
     name = "_".join([task, *([] if seeds.start == config.seed else [str(seeds.start)]), *changes]).replace("=", "_")

@@ -13,6 +13,7 @@ import optax
 
 import ppo_parts as pp
 
+PLAIN = "plain"
 F = pp.functional
 GAE = pp.gae(gamma=0.99, gae_lambda=0.95)
 NORMALIZED, CLIPPED = pp.advantage_normalize(ddof=1), pp.clipped_surrogate(clip_eps=0.2)
@@ -96,9 +97,6 @@ def relative_adam() -> optax.GradientTransformationExtraArgs:
         return updates, (inner, jnp.asarray(step, jnp.int32))
 
     return optax.GradientTransformationExtraArgs(lambda params: (adam.init(params), jnp.int32(0)), update)
-
-
-PLAIN = "plain"
 
 
 def papers(updates: int = 1000, rate: Any = 2.5e-4) -> dict[str, Paper]:

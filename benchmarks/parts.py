@@ -11,8 +11,8 @@ it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminat
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +63,6 @@ def workload(time: int, envs: int) -> Arrays:
     terminated = jax.random.bernoulli(next(keys), 0.02, shape)
     truncated = jax.random.bernoulli(next(keys), 0.01, shape) & ~terminated
     last = normal(shape=(envs,))
-    indices = jax.random.randint(next(keys), (envs,), 0, envs)
     return arrays | {
         "terminated": terminated,
         "truncated": truncated,
@@ -71,7 +70,7 @@ def workload(time: int, envs: int) -> Arrays:
         "next_value": functional.next_values(arrays["value"], last, truncated, arrays["final_value"]),
         "shifted_value": functional.next_values(arrays["value"], last),
         "probabilities": functional.segment_priorities(arrays["advantage"], alpha=0.8),
-        "indices": indices,
+        "indices": jax.random.randint(next(keys), (envs,), 0, envs),
         "weight": jnp.ones((envs,)),
         "logits": jax.random.normal(jax.random.key(2), (*shape, ACTIONS)),
         "key": jax.random.key_data(jax.random.key(1)),
@@ -122,9 +121,8 @@ def rlax_vtrace(
 
 def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     """`rlax.clipped_surrogate_pg_loss`, a mean over time, vmapped over environments."""
-    return jax.vmap(functools.partial(rlax.clipped_surrogate_pg_loss, epsilon=CLIP), (1, 1))(
-        jnp.exp(log_ratio), advantage
-    )
+    estimate = jax.vmap(partial(rlax.clipped_surrogate_pg_loss, epsilon=CLIP), (1, 1))
+    return estimate(jnp.exp(log_ratio), advantage)
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
@@ -164,16 +162,16 @@ def sampler(made: Any) -> Case:
 def cases() -> dict[str, Case]:
     """Everything by name: functions, then parts (`pp.`)."""
     estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    gae, vtrace = (functools.partial(function, **estimate) for function in (functional.gae, functional.vtrace))
+    gae, vtrace = (partial(function, **estimate) for function in (functional.gae, functional.vtrace))
     steps = ("reward", "value", "next_value", "terminated", "truncated")
     uncut = ("reward", "value", "shifted_value", "terminated")
     recurrence = functional.reverse_recurrence
-    surrogate = functools.partial(functional.clipped_surrogate, clip_eps=CLIP)
+    surrogate = partial(functional.clipped_surrogate, clip_eps=CLIP)
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
 
     def associative(function: Method) -> Method:
-        return functools.partial(function, implementation="associative")
+        return partial(function, implementation="associative")
 
     def ways(function: Method) -> dict[str, Method]:
         return {"unrolled": unrolled, "associative": associative(function)}
@@ -200,16 +198,12 @@ def cases() -> dict[str, Case]:
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax("rlax", rlax_surrogate), wrt=0),
         "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
-        "clipped_value_loss": Case(
-            ("current_value", "value", "target"), functools.partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0
-        ),
+        "clipped_value_loss": Case(values[:3], partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0),
         "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
-        "clip_fraction": Case(("log_ratio",), functools.partial(functional.clip_fraction, clip_eps=CLIP)),
+        "clip_fraction": Case(("log_ratio",), partial(functional.clip_fraction, clip_eps=CLIP)),
         "explained_variance": Case(("value", "target"), functional.explained_variance),
-        "segment_priorities": Case(("advantage",), functools.partial(functional.segment_priorities, alpha=0.8)),
-        "importance_weights": Case(
-            ("probabilities", "indices"), functools.partial(functional.importance_weights, beta=0.4)
-        ),
+        "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
+        "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
         "permutation": Case(
             ("key", "value"), shuffled(functional.permutation), {"jax": shuffled(jax.random.permutation)}, alike=False
         ),
@@ -221,9 +215,7 @@ def cases() -> dict[str, Case]:
         "pp.value_loss": part(pp.value_loss(), loss, *values, wrt=0),
         "pp.entropy_bonus": part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
         "pp.advantage_weight": part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
-        "pp.kl_early_stop": part(
-            pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, "log_prob", "current_log_prob"
-        ),
+        "pp.kl_early_stop": part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
         "pp.full_batch": sampler(pp.full_batch()),
         "pp.shuffled_minibatches": sampler(pp.shuffled_minibatches(MINIBATCHES)),
         "pp.segment_minibatches": sampler(pp.segment_minibatches(MINIBATCHES)),
@@ -244,11 +236,11 @@ def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], i
     loop = _timing.repeated(method)
     call, n = _timing.compile_cold(loop, 1, *args)[0], 1
     for _ in range(3):
-        once = _timing.seconds(functools.partial(call, n, *args)) / n
+        once = _timing.seconds(partial(call, n, *args)) / n
         n = max(round(0.005 / once), 4 if once < 1 else 1)
     if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
-        return functools.partial(_timing.compile_cold(functools.partial(loop, n), *args)[0], *args), n
-    return functools.partial(call, n, *args), n
+        return partial(_timing.compile_cold(partial(loop, n), *args)[0], *args), n
+    return partial(call, n, *args), n
 
 
 def check(results: Mapping[str, Any]) -> None:

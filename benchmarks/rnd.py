@@ -42,7 +42,7 @@ class ActorCritics(nn.Module):
     @nn.compact
     def __call__(self, obs: Array) -> pp.Output:
         """Evaluate observations `[..., rows, columns]`."""
-        obs = flat(obs)
+        obs = obs.reshape(*obs.shape[:-2], -1)
         logits = networks.dense(self.actions, gain=0.01)(networks.mlp(obs, self.hidden))
         value, intrinsic = (networks.dense(1, gain=1.0)(networks.mlp(obs, self.hidden))[..., 0] for _ in range(2))
         return pp.Output(pp.distributions.Categorical(logits), value, aux={"value_intrinsic": intrinsic})
@@ -54,12 +54,8 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, obs: Array) -> Array:
         """Embed observations `[..., rows, columns]`."""
-        return networks.dense(32, gain=1.0)(networks.mlp(flat(obs), (64, 64), "relu"))
-
-
-def flat(obs: Array) -> Array:
-    """Join rows and columns."""
-    return obs.reshape(*obs.shape[:-2], -1)
+        obs = obs.reshape(*obs.shape[:-2], -1)
+        return networks.dense(32, gain=1.0)(networks.mlp(obs, (64, 64), "relu"))
 
 
 def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:

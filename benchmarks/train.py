@@ -146,10 +146,7 @@ def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[
 
 
 def on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
-    """A function that trains sbx or stable-baselines3, with their own vectorized environments in this process.
-
-    `changes` are of the arguments of their PPO.
-    """
+    """A function that trains sbx or stable-baselines3 in this process; `changes` are arguments of their PPO."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
