@@ -266,7 +266,6 @@ BROKEN = [
     # What `check` finds, which runs first.
     (lambda: 3, r"3 is not an environment: make one with envs\.make"),
     (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
-    (lambda: like(step=lambda *_: (0, 0, 1)), r"step must return \(state, Transition\), got 3"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
     (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* have \(2,\)"),

@@ -422,10 +422,8 @@ REFUSED_WHEN_PLAYED = [
     (changed(obs=np.full((2, 2), "a")), r"the obs of step must be numbers, got <U1"),
     (changed(more=0), r"step must return \(obs, reward, terminated, truncated, info\).* got 6 items"),
     (changed(reset=np.zeros((2, 2))), r"reset must return \(obs, info\), .* got ndarray"),
-    (changed(reset=(np.zeros(2), {})), r"the obs of reset must have shape \(2, 2\), got \(2,\)"),
     (masked_as(lambda mask: None), r"environment 0 reports no info\['action_mask'\] of reset"),
     (masked_as(lambda mask: mask[0]), r"0 or 1 for each of the options \(2, 3\), but that of environment 0 is array"),
-    (masked_as(lambda mask: np.full(5, 0.5)), r"0 or 1 for each of the options"),
     (masked_as(lambda mask: np.array([1, 1, 0, 0, 0])), r"leaves no action"),
     (
         lambda: by_name(lambda: Scripted(2, info=reports), info="success"),
@@ -441,16 +439,10 @@ REFUSED_WHEN_PLAYED = [
         "obs of reset contains 3000000000, which int32",
     ),
     (
-        lambda: constant(whole(0, 2**63, np.uint64), np.array([2**63], np.uint64)),
-        "contains 9223372036854775808, which uint32",
-    ),
-    (
         lambda: constant(whole(0, 255, np.uint8), [0.5]),
         "contains 0.5, which uint8 does not have: the observation space is Box",
     ),
-    (lambda: constant(whole(0, 255, np.uint8), [-1]), "contains -1, which uint8"),
     (lambda: constant(whole(0, 255, np.uint8), [np.nan]), "contains nan, which uint8"),
-    (lambda: constant(whole(0, 1, np.float32), [2**24 + 1]), "contains 16777217, which float32"),
     (lambda: constant(whole(-np.inf, np.inf, np.float64), [1e300]), "contains 1e.300, which float32"),
     (lambda: constant(whole(0, 255, np.uint8), [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
     (lambda: constant(whole(0, 255, np.uint8), [7], reward=1e39), "reward of step contains 1e.39, which float32"),

@@ -101,7 +101,7 @@ def test_the_critic_sees_what_the_policy_does_not():
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = jax.jit(policy.init)(jax.random.key(0))
