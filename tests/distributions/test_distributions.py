@@ -407,9 +407,9 @@ RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5
 
 
 def betas(which, seed=0):
-    """200 distributions of two dimensions: alpha and beta in float64, without what float32 does not resolve."""
+    """80 distributions of two dimensions: alpha and beta in float64, without what float32 does not resolve."""
     low, high = np.log(RANGES[which])
-    given = np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 200, 2)))
+    given = np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 80, 2)))
     return given.astype(np.float32).astype(np.float64)
 
 
@@ -451,7 +451,7 @@ def beta_tells(policy, other, middle):
 def test_beta_is_scipys(which):
     (alpha, beta), other = betas(which), betas(which, 1)
     oracle = scipy.stats.beta(alpha, beta)
-    middle = np.asarray(LOW) + WIDTH * np.random.default_rng(1).uniform(0.01, 0.99, size=(200, 2))
+    middle = np.asarray(LOW) + WIDTH * np.random.default_rng(1).uniform(0.01, 0.99, size=(80, 2))
     middle = middle.astype(np.float32)
     action, log_probs, entropy, kl = beta_tells(beta_of(alpha, beta), beta_of(*other), middle)
     x = (np.asarray(action, np.float64) - np.asarray(LOW)) / WIDTH
