@@ -78,7 +78,8 @@ class _Sorted:
             written = [object() for _ in equation.outvars]
             names |= zip(equation.outvars, written, strict=True)
             variables = list(dict.fromkeys(x for x in equation.invars if not hasattr(x, "val")))
-            one = closed.jaxpr.replace(constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation])
+            parts = {"constvars": [], "invars": variables, "outvars": equation.outvars, "eqns": [equation]}
+            one = closed.jaxpr.replace(**parts, debug_info=None)  # that of the whole names other arguments
             operation = one, [names[x] for x in variables], written
             stays = bool(unknown or equation.effects) or any(map(_differs_in_vmap, _equations(one)))
             if stays or not changing:
