@@ -11,7 +11,6 @@ import numpy as np
 
 from ppo_parts.distributions import Categorical as Categorical
 from ppo_parts.testing._example import ACTIONS as ACTIONS
-from ppo_parts.testing._example import FLOATS as FLOATS
 from ppo_parts.testing._example import OBS as OBS
 from ppo_parts.testing._example import SEGMENTS as SEGMENTS
 from ppo_parts.testing._example import TIME as TIME

@@ -74,6 +74,7 @@ def test_all_of_optax_steps_in_a_learner():
     """
     each = {name: transformation("learner", x) for name, x in catalogue().items() if name not in ERRORS}
     assert len(each) > 110
+    assert each.keys() >= RUN
     with jax.numpy_rank_promotion("allow"):
         jax.eval_shape(lambda batch: updated(each, batch), rollout())
         state = updated({name: x for name, x in each.items() if name in GIVEN.keys() | RUN}, rollout())
