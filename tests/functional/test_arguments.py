@@ -231,6 +231,7 @@ def differentiated(name, options, arrays, others):
 
 @pytest.mark.parametrize(("name", "options"), EACH)
 def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name, options):
+    """And traced flags that are not 0 or 1 are seen: the result is NaN, which the learner counts."""
     arrays, others = arguments(name, flags=jnp.float32)
     if "mask_mode" in options:
         arrays["mask"] = arrays["mask"].at[-1].set(1)  # padding would have nothing to bootstrap from
@@ -257,6 +258,13 @@ def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name
                 assert not np.any(x[mask == 0]) or name == "next_values"  # it may return anything for masked steps
                 x, y = x[mask == 1], y[mask == 1]
             np.testing.assert_array_equal(x, y)
+    for flag in sorted(set(FLAGS) & arrays.keys()) if "mask_mode" not in options else ():
+        for bad in (-1.0, 0.5, 2.0, np.nan) if flag != "terminated" else (-1.0, 2.0, np.nan):
+            wrong = arrays | {flag: arrays[flag].at[-1].set(bad)}
+            if flag != "mask" and "mask" in arrays:
+                wrong["mask"] = jnp.ones_like(arrays["mask"])
+            outputs, _ = results(*({k: wrong[k] for k in part} for part in (floats, rest)))
+            assert any(np.isnan(x).any() for x in jax.tree.leaves(outputs)), (flag, bad)
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if "mask" in kinds(name)])
@@ -268,19 +276,6 @@ def test_a_mask_of_ones_is_no_mask_and_numpy_arrays_are_arrays(name):
     for x, y in zip(jax.tree.leaves(with_mask), jax.tree.leaves(without), strict=True):
         assert x.dtype == jnp.float32
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "options"), [(name, options) for name, options in EACH if "mask_mode" not in options])
-def test_traced_flags_that_are_not_0_or_1_are_seen(name, options):
-    """The result is NaN, which the learner counts."""
-    arrays, others = arguments(name, flags=jnp.float32)
-    results = jax.jit(lambda arrays: call(name, arrays, {**others, **options}))
-    for flag in sorted(set(FLAGS) & arrays.keys()):
-        for bad in (-1.0, 0.5, 2.0, np.nan) if flag != "terminated" else (-1.0, 2.0, np.nan):
-            wrong = arrays | {flag: arrays[flag].at[-1].set(bad)}
-            if flag != "mask" and "mask" in arrays:
-                wrong["mask"] = jnp.ones_like(arrays["mask"])
-            assert any(np.isnan(x).any() for x in jax.tree.leaves(results(wrong))), (flag, bad)
 
 
 def test_every_name_has_one_meaning():
