@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -92,12 +93,12 @@ def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
     for name in ("ppo_parts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     rows: list[dict[str, Any]] = []
-    for command in (command for page in PAGES for command in rows_of(page)):
-        module, flags, names = command.module, {x for x in command.arguments if x[:2] == "--"}, hidden(command.extras)
-        without = [{*row["hidden"]} for row in rows if module == row["module"] and flags <= {*row["arguments"]}]
-        if not any(names <= other for other in without):
+    for module, arguments, extras in itertools.chain.from_iterable(map(rows_of, PAGES)):
+        flags, names = {x for x in arguments if x[:2] == "--"}, hidden(extras)
+        ran = [{*row["hidden"]} for row in rows if module == row["module"] and flags <= {*row["arguments"]}]
+        if not any(names <= other for other in ran):
             assert not rows or names <= {*rows[-1]["hidden"]}, "with fewer extras, it needs a process of its own"
-            rows.append({"module": module, "arguments": command.arguments, "hidden": [*names]})
+            rows.append({"module": module, "arguments": arguments, "hidden": [*names]})
     assert {"evaluate", "watch", "export", "compare"} <= {row["module"].rpartition(".")[2] for row in rows}
     command = [sys.executable, "-m", "tests.only_extras"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "WANDB_MODE": "offline"}

@@ -46,5 +46,5 @@ def test_an_option_of_another_optimizer_is_refused():
 
 def test_the_chain_can_be_another():
     pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.segment_minibatches(2), pp.value_loss())
-    metrics = jax.eval_shape(make_train(SMALL, pipeline=pipeline), jax.random.key(0)).metrics
+    _, metrics = make_train(SMALL, pipeline=pipeline).shapes
     assert {"value_loss", "policy_loss"} & set(metrics) == {"value_loss"}
