@@ -82,8 +82,8 @@ def data_of(batch, **more):
     fields = ("obs", "action", "log_prob", "value", "reward", "mask")
     data = {name: getattr(batch, name) for name in fields} | more
     if batch.mask is None:
-        data["mask"] = jnp.ones(batch.log_prob.shape)
-    return {name: jnp.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in data.items()}
+        data["mask"] = np.ones(batch.log_prob.shape)
+    return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in data.items()}
 
 
 def gae_of(batch, gamma=0.99, gae_lambda=0.95, **other):
