@@ -346,6 +346,6 @@ def test_nothing_is_differentiated_through_the_advantage_of_a_part():
         out, _ = part.update(batch.replace(current=current), part.init(params), pp.Context(key=KEY))
         return jnp.sum(out.advantage * 2 + out.target), out.advantage
 
-    gradient, advantage = jax.grad(estimate, has_aux=True)(make_params(1))
+    gradient, advantage = jax.jit(jax.grad(estimate, has_aux=True))(make_params(1))
     assert np.any(advantage)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
