@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 MAX_BYTES = 2**26  # of the arrays that are computed before the loop
+UNNAMED = {"debug_info": None} if jax.__version_info__ < (0, 5, 3) else {}
+"""Old jaxprs check that their debug information names as many arguments as they have."""
 Operation = tuple[Any, list[Any], list[Any]]
 """A jaxpr of one operation, and the names of its inputs and outputs."""
 
@@ -79,7 +81,7 @@ class _Sorted:
             names |= zip(equation.outvars, written, strict=True)
             variables = list(dict.fromkeys(x for x in equation.invars if not hasattr(x, "val")))
             parts = {"constvars": [], "invars": variables, "outvars": equation.outvars, "eqns": [equation]}
-            one = closed.jaxpr.replace(**parts, debug_info=None)  # that of the whole names other arguments
+            one = closed.jaxpr.replace(**parts, **UNNAMED)
             operation = one, [names[x] for x in variables], written
             stays = bool(unknown or equation.effects) or any(map(_differs_in_vmap, _equations(one)))
             if stays or not changing:
