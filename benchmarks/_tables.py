@@ -397,6 +397,22 @@ def train(link: Link, *names: str) -> list[str]:
     return table(head, lines)
 
 
+def versions(link: Link, *names: str) -> list[str]:
+    """Steps per second of the recipe, how many times those of PureJaxRL, and its compile time, by version of jax."""
+    sizes, lines = (4, 64, 2048), []
+    for version in names:
+        found = grouped(rows_of("train", f"jax_{version}_1", f"jax_{version}_2"), "num_envs", "program")
+        cells = []
+        for size in sizes:
+            ours, theirs = found[size, "cleanrl"], found[size, "purejaxrl"]
+            speed = np.mean([row["steps_per_second"] for row in ours])
+            ratio = np.mean([row["over_cleanrl"]["median"] for row in theirs])
+            built = np.mean([sum(row["compile_seconds"].values()) for row in ours])
+            cells.append(f"{speed:,.0f} ({ratio:.2f}); {built:.1f} s")
+        lines.append([link(version, *(row["address"] for row in ours)), *cells])
+    return table(["jax", *(f"{size} environments" for size in sizes)], lines)
+
+
 def hosts(link: Link, name: str) -> list[str]:
     """Steps per second with environments on the host."""
     rows = [
@@ -410,6 +426,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, levels, papers,
-        study, parts, rivals, update, speed, train, hosts,
+        study, parts, rivals, update, speed, train, versions, hosts,
     )
 }  # fmt: skip

@@ -218,7 +218,7 @@ def population(
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         fields |= {"steps_per_update": members * one.steps_per_update, "member": member, "ranges": ranges}
         fields |= {
-            "recipe": recipe_of(make_population),
+            "recipe": "" if one.recipe == "" else recipe_of(make_population),
             "members": members,
             "every": every,
             "fraction": fraction,
