@@ -14,8 +14,8 @@ from .._base.errors import UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
 from ..training._cli import keep_compiled_programs
-from ..training._load import import_recipe
 from ..training._messages import printed_messages
+from ..training._recipe import import_recipe
 
 
 def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:

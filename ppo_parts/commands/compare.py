@@ -20,9 +20,9 @@ import numpy as np
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from ..training import column, exit_on_user_error, read_metrics
-from ..training._config_json import stored_run
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
+from ..training._folder import stored_run
 from ..training._result import POINTS, check_picture, draw_seeds, drawing, smoothed
 from ..training._statistics import iqm_interval
 

@@ -27,9 +27,9 @@ from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
-from ..training._config_json import stored_run
 from ..training._diagnose import Run
 from ..training._files import check_writable, write_whole
+from ..training._folder import stored_run
 from ..training._messages import RunNotFoundError
 from ..training._train import vmap_over_seeds
 from ._shared import acting, load_run, report, run_parser

@@ -21,13 +21,12 @@ from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
-from ._config import Range, check_config, declared
-from ._config_json import check_recipe, recipe_of, stored_config, stored_run
-from ._load import check_trusted
+from ._config import Range, RunOptions, check_config, declared, stored_options
+from ._folder import check_recipe, recipe_of, stored_config, stored_run
 from ._messages import logger, printed_messages
-from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._program import devices_of
+from ._recipe import check_trusted
 from ._run import run as run_on_host
 from ._sweep import sweep
 from ._train import Train

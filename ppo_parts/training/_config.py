@@ -1,10 +1,13 @@
-"""Ranges and help texts of configuration fields, which are declared in the annotation of the field."""
+"""What a run is told: `Config` and `RunOptions`, whose annotations declare ranges and help texts, and their checks."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
@@ -12,9 +15,12 @@ import numpy as np
 
 from .._base.doors import check_as, checked, is_known
 from .._base.errors import UserTypeError, UserValueError
+from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
 from ..functional._common import bounds
-from ._train import updates_in
+from ._evaluate import EVALUATION, metric_names
+from ._messages import did_you_mean
+from ._train import Train, updates_in
 
 M = TypeVar("M")
 
@@ -163,3 +169,105 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         value = check_number(where, name, value, -np.inf, schedule=False)
     if not isinstance(value, jax.core.Tracer) and value not in allowed:
         raise UserValueError(f"must lie in {allowed}, got {value!r}", where=where, argument=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a run is recorded and continued, on which devices it runs, and with how many seeds."""
+
+    name: Annotated[str | None, "folder inside --directory; None: named after environment, seed and time"] = None
+    directory: Annotated[Path, "folder that holds the runs"] = Path("runs")
+    resume: Annotated[Path | None, "folder of a run to continue, with its own configuration"] = None
+    init_from: Annotated[Path | None, "folder of a run from whose state a new run with other settings continues"] = None
+    checkpoint: Annotated[Literal["latest", "best"] | int, "checkpoint to continue from, or its update"] = "latest"
+    num_seeds: Annotated[int, at_least(1), "train this many seeds (seed, seed + 1, ...) in one compiled program"] = 1
+    num_devices: Annotated[
+        int | None, at_least(1), "devices that share environments, or several seeds; None: one; all if --distributed"
+    ] = None
+    distributed: Annotated[bool, "one of several processes that train together (Slurm, torchrun, TPUs, ...)"] = False
+    heartbeat_timeout: Annotated[
+        int, at_least(1), "seconds without a sign of life after which a process counts as lost, and the run ends"
+    ] = 100
+    eval_every: Annotated[int | None, at_least(1), "updates between evaluations; None: only one, at the end"] = None
+    eval_episodes: Annotated[int, at_least(0), "number of whole episodes to play in an evaluation"] = 0
+    eval_mode: Annotated[bool, "evaluate with the mode of the policy's distribution instead of samples"] = False
+    checkpoint_every: Annotated[int | None, at_least(1), "updates between checkpoints; None: a tenth of the run"] = None
+    checkpoint_minutes: Annotated[float, more_than(0), "longest time between checkpoints, in minutes"] = 5.0
+    keep_checkpoints: Annotated[int | None, at_least(1), "number of the latest checkpoints to keep; None: all"] = 2
+    best_metric: Annotated[
+        str | None, "also keep the checkpoint at which this metric was best, e.g. episode_return or evaluation/won"
+    ] = None
+    best_mode: Annotated[Literal["max", "min"], "whether that metric is best at its maximum or its minimum"] = "max"
+    log_every: Annotated[
+        int | None, at_least(1), "updates averaged into a record of TensorBoard or wandb; None: 1/200 of the run"
+    ] = None
+    on_nonfinite: Annotated[
+        Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"
+    ] = "stop"
+    tensorboard: Annotated[bool, "write TensorBoard events"] = True
+    track: Annotated[bool, "also log to Weights & Biases, as WANDB_PROJECT and WANDB_MODE=offline say"] = False
+    progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
+
+
+ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
+MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # which may be another one when the run is resumed
+KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
+"""Options that a resumed run takes over; all except `num_seeds` may be given again."""
+
+
+def kept_options(options: RunOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in KEPT}
+
+
+def stored_options(stored: Mapping[str, Any]) -> RunOptions:
+    """Return the options in the `config.json` of a run, after checking them."""
+    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
+    check_config(options, where="config.json: run")
+    return options
+
+
+def validate(options: RunOptions, train: Train) -> RunOptions:
+    check_config(options, where="run")
+    for name, message in _contradictions(options):
+        raise UserValueError(message, where="run", argument=name)
+    if options.track:
+        require_package("wandb", "track")  # fails now rather than after compiling
+    measured = set(train.shapes[1])
+    if options.eval_episodes:
+        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
+        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
+        if options.eval_every is not None:
+            measured |= {EVALUATION + name for name in metric_names(played)}
+    best = options.best_metric
+    if best is not None and best not in measured:
+        without = best.startswith(EVALUATION) and options.eval_every is None
+        hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
+        raise UserValueError(
+            f"must be measured in this run, got {best!r}{hint} there are {', '.join(map(repr, sorted(measured)))}",
+            where="run",
+            argument="best_metric",
+        )
+    return options
+
+
+def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
+    """Yield the options that do not go together: the name of one, and what is wrong with it."""
+    name, resume, directory = options.name, options.resume, options.directory
+    path = Path("run" if name is None else name)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        yield "name", f"must name a folder inside directory, got {name!r}: give the path before it as directory"
+    if options.distributed and not jax.distributed.is_initialized():
+        yield "distributed", "needs jax.distributed.initialize() before anything uses a device: call it first"
+    if resume is not None:
+        continues = f"and resume continues {resume}"
+        if name is not None and resume.name != path.name:
+            yield "name", f"is for new runs, got {name!r}, {continues} where it is"
+        if directory != RunOptions.directory and directory.resolve() not in resume.resolve().parents:
+            yield "directory", f"is for new runs, got {directory}, {continues}: leave it out"
+        if options.init_from is not None:
+            yield "init_from", f"begins a new run from {options.init_from}, {continues}: give one of them"
+    elif options.checkpoint != "latest" and options.init_from is None:
+        yield "checkpoint", f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it"
+    for name in ("eval_every", "eval_mode"):
+        if getattr(options, name) and not options.eval_episodes:
+            yield name, "needs eval_episodes, the number of episodes in an evaluation"

@@ -18,8 +18,8 @@ from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
 from ._config import Range, check_config
-from ._config_json import recipe_of
 from ._evaluate import EpisodeResults
+from ._folder import recipe_of
 from ._messages import did_you_mean
 from ._train import Collected, Train, TrainState
 

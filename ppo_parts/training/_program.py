@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._base.errors import UserValueError
 from .._core.metrics import Metrics
 from ..envs import host_errors
+from ._config import RunOptions
 from ._evaluate import metrics_of
-from ._options import RunOptions
 from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from .._base.extras import require_package
+from ._config import RunOptions
 from ._evaluate import EVALUATION
 from ._files import Row
 from ._folder import RunWriter
-from ._options import RunOptions, log_interval
 from ._train import NONFINITE, Train
 
 OnRows = Callable[[list[Row]], object]
@@ -78,7 +78,8 @@ def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Ro
     the number of updates per device call nor on interruptions: of the first record, `tail(first)` yields the rows of
     the `done` updates from `first` on.
     """
-    every, steps = log_interval(options, train.num_updates), train.steps_per_update * options.num_seeds
+    every = options.log_every or max(1, train.num_updates // 200)
+    steps = train.steps_per_update * options.num_seeds
     record: list[Row] = []
     seconds: list[float] = []  # of each row; NaN in the first call, which begins with compiling
     before: float | None = None  # the end of the call before

@@ -15,16 +15,14 @@ import numpy as np
 
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
-from ._config_json import versions
+from ._config import RunOptions, validate
 from ._files import Row, write_json
-from ._folder import RunWriter, open_run
+from ._folder import RunWriter, open_run, versions
 from ._messages import NonFiniteError, RunFolderError, logger
-from ._options import RunOptions, checkpoint_interval, validate
-from ._processes import agree, broadcast_first, noticing_losses, together
+from ._processes import Interrupt, agree, broadcast_first, noticing_losses, together
 from ._program import Program, devices_of
 from ._progress import OnRows, StopRun, listeners
 from ._result import announce, evaluation_of, finish
-from ._signals import Interrupt
 from ._train import NONFINITE, Train
 
 
@@ -158,7 +156,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.saved = self.done  # the update of the latest checkpoint
-        self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
+        self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
     def run(self, listeners: list[OnRows], name: str) -> None:
         """Run all remaining updates, or as many as are done before a request to stop; call `listeners` with each row.

@@ -20,7 +20,7 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._config_json import in_json, listed
+from ._folder import in_json, listed
 from ._train import Train, seed_keys
 
 

@@ -18,8 +18,8 @@ from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.envs._rendering import draw_grid, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._files import lines_of, replacing, write_json
+from ppo_parts.training._folder import recipe_of
 from tests.commands import recipe
 from tests.runs import measuring
 

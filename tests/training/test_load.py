@@ -10,7 +10,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._options import checkpoint_interval, kept_options, log_interval, stored_options, validate
+from ppo_parts.training._config import kept_options, stored_options, validate
 from tests.common import assert_same
 from tests.runs import UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, raw, rows, steps, tiny
 
@@ -98,8 +98,7 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
     assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
 
 
-def test_intervals_that_are_not_given_are_fractions_of_each_run(train):
+def test_intervals_that_are_not_given_are_not_recorded(train):
+    """They are fractions of each run, also of one that continues it with another length."""
     kept = stored_options({"run": kept_options(validate(training.RunOptions(), train))})
-    assert (checkpoint_interval(kept, 1_000), log_interval(kept, 1_000)) == (100, 5)
-    assert (checkpoint_interval(kept, 100_000), log_interval(kept, 100_000)) == (10_000, 500)
-    assert (checkpoint_interval(kept, 3), log_interval(kept, 3)) == (1, 1)
+    assert (kept.checkpoint_every, kept.log_every) == (None, None)

@@ -13,7 +13,7 @@ from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _progress
 from ppo_parts.training._files import lines_of, valid_rows
-from ppo_parts.training._signals import Interrupt
+from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
 from tests.runs import checkpoint, go, rows, tiny
 

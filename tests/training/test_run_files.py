@@ -17,8 +17,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import async_ppo, atari_ppo, cleanrl_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _run, run
-from ppo_parts.training._config_json import recipe_of
-from ppo_parts.training._folder import open_run
+from ppo_parts.training._folder import open_run, recipe_of
 from ppo_parts.training._messages import logger
 from ppo_parts.training._program import Pace
 from tests.runs import (

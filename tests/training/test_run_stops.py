@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts.training import _signals
-from ppo_parts.training._signals import Interrupt
+from ppo_parts.training import _processes
+from ppo_parts.training._processes import Interrupt
 from tests.runs import EVALUATED, acting, assert_same_run, checkpoint, go, rows, steps
 
 
@@ -48,7 +48,7 @@ def test_signal_again_ends_the_process(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interrupt() as interrupt:
-        for pause in (0.0, 1.1 * _signals.TOGETHER):
+        for pause in (0.0, 1.1 * _processes.TOGETHER):
             for _ in range(2):
                 time.sleep(pause)
                 signal.raise_signal(signal.SIGINT)
@@ -56,7 +56,7 @@ def test_signal_again_ends_the_process(monkeypatch):
     assert interrupt.asked == "SIGINT"
 
 
-@pytest.mark.parametrize("name", _signals.STOP)
+@pytest.mark.parametrize("name", _processes.STOP)
 def test_signals_that_stop(name):
     with Interrupt() as interrupt:
         signal.raise_signal(signal.Signals[name])
@@ -73,7 +73,7 @@ def test_signal_that_nohup_ignores_stays_ignored():
 def test_signal_while_processes_agree_counts_in_the_next_call(monkeypatch):
     """The other processes have not heard of it, so this one may not stop alone."""
     interrupt = Interrupt()
-    monkeypatch.setattr(_signals, "agree", lambda number: interrupt.ask("SIGTERM") or [number])
+    monkeypatch.setattr(_processes, "agree", lambda number: interrupt.ask("SIGTERM") or [number])
     assert [interrupt.agree(), interrupt.agree()] == [False, True]
 
 

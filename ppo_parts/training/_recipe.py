@@ -1,4 +1,4 @@
-"""Loading a run: its recipe, which `config.json` names, its state and its metrics."""
+"""Recipes: which one a run records, whether that may be imported, and `load`, which makes a run of it again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,26 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from ._config_json import stored_config
-from ._folder import RunFolder
+from ._folder import RunFolder, recipe_of, stored_config
 from ._train import Train, TrainState
 
 RECIPES = "ppo_parts.recipes"
 """The package whose modules a run may name as its recipe; others need the user's word."""
+
+
+def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
+    """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
+
+    A run that was given more than the configuration, such as an environment of your own, records no recipe: otherwise
+    `load` and the commands would play the configured environment in its place. They ask for a `make_train` instead.
+    """
+
+    @functools.wraps(make_train)
+    def make(config: Any, *own: Any, **named: Any) -> Train:
+        alone = all(x is None for x in (*own, *named.values()))
+        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else "")
+
+    return make
 
 
 class LoadedRun(NamedTuple):
