@@ -1,6 +1,5 @@
 """Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
 
-from ._brax import from_brax as from_brax
 from ._callback import host_errors as host_errors
 from ._check import check as check
 from ._env import SEATS as SEATS
@@ -15,11 +14,12 @@ from ._env import is_discrete as is_discrete
 from ._env import size as size
 from ._episodes import Step as Step
 from ._episodes import auto_reset as auto_reset
-from ._gymnax import from_gymnax as from_gymnax
 from ._host import from_gymnasium as from_gymnasium
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
 from ._laws import check_laws as check_laws
+from ._packages import from_brax as from_brax
+from ._packages import from_gymnax as from_gymnax
 from ._pgx import frozen_opponent as frozen_opponent
 from ._pgx import random_opponent as random_opponent
 from ._registry import make as make

@@ -11,7 +11,7 @@ from ._env import Env, check_known
 from ._host import from_gymnasium
 
 
-def make(
+def make_ale(
     game: str,
     *,
     episodic_life: bool = False,

@@ -53,7 +53,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     return env
 
 
-make = make_agents  # as in the other adapters
+make_jaxmarl = make_agents  # the name that the registry expects
 
 
 def _one_step(env: Env) -> Transition:

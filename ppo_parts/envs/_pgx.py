@@ -17,7 +17,7 @@ Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
-def make(
+def make_pgx(
     name: str,
     *,
     opponent: Opponent | Literal["self"] | None = None,
@@ -87,7 +87,7 @@ def make(
     made = auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, zero_sum=both)
     if not both:
         return made
-    against_random = make(name, time_limit=time_limit, reset_ratio=reset_ratio)
+    against_random = make_pgx(name, time_limit=time_limit, reset_ratio=reset_ratio)
     return made._replace(evaluation=lambda state: against_random)
 
 

@@ -21,7 +21,7 @@ class UnknownPrefixError(UserValueError):
 
 
 class Source(NamedTuple):
-    """The module here that adapts environments, the module that must be installed, and the extra that installs it."""
+    """The module here with `make_<prefix>`, the module that must be installed, and the extra that installs it."""
 
     adapter: str
     package: str
@@ -29,16 +29,16 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "gymnax": Source("_gymnax", "gymnax", "envs"),
+    "gymnax": Source("_packages", "gymnax", "envs"),
     "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl"),
-    "brax": Source("_brax", "brax.envs", "brax"),
-    "playground": Source("_playground", "mujoco_playground", "playground"),
-    "craftax": Source("_craftax", "craftax.craftax_env", "craftax"),
-    "jumanji": Source("_jumanji", "jumanji", "jumanji"),
+    "brax": Source("_packages", "brax.envs", "brax"),
+    "playground": Source("_packages", "mujoco_playground", "playground"),
+    "craftax": Source("_packages", "craftax.craftax_env", "craftax"),
+    "jumanji": Source("_packages", "jumanji", "jumanji"),
     "pgx": Source("_pgx", "pgx", "pgx"),
-    "xminigrid": Source("_xminigrid", "xminigrid", "xminigrid"),
+    "xminigrid": Source("_packages", "xminigrid", "xminigrid"),
     "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
-    "envpool": Source("_envpool", "envpool", "envpool"),
+    "envpool": Source("_gymnasium", "envpool", "envpool"),
     "ale": Source("_ale", "ale_py.vector_env", "atari"),
 }
 """The prefixes that come with this package."""
@@ -88,7 +88,7 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     source = SOURCES[prefix]
     with deferred("seaborn", "matplotlib.pyplot"):
         require_package(source.package, source.extra)
-    return importlib.import_module(f".{source.adapter}", __package__).make
+    return getattr(importlib.import_module(f".{source.adapter}", __package__), f"make_{prefix}")
 
 
 @checked

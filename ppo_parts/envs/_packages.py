@@ -1,0 +1,294 @@
+"""Environments of packages that are written in JAX, with one agent, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Number
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.doors import checked
+from .._base.errors import UserTypeError, UserValueError
+from .._base.extras import require_package
+from .._base.hyperparameters import check_count
+from ._env import (
+    Array,
+    Box,
+    Discrete,
+    Env,
+    Observation,
+    Transition,
+    as_observation,
+    check_interface,
+    check_known,
+)
+from ._episodes import EpisodeState, Step, auto_reset
+from ._rendering import gymnax_renderer, mujoco_renderer
+
+
+def make_gymnax(name: str, **params: Any) -> Env:
+    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, e.g. `max_steps_in_episode=200`."""
+    gymnax = require_package("gymnax", "envs")
+    check_known(name, "gymnax", gymnax.registered_envs)
+    inner, env_params = gymnax.make(name)
+    return from_gymnax(inner, changed(name, env_params, params))
+
+
+def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
+    """Return the parameters of an environment (a flax dataclass) with some of them changed."""
+    unknown = [param for param in params if not hasattr(env_params, param)]
+    if unknown:
+        raise UserValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
+    for param, value in params.items():
+        default = getattr(env_params, param)
+        if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
+            raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
+        if param == "max_steps_in_episode" and isinstance(value, (int, float)) and (value < 1 or value != int(value)):
+            raise UserValueError(f"{name}: {param} must be a whole number of at least 1, got {value!r}")
+    return env_params.replace(**params)
+
+
+def from_gymnax(env: Any, env_params: Any = None) -> Env:
+    """Wrap an environment with gymnax's interface; `env_params` are its parameters, None its `default_params`."""
+    names = ("default_params", "reset", "step", "observation_space", "action_space")
+    check_interface("from_gymnax", env, names, "make a gymnax environment with envs.make(...)")
+    env_params = env.default_params if env_params is None else env_params
+
+    def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
+        obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
+        return EpisodeState.begin(inner, num_envs), obs
+
+    def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
+        keys = jax.random.split(key, state.episode_length.shape[0])
+        stepped = jax.vmap(env.step, in_axes=(0, 0, 0, None))(keys, state.inner, action, env_params)
+        if len(stepped) != 6 or "final_observation" not in stepped[-1]:
+            raise UserTypeError(
+                "from_gymnax: step must return what gymnax 1.0 does, (obs, state, reward, terminated, truncated, info) "
+                f'with info["final_observation"], but it returned {len(stepped)} items: update the environment'
+            )
+        obs, inner, reward, terminated, truncated, info = stepped
+        ends = {"terminated": terminated, "truncated": truncated, "final_obs": info["final_observation"]}
+        return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
+
+    render = gymnax_renderer(env, env_params)
+    wrapped = Env(
+        reset,
+        step,
+        env.observation_space(env_params),
+        env.action_space(env_params),
+        lambda state: wrapped,
+        render=None if render is None else lambda state: render(state.inner),
+    )
+    return wrapped
+
+
+CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
+
+
+def make_craftax(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
+    """Make one of the environments of Craftax; `params` are fields of its `EnvParams`, such as `max_timesteps=1000`.
+
+    An episode that ends because of `max_timesteps` alone is truncated. `achievements` is the number of achievements
+    that an episode unlocked. Generating a world takes much longer than a step, so by default N environments generate
+    only N / 16 of them in a step (`reset_ratio` of `auto_reset`), as in the baselines of Craftax.
+    """
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    check_known(name, "Craftax", CRAFTAX)
+    env = make_craftax_env_from_name(name, auto_reset=False)
+    env_params = changed(name, env.default_params, params)
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        obs, state = env.reset(key, env_params)
+        return state, obs
+
+    def step(key: Array, state: Any, action: Array) -> Step:
+        obs, state, reward, done, _ = env.step(key, state, action, env_params)
+        terminated = env.is_terminal(state.replace(timestep=jnp.zeros_like(state.timestep)), env_params)
+        info = {"achievements": jnp.sum(state.achievements)}
+        return Step(state, obs, reward, terminated, done, info)
+
+    spaces = env.observation_space(env_params), env.action_space(env_params)
+    return auto_reset(reset, step, *spaces, reset_ratio=reset_ratio)
+
+
+def make_xminigrid(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
+    """Make one of `xminigrid.registered_environments()`; `params` are fields of its `EnvParams`, such as `view_size=5`.
+
+    Observations are the grid in view, `[V, V, 2]`: the number of each tile and of its color. An episode that ends with
+    a discount of 0 is terminated, and otherwise truncated.
+    """
+    import xminigrid
+
+    check_known(name, "XLand-MiniGrid", xminigrid.registered_environments())
+    env, env_params = xminigrid.make(name)
+    env_params = changed(name, env_params, params)
+    shape = env.observation_shape(env_params)
+    if not isinstance(shape, tuple):
+        raise UserValueError(f"{name} has observations {shape}, but this adapter is for arrays: write one for it")
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        timestep = env.reset(env_params, key)
+        return timestep, timestep.observation
+
+    def step(key: Array, timestep: Any, action: Array) -> Step:
+        timestep = env.step(env_params, timestep, action)
+        over = timestep.last()
+        return Step(timestep, timestep.observation, timestep.reward, over & (timestep.discount == 0), over)
+
+    return auto_reset(reset, step, Box(shape), Discrete(env.num_actions(env_params)), reset_ratio=reset_ratio)
+
+
+def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
+    """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, such as `time_limit=500`.
+
+    The entries of an observation, except the action mask, become one vector of float32. Several simultaneous choices
+    become one action per combination; a mask must have an entry for each. An episode that ends with a discount of 0 is
+    terminated, and otherwise truncated.
+
+    Raises:
+        ValueError: several agents, or actions that are not discrete.
+    """
+    import jumanji
+
+    check_known(name, "Jumanji", jumanji.registered_environments())
+    env: Any = jumanji.make(name, **settings)
+    choices = tuple(jnp.ravel(getattr(env.action_spec, "num_values", jnp.zeros(0))).tolist())
+    _, first = jax.eval_shape(env.reset, jax.random.key(0))
+    mask = getattr(first.observation, "action_mask", None)
+    if first.reward.shape or not choices or (mask is not None and mask.shape != choices):
+        raise UserValueError(f"{name} has several agents, or actions {env.action_spec}: write an adapter for it")
+
+    def seen(observation: Any) -> Any:
+        fields = {k: x for k, x in zip(observation._fields, observation, strict=True) if k != "action_mask"}
+        obs = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in jax.tree.leaves(fields)])
+        if mask is None:
+            return Observation(obs)
+        available = jnp.ravel(observation.action_mask)
+        return Observation(obs, available | ~jnp.any(available))  # a trapped snake must act, and dies
+
+    def reset(key: Array) -> tuple[Any, Any]:
+        state, timestep = env.reset(key)
+        return state, seen(timestep.observation)
+
+    def step(key: Array, state: Any, action: Array) -> Step:
+        indices = jnp.unravel_index(action, choices)
+        state, out = env.step(state, indices[0] if len(choices) == 1 else jnp.stack(indices))
+        return Step(state, seen(out.observation), out.reward, out.last() & (out.discount == 0), out.last())
+
+    shape = jax.eval_shape(lambda: reset(jax.random.key(0))[1].obs).shape
+    return auto_reset(reset, step, Box(shape), Discrete(math.prod(choices)), reset_ratio=reset_ratio)
+
+
+def make_brax(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
+    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`.
+
+    The environment's `done` is a termination; after `time_limit` steps an episode is truncated.
+    """
+    from brax import envs
+
+    check_known(name, "Brax", envs._envs)
+    return from_brax(envs.get_environment(name, **settings), time_limit=time_limit, reset_ratio=reset_ratio)
+
+
+@checked
+def from_brax(
+    env: Any,
+    *,
+    time_limit: int | None,
+    reset_ratio: int = 1,
+    obs_key: str = "state",
+    critic_obs_key: str | None = None,
+    action_repeat: int = 1,
+) -> Env:
+    """Wrap an environment whose `reset(key)` and `step(state, action)` return a state with obs, reward and done.
+
+    Args:
+        env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
+        time_limit, reset_ratio: as in `auto_reset`; `time_limit` counts actions.
+        obs_key: the entry that the policy sees, if observations are a dict.
+        critic_obs_key: the entry that the critic sees, such as "privileged_state"; None: that of the policy.
+        action_repeat: how many steps of `env` each action lasts; their rewards are summed.
+    """
+    names = ("reset", "step", "action_size")
+    check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
+    check_count("from_brax", "action_repeat", action_repeat)
+
+    def entry(obs: Any, argument: str, key: str) -> Array:
+        if isinstance(obs, Mapping) and key in obs:
+            return obs[key]
+        has = f"have the entries {', '.join(obs)}" if isinstance(obs, Mapping) else "are a single array: leave it out"
+        raise UserValueError(f"{argument}={key!r}: the observations {has}")
+
+    def seen(state: Any) -> Any:
+        obs = entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs
+        if critic_obs_key is None:
+            return obs
+        return Observation(obs, privileged=entry(state.obs, "critic_obs_key", critic_obs_key))
+
+    def reset(key: Array) -> tuple[Any, Any]:
+        state = env.reset(key)
+        return state, seen(state)
+
+    def step(key: Array, state: Any, action: Array) -> Step:
+        state = env.step(state, action)
+        reward = state.reward
+        for _ in range(action_repeat - 1):
+            after, over = env.step(state, action), state.done > 0
+            reward += jnp.where(over, 0, after.reward)
+            state = jax.tree.map(lambda x, y, over=over: jnp.where(over, x, y), state, after)
+        return Step(state, seen(state), reward, state.done > 0)
+
+    model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
+    draw = None if model is None else mujoco_renderer(model, positions)
+
+    obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
+    return auto_reset(
+        reset,
+        step,
+        Box(obs.shape),
+        Box((env.action_size,), -1.0, 1.0),
+        time_limit=time_limit,
+        reset_ratio=reset_ratio,
+        render=draw,
+        privileged_space=None if privileged is None else Box(privileged.shape),
+    )
+
+
+def positions(state: Any) -> dict[str, Array]:
+    """Return the arrays that MuJoCo draws from a state of Playground or Brax, by their names in `mujoco.MjData`."""
+    if hasattr(state, "pipeline_state"):  # Brax's
+        return {"qpos": state.pipeline_state.q, "qvel": state.pipeline_state.qd}
+    return {name: getattr(state.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
+
+
+def make_playground(
+    name: str,
+    *,
+    time_limit: int | None = None,
+    reset_ratio: int = 1,
+    obs_key: str = "state",
+    critic_obs_key: str | None = None,
+    impl: str = "jax",
+    **overrides: Any,
+) -> Env:
+    """Make one of `mujoco_playground.registry.ALL_ENVS`; `overrides` change its configuration, as in `ctrl_dt=0.02`.
+
+    An episode is truncated after `time_limit` actions; None: the configuration's `episode_length`, divided by its
+    `action_repeat`. With `impl="jax"` it runs on every device; "warp", on NVIDIA GPUs only, is faster. `reset_ratio` is
+    that of `auto_reset`, `obs_key` and `critic_obs_key` are those of `from_brax`.
+    """
+    from mujoco_playground import registry
+
+    check_known(name, "MuJoCo Playground", registry.ALL_ENVS)
+    config = registry.get_default_config(name)
+    config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
+    env = registry.load(name, config=config)
+    repeat = config.get("action_repeat", 1)  # which Playground leaves to its training wrapper
+    limit = -(-config.episode_length // repeat) if time_limit is None else time_limit
+    keys: Any = {"obs_key": obs_key, "critic_obs_key": critic_obs_key}
+    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, action_repeat=repeat, **keys)
