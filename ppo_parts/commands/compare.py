@@ -23,7 +23,7 @@ from ..training import column, exit_on_user_error, read_metrics
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._folder import stored_run
-from ..training._result import POINTS, check_picture, draw_seeds, drawing, smoothed
+from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, resampled, smoothed
 from ..training._statistics import iqm_interval
 
 
@@ -58,15 +58,7 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    tables = [_measured(path, metric, window) for path in paths]
-    last = min(steps[-1] for steps, _ in tables)
-    grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)
-    values = [
-        np.interp(grid, steps[known], x[known], left=np.nan)
-        for steps, table in tables
-        for x, known in zip(table.T, np.isfinite(table.T), strict=True)
-    ]
-    return Curve(label, env_ids.pop(), grid, np.stack(values, axis=1))
+    return Curve(label, env_ids.pop(), *resampled([_measured(path, metric, window) for path in paths]))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
@@ -100,7 +92,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
     lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
     for row in rows:
-        decimals = 1 if abs(row["mean"]) >= 10 else 3
+        decimals = decimals_of(row["mean"])
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
@@ -163,8 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
         rows = table_of(curves)
-        plot_curves(given.output, curves, f"{given.metric.replace('_', ' ')} (mean over {given.window} updates)")
+        what = f"{given.metric.replace('_', ' ')} (mean over {given.window} updates)"
+        plot_curves(given.output, curves, what)
+        print(f"{what}, at the last step that all have reached")
         print(describe(rows))
+        if any(1 < row["seeds"] < FEW for row in rows):
+            print(f"of fewer than {FEW} seeds, the 95 % interval is their range")
         print(given.output)
         if given.json is not None:
             write_json(given.json, rows)

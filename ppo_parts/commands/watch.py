@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument(
         "--max-steps", type=positive, default=1000, help="limit on the steps of an episode (default: 1000)"
     )
-    parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
+    parser.add_argument("--fps", type=positive, default=30, help="frames per second, of a GIF at most 50 (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     given = parser.parse_args(arguments)
     for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from ._statistics import iqm_interval, summary
 from ._train import NONFINITE, last_episodes_return
 
 WINDOW = 25  # updates that a point of the learning curve averages
-POINTS = 200  # of a curve with an interval
+POINTS = 200  # of a curve
+FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their range
 
 
 def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
@@ -69,14 +70,18 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
 
 def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
     """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
-    if decimals is None:
-        decimals = 1 if abs(numbers["mean"]) >= 10 else 3
+    decimals = decimals_of(numbers["mean"]) if decimals is None else decimals
     mean, text = f"{numbers['mean']:.{decimals}f}", ""
     if numbers["iqm_95"] is not None:
-        low, high = numbers["iqm_95"]
-        std, center, low, high = (f"{x:.{decimals}f}" for x in (numbers["std"], numbers["iqm"], low, high))
-        text = f" (standard deviation {std}), IQM {center} [95 %: {low}, {high}]"
+        std, center, low, high = (f"{x:.{decimals}f}" for x in (numbers["std"], numbers["iqm"], *numbers["iqm_95"]))
+        few = len(numbers.get("per_seed") or numbers["per_episode"]) < FEW
+        text = f" (standard deviation {std}), IQM {center} [{'range' if few else '95 %'}: {low}, {high}]"
     return mean + text
+
+
+def decimals_of(x: float) -> int:
+    """Return how many decimals of a return, and of others beside it, are printed."""
+    return 1 if abs(x) >= 10 else 3
 
 
 def announce(result: dict[str, Any]) -> None:
@@ -108,26 +113,37 @@ def plot_curve(
 ) -> None:
     """Draw the learning curve, a running mean of `returns` `[updates]` or `[updates, seeds]`, NaN if no episode ended.
 
-    With several seeds, it is their interquartile mean, from the update at which all have a value on, with its 95 %
-    bootstrap interval. `evaluation`, NaN for updates without one, is drawn as the mean over the seeds.
+    `evaluation`, NaN for updates without one, is drawn as the mean over the seeds.
     """
-    smooth = _held(smoothed(returns, WINDOW))
+    each = returns.reshape(len(returns), -1)
     with drawing(path, f"episode return (running mean of {WINDOW})", title) as axes:
         if returns.ndim == 1:
             # With markers, because a line does not show an update between two updates in which no episode ended.
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
-            axes.plot(env_steps, smooth, color="C0")
-        else:
-            at = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
-            label = f"interquartile mean of {returns.shape[1]} runs, 95 % interval"
-            draw_seeds(axes, env_steps[at], smooth[at], "C0", label)
+        label = f"interquartile mean of {each.shape[1]} runs, 95 % interval" if returns.ndim > 1 else None
+        draw_seeds(axes, *resampled([(env_steps, smoothed(each, WINDOW))]), "C0", label)
         if evaluation is not None:
-            at = np.isfinite(evaluation).reshape(len(returns), -1).any(axis=1)
-            played = np.nanmean(evaluation[at].reshape(at.sum(), -1), axis=1)
-            axes.plot(env_steps[at], played, color="C1", marker=".", linewidth=0.8, label="evaluation")
+            played = evaluation.reshape(len(returns), -1)
+            at = np.isfinite(played).any(axis=1)
+            axes.plot(
+                env_steps[at], np.nanmean(played[at], axis=1), color="C1", marker=".", linewidth=0.8, label="evaluation"
+            )
 
 
-def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+def resampled(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolate curves, each of steps `[n]` and values `[n, seeds]`, up to the last step that all have reached.
+
+    Returns steps `[POINTS]`, and values `[POINTS, seeds]` of all curves, NaN before the first one of a seed.
+    """
+    grid = np.linspace(min(steps[0] for steps, _ in tables), min(steps[-1] for steps, _ in tables), POINTS)
+    values = np.full((POINTS, sum(table.shape[1] for _, table in tables)), np.nan)
+    for i, (steps, x) in enumerate((steps, x) for steps, table in tables for x in table.T):
+        if (known := np.isfinite(x)).any():
+            values[:, i] = np.interp(grid, steps[known], x[known], left=np.nan)
+    return grid, values
+
+
+def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str, label: str | None) -> None:
     """Draw the interquartile mean of values `[points, seeds]` with its 95 % interval, and thin lines of the seeds."""
     center, low, high = iqm_interval(values)
     axes.plot(env_steps, values, color=color, alpha=0.15, linewidth=0.6)
@@ -167,10 +183,3 @@ def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
     sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]
     total, number = (x[len(before) :] - x[: -len(before)] for x in sums)
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
-
-
-def _held(x: np.ndarray) -> np.ndarray:
-    """Replace NaN by the last number before it in the same column, if there is one."""
-    rows = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
-    last = np.maximum.accumulate(np.where(np.isfinite(x), rows, 0), axis=0)
-    return np.take_along_axis(x, last, axis=0)

@@ -179,7 +179,7 @@ def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     assert json.loads((tmp_path / "result.json").read_text()) == result
     printed = capsys.readouterr().out
     assert f"{folder} after update 2 of 2: walk" in printed
-    assert "mean return 6.00 (standard deviation 0.00), IQM 6.00 [95 %: 6.00, 6.00] over seeds" in printed
+    assert "mean return 6.00 (standard deviation 0.00), IQM 6.00 [range: 6.00, 6.00] over seeds" in printed
     assert "of 6 episodes, 6 terminated and 0 were truncated\nmean won 1" in printed
     assert sorted(path.name for path in folder.rglob("*")) == before
 
@@ -254,7 +254,10 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     assert (second["run"], second["seeds"], second["better_than_first"]) == ("slow", 2, 0.0)
     assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
     assert json.loads(table.read_text()) == [first, second]
-    assert "| slow" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("episode return (mean over 1 updates), at the last step that all have reached\n| run")
+    assert "| slow" in printed
+    assert "of fewer than 5 seeds, the 95 % interval is their range" in printed
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     blue, orange = ((pixels == color).all(-1).sum() for color in ((31, 119, 180), (255, 127, 14)))
     assert blue > 200
