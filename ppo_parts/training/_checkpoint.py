@@ -67,9 +67,9 @@ class Checkpoints:
             with self._checkpointer() as writer:
                 writer.save(path, arrays, force=True)
         except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
-            self._discard_partial()
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
-        self._discard_partial()
+        finally:
+            self._discard_partial()
         for old in [] if self._keep is None else self.steps()[: -self._keep]:
             if old != best:  # renamed first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"

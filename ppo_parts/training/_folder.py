@@ -176,7 +176,6 @@ class RunFolder:
         self.stored = stored_run(self.path) if stored is None else stored
         self.options = stored_options(self.stored) if options is None else options
         self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
-        self._judged: dict[int, float] | None = None  # `best_metric` of each update; None: not read yet
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
@@ -192,13 +191,15 @@ class RunFolder:
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        metric = self.options.best_metric
-        if metric is None:
+        if self.options.best_metric is None:
             return None
-        if self._judged is None:
-            self._judged = {row["update"]: value_in(row, metric) for row, _ in valid_rows(self.log_path)}
         steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
-        return best_checkpoint(self._judged, steps, self.options, self.stored.get("num_updates", 1))
+        return best_checkpoint(self.judged, steps, self.options, self.stored.get("num_updates", 1))
+
+    @functools.cached_property
+    def judged(self) -> dict[int, float]:
+        """The `best_metric` of each update."""
+        return {row["update"]: value_in(row, str(self.options.best_metric)) for row, _ in valid_rows(self.log_path)}
 
     def rows(self, before: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
@@ -315,8 +316,8 @@ class RunWriter(RunFolder):
             last = max(self.checkpoints.steps(), default=None)
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
             raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
-        if self._judged is not None and self.options.best_metric is not None:
-            self._judged |= {row["update"]: value_in(row, self.options.best_metric) for row in rows}
+        if self.options.best_metric is not None:
+            self.judged.update((row["update"], value_in(row, self.options.best_metric)) for row in rows)
 
     def tail(self, first: int) -> Iterator[Row]:
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)

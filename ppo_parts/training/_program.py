@@ -30,18 +30,6 @@ Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 """`advance(state, most) -> (state, metrics)` runs at most `most` updates; each metric has one value per update."""
 
 
-class Pace:
-    """Chooses how many updates to run in one call, so that the call takes about `seconds`."""
-
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.seconds, self.updates = seconds, 1
-
-    def took(self, updates: int, seconds: float) -> None:
-        """Adapt to the duration of a call; the number grows slowly, because the first updates may not be typical."""
-        fitting = int(updates * self.seconds / max(seconds, 1e-9))
-        self.updates = min(max(1, fitting), 10 * updates)
-
-
 @dataclasses.dataclass
 class Program:
     """The computations of a run on its device, for all its seeds at once.
@@ -56,7 +44,7 @@ class Program:
     train: Train
     seed: int
     options: RunOptions
-    pace: Pace = dataclasses.field(default_factory=Pace)
+    updates = 1  # of the next call, which takes about `SECONDS`
 
     def __post_init__(self) -> None:
         _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
@@ -87,14 +75,18 @@ class Program:
         program = self.compile_updates(state)
 
         def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
-            number, began = min(most, self._rows, self.pace.updates), time.perf_counter()
+            number, began = min(most, self._rows, self.updates), time.perf_counter()
             with host_errors():
                 state, measured = program(state, np.int32(number))
                 values = np.asarray(self.placed.gathered(measured.array))[:number]
-            self.pace.took(number, *agree(time.perf_counter() - began))
+            self.adapt(number, *agree(time.perf_counter() - began))
             return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
         return advance
+
+    def adapt(self, updates: int, seconds: float) -> None:
+        """Fit the number of updates to the duration of a call; it grows slowly: the first ones may not be typical."""
+        self.updates = min(max(1, int(updates * SECONDS / max(seconds, 1e-9))), 10 * updates)
 
     def compile_updates(self, state: Any) -> Callable[[Any, np.int32], tuple[Any, Metrics]]:
         """Compile a number of updates, an argument at run time, so that a single program serves calls of any length."""
@@ -157,30 +149,34 @@ def compiler_options() -> dict[str, Any]:
 
 
 AXIS = "devices"
-SEED_AXIS = {"state": 0, "keys": 0, "episodes": 0, "metrics": 1, "number": None}
-"""The axis of the seeds in the arguments and results of a run's programs, by kind."""
+SEEDS = {
+    **dict.fromkeys(("state", "keys", "episodes"), PartitionSpec(AXIS)),
+    "metrics": PartitionSpec(None, AXIS),
+    "number": PartitionSpec(),
+}
+"""How several seeds are divided in the arguments and results of a run's programs, by kind."""
 
 
 class Placement(NamedTuple):
     """How the arrays of a run are divided over the devices of a mesh; without one, they are on the default device.
 
-    One seed: see `Train.sharding`. XLA makes one program that runs on all
-    devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
+    One seed: see `Train.sharding`. XLA makes one program that runs on all devices. Several seeds: each device has some
+    of them, and runs its own program, which needs no other device.
     """
 
     mesh: Any = None  # a `Mesh`
-    state: Any = None  # the sharding of each leaf
+    state: Any = None  # the shardings of the state, of which one may be that of all leaves
     over_seeds: bool = False
 
     def jit(self, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any) -> Any:
-        """Apply `jax.jit` on these devices; `given` and `result` name kinds of arrays, as in `SEED_AXIS`."""
+        """Apply `jax.jit` on these devices; `given` and `result` name kinds of arrays, as in `SEEDS`."""
         options["compiler_options"] = compiler_options()
-        if self.mesh is None:
-            return jax.jit(function, **options)
         if self.over_seeds:
-            in_specs, out_specs = jax.tree.map(self._spec, (given, result))
-            function = _shard_map(function, self.mesh, in_specs, out_specs)
-        return jax.jit(function, out_shardings=jax.tree.map(self._sharding, result), **options)
+            function = _shard_map(function, self.mesh, *jax.tree.map(SEEDS.__getitem__, (given, result)))
+        elif self.mesh is not None:
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            options["out_shardings"] = jax.tree.map(lambda kind: self.state if kind == "state" else whole, result)
+        return jax.jit(function, **options)
 
     def put(self, state: Any) -> Any:
         return state if self.mesh is None else jax.jit(lambda state: state, out_shardings=self.state)(state)
@@ -190,13 +186,6 @@ class Placement(NamedTuple):
         if self.mesh is None or jax.process_count() == 1:
             return x
         return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(x)
-
-    def _spec(self, kind: str) -> PartitionSpec:
-        axis = SEED_AXIS[kind] if self.over_seeds else None
-        return PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, AXIS)
-
-    def _sharding(self, kind: str) -> Any:
-        return self.state if kind == "state" else NamedSharding(self.mesh, self._spec(kind))
 
 
 def placement(train: Train, options: RunOptions) -> Placement:
@@ -211,14 +200,12 @@ def placement(train: Train, options: RunOptions) -> Placement:
         )
     mesh = Mesh(np.array(devices[:number]), (AXIS,))
     if options.num_seeds == 1:
-        return Placement(mesh, train.sharding(mesh), over_seeds=False)
+        return Placement(mesh, train.sharding(mesh))
     if options.num_seeds % number:
         raise _cannot_place(
             f"must divide the {options.num_seeds} seeds, got {number}: each device trains as many seeds as the others"
         )
-    divided = NamedSharding(mesh, PartitionSpec(AXIS))
-    shardings = jax.tree.map(lambda _: divided, train.state_shapes(options.num_seeds))
-    return Placement(mesh, shardings, over_seeds=True)
+    return Placement(mesh, NamedSharding(mesh, SEEDS["state"]), over_seeds=True)
 
 
 def devices_of(options: RunOptions) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
+from ._files import Row, column
 from ._folder import RunFolder, recipe_of, stored_config
 from ._train import Train, TrainState
 
@@ -92,13 +93,11 @@ def load(
     config = stored_config(_config_type(make_train), run.stored)
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
-    metrics: dict[str, np.ndarray] = {}
+    rows: list[Row] = [{}] * update
     for row, _ in run.rows(update):
-        for name, x in row.items():
-            if name not in metrics:
-                metrics[name] = np.full((update, *np.shape(x)), np.nan)
-            metrics[name][row["update"]] = np.asarray(x, float)
-    return LoadedRun(config, train, state, dict(sorted(metrics.items())), update)
+        rows[row["update"]] = row
+    metrics = {name: column(rows, name) for name in sorted(set().union(*rows))}
+    return LoadedRun(config, train, state, metrics, update)
 
 
 def _config_type(make_train: Callable[[Any], Train]) -> type:

@@ -19,7 +19,6 @@ from ppo_parts.recipes import async_ppo, atari_ppo, cleanrl_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _run, run
 from ppo_parts.training._folder import open_run, recipe_of
 from ppo_parts.training._messages import logger
-from ppo_parts.training._program import Pace
 from tests.runs import (
     EVALUATED,
     UPDATES,
@@ -237,12 +236,10 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
     """Calls of any length, checkpoints in between, records of any size: the same bits."""
 
     class Uneven(ByTwos):
-        def __post_init__(self):
-            super().__post_init__()
-            self.pace = SimpleNamespace(updates=1, took=self.took)
+        updates = 1
 
-        def took(self, updates, seconds):
-            self.pace.updates = self.pace.updates % 3 + 1
+        def adapt(self, updates, seconds):
+            self.updates = self.updates % 3 + 1
 
     options = {"log_every": 100, "checkpoint_minutes": 1e-9, "keep_checkpoints": None}
     folder, _ = go(train, tmp_path, "run", program=Uneven, **options)
@@ -250,17 +247,17 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
     assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
 
 
-def test_run_pace_fits_updates_into_seconds():
-    pace = Pace(seconds=2.0)
-    assert pace.updates == 1
-    pace.took(1, 0.1)
-    assert pace.updates == 10  # not 20: the first one may have been a short one
-    pace.took(10, 1.0)
-    assert pace.updates == 20
-    pace.took(20, 8.0)
-    assert pace.updates == 5
-    pace.took(1, 60.0)
-    assert pace.updates == 1
+def test_run_pace_fits_updates_into_seconds(train):
+    program = training.Program(train, 1, RunOptions())
+    assert program.updates == 1
+    for updates, seconds, fitting in (
+        (1, 0.025, 10),  # not 20: the first one may have been a short one
+        (10, 0.25, 20),
+        (20, 2.0, 5),
+        (1, 15.0, 1),
+    ):
+        program.adapt(updates, seconds)
+        assert program.updates == fitting
 
 
 def test_run_tensorboard_continues(train, tmp_path):
