@@ -12,13 +12,13 @@ from ._heads import action_distribution as action_distribution
 from ._heads import action_size as action_size
 
 if TYPE_CHECKING:
-    from ._cnn import nature_cnn as nature_cnn
     from ._flax import Activation as Activation
     from ._flax import Cell as Cell
     from ._flax import actor_critic as actor_critic
     from ._flax import dense as dense
     from ._flax import mlp as mlp
     from ._flax import multi_agent_actor_critic as multi_agent_actor_critic
+    from ._flax import nature_cnn as nature_cnn
     from ._flax import recurrent as recurrent
 
 _OF_FLAX = {"Activation", "Cell", "actor_critic", "dense", "mlp", "multi_agent_actor_critic", "nature_cnn", "recurrent"}
@@ -28,8 +28,7 @@ def __getattr__(name: str) -> Any:
     if name not in _OF_FLAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_package("flax", "train")
-    module = "_cnn" if name == "nature_cnn" else "_flax"
-    return getattr(require_package(f"{__name__}.{module}", "train"), name)
+    return getattr(require_package(f"{__name__}._flax", "train"), name)
 
 
 def __dir__() -> list[str]:

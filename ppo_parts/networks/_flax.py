@@ -133,40 +133,15 @@ def flat(x: Array, space: Any) -> Array:
     return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
 
 
-class ActorCritic(nn.Module):
-    """The network of `actor_critic`, with one tree of parameters."""
+class Layers(nn.Module):
+    """A module with the layers that `function(module, *inputs)` applies."""
 
-    seen: Any
-    privileged: Any
-    space: Any
-    hidden: tuple[int, ...]
-    activation: Activation
-    shared: bool
-    memory: Cell | None
-    squash: bool
-    log_std: float
-    gsde: bool
+    function: Callable[..., Any]
 
     @nn.compact
-    def __call__(self, obs: Array, available: Any, carry: Any, reset: Any, privileged: Any = None) -> Output:
-        """Evaluate observations `[...]`, or `[T, N, ...]` with memory; `available` and `privileged` may be None."""
-        size = action_size(self.space)
-        x = mlp(encoded(self.seen, obs), self.hidden, self.activation)
-        if self.memory is not None:
-            x, carry = recurrent(x, carry, reset, self.memory)
-        features = x if self.gsde else None
-        if self.shared:
-            value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
-        else:
-            head = dense(size, gain=0.01)(x)
-            x = encoded(self.seen, obs) if privileged is None else encoded(self.privileged, privileged)
-            x = mlp(x, self.hidden, self.activation)
-            value = dense(1, gain=1.0)(x)
-        log_std = _log_std(self, self.space, self.log_std, features)
-        distribution = action_distribution(
-            self.space, head, log_std, available=available, squash=self.squash, features=features
-        )
-        return Output(distribution, value[..., 0], carry)
+    def __call__(self, *inputs: Any) -> Any:
+        """Apply the function."""
+        return self.function(self, *inputs)
 
 
 @checked
@@ -247,7 +222,28 @@ def actor_critic(
         array_shape("observations", each)
         if is_image(each) and is_tree(env.observation_space):
             largest_pixel(each)  # raises if its bounds do not tell
-    network = ActorCritic(*spaces, env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
+
+    def layers(module: nn.Module, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
+        size, features = action_size(env.action_space), None
+        x = mlp(encoded(env.observation_space, obs), hidden, activation)
+        if memory is not None:
+            x, carry = recurrent(x, carry, reset, memory)
+        if gsde:
+            features = x
+        if shared:
+            value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
+        else:
+            head = dense(size, gain=0.01)(x)
+            seen = (env.observation_space, obs) if privileged is None else (env.privileged_space, privileged)
+            x = mlp(encoded(*seen), hidden, activation)
+            value = dense(1, gain=1.0)(x)
+        spread = _log_std(module, env.action_space, log_std, features)
+        distribution = action_distribution(
+            env.action_space, head, spread, available=available, squash=squash, features=features
+        )
+        return Output(distribution, value[..., 0], carry)
+
+    network = Layers(layers)
 
     def init(key: Array) -> Any:
         carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
@@ -264,23 +260,46 @@ def actor_critic(
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
 
 
-class Network(nn.Module):
-    """A separate actor or critic: hidden layers, a recurrent cell with memory, and a head."""
+def nature_cnn(env: Env, features: int = 512) -> Policy:
+    """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
 
-    features: int
-    gain: Any
-    hidden: tuple[int, ...]
-    activation: Activation
-    memory: Cell | None
-    space: Any = None
+    Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
+    dense layer, each with ReLU, and the initial weights of `actor_critic`. Pixels are divided by 255 if those are the
+    bounds of their space, and not if it has bounds within [-1, 1], or after `envs.normalize_observation`.
 
-    @nn.compact
-    def __call__(self, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
-        """Return the output of the head, the log standard deviation (for continuous actions), and the carry."""
-        x = mlp(x, self.hidden, self.activation)
-        if self.memory is not None:
-            x, carry = recurrent(x, carry, reset, self.memory)
-        return dense(self.features, self.gain)(x), _log_std(self, self.space), carry
+    Args:
+        env: the environment; observations are `[C, H, W]` frames of at least 36 x 36 pixels, actions are discrete.
+        features: number of units of the dense layer.
+
+    Returns:
+        `ppo_parts.Policy`, for any leading axes.
+
+    Raises:
+        ValueError: other observations, bounds or actions; bounds of 0 and 255 with a floating dtype, whose frames may
+            have been divided already.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
+    PPO, detail 8 of Atari.
+    """
+    check_env("nature_cnn", env)
+    shape = tuple(getattr(env.observation_space, "shape", None) or ())
+    if len(shape) != 3 or min(shape[1:]) < 36:
+        raise UserValueError(
+            f"nature_cnn: observations must be [C, H, W] frames of at least 36 x 36 pixels, got shape {shape}: use "
+            "actor_critic, or your own network"
+        )
+    if not is_discrete(env.action_space):
+        raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
+    largest = largest_pixel(env.observation_space)
+
+    def layers(module: nn.Module, frames: Array) -> Output:
+        x = nn.relu(dense(features)(convolved(frames, largest)))
+        head, value = dense(action_size(env.action_space), gain=0.01)(x), dense(1, gain=1.0)(x)
+        return Output(action_distribution(env.action_space, head), value[..., 0])
+
+    network = Layers(layers)
+    init = _dense.in_one_draw(network.init)
+    return Policy(lambda key: init(key, jnp.zeros((1, *shape))), lambda params, batch: network.apply(params, batch.obs))
 
 
 @checked
@@ -329,8 +348,18 @@ def multi_agent_actor_critic(
     if memory is not None and not hidden:
         raise UserValueError(f"multi_agent_actor_critic: memory={memory!r} needs hidden layers, got hidden=()")
     agents, space = env.num_agents, env.action_space
-    layers = (tuple(hidden), activation, memory)
-    networks = {"actor": Network(action_size(space), gain, *layers, space), "critic": Network(1, 1.0, *layers)}
+
+    def network(features: int, gain: Any, space: Any = None) -> nn.Module:
+        def layers(module: nn.Module, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
+            """Return the output of the head, the log standard deviation of continuous actions, and the carry."""
+            x = mlp(x, hidden, activation)
+            if memory is not None:
+                x, carry = recurrent(x, carry, reset, memory)
+            return dense(features, gain)(x), _log_std(module, space), carry
+
+        return Layers(layers)
+
+    networks = {"actor": network(action_size(space), gain, space), "critic": network(1, 1.0)}
     nothing = dict.fromkeys(networks)
 
     def carry_of(*leading: int) -> Any:
