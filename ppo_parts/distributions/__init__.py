@@ -10,10 +10,10 @@ from ._beta import Beta as Beta
 from ._categorical import Categorical as Categorical
 from ._categorical import MultiCategorical as MultiCategorical
 from ._categorical import mask_logits as mask_logits
+from ._distribution import Distribution as Distribution
+from ._distribution import check_distribution as check_distribution
 from ._joint import Joint as Joint
 from ._normal import Normal as Normal
 from ._normal import StateDependentNormal as StateDependentNormal
-from ._protocol import Distribution as Distribution
-from ._protocol import check_distribution as check_distribution
 from ._tanh_normal import StateDependentTanhNormal as StateDependentTanhNormal
 from ._tanh_normal import TanhNormal as TanhNormal

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError
 from ..functional._common import ShapeError
-from ._distribution import TreeDistribution, checked_draw
-from ._protocol import check_distribution
+from ._distribution import TreeDistribution, check_distribution, checked_draw
 
 Array = jax.Array
 

@@ -1,7 +1,6 @@
 """Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
 
 from ._callback import host_errors as host_errors
-from ._check import check as check
 from ._env import SEATS as SEATS
 from ._env import Box as Box
 from ._env import Discrete as Discrete
@@ -17,6 +16,7 @@ from ._episodes import auto_reset as auto_reset
 from ._host import from_gymnasium as from_gymnasium
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
+from ._laws import check as check
 from ._laws import check_laws as check_laws
 from ._packages import from_brax as from_brax
 from ._packages import from_gymnax as from_gymnax

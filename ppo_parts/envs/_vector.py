@@ -15,7 +15,7 @@ from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import Discrete, MultiDiscrete, array_shape, check_items, count_options, exactly
 from ._rendering import as_frame, opengl_errors
-from ._spaces import is_tree, leaf_spaces, map_space, space_of
+from ._spaces import is_tree, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
@@ -45,8 +45,7 @@ class GymnasiumVector:
         self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
         self.action_space = space_of(map_space(policy_space, space))
         self.observation_space = space_of(map_space(policy_space, seen)) if is_tree(seen) else seen
-        self.takes = [actions_for(each) for each in leaf_spaces(space)]
-        self.gives = [Observations(each) for each in leaf_spaces(seen)]
+        self.takes, self.gives = map_space(actions_for, space), map_space(Observations, seen)
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         if action_mask is not None and not self.options:
             raise UserValueError(
@@ -56,7 +55,7 @@ class GymnasiumVector:
 
     def observed(self) -> Any:
         """The shapes and dtypes of the observations of N environments."""
-        return self._tree([jax.ShapeDtypeStruct((self.num_envs, *one.shape), one.dtype) for one in self.gives])
+        return jax.tree.map(lambda one: jax.ShapeDtypeStruct((self.num_envs, *one.shape), one.dtype), self.gives)
 
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
@@ -70,8 +69,9 @@ class GymnasiumVector:
         Return the observations to act on next, those that followed the step, the masks of the next actions (or None),
         and `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
         """
-        taken = [take(x) for take, x in zip(self.takes, action, strict=True)]
-        returned = within(self.timeout, "step", functools.partial(self.env.step, tree_of(self.action_space, taken)))
+        leaves = iter(action)
+        taken = jax.tree.map(lambda take: take(next(leaves)), self.takes)
+        returned = within(self.timeout, "step", functools.partial(self.env.step, taken))
         expected = "(obs, reward, terminated, truncated, info)"
         obs, *fields, info = check_items("from_gymnasium", "step", returned, expected, GYMNASIUM)
         obs = self._checked_obs("step", obs)
@@ -100,10 +100,8 @@ class GymnasiumVector:
         if self.action_mask is None:
             return None
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
-        reported = info.get(self.action_mask) if isinstance(info, Mapping) else None
-        for i in range(self.num_envs):
-            given: Any = None if reported is None else reported[i]
-            if not isinstance(given, (tuple, list)) and np.ndim(given) == 0:  # None, or NaN
+        for i, given in enumerate(self._reported(self.action_mask, info)):
+            if given is None:
                 raise UserValueError(
                     f"from_gymnasium: environment {i} reports no {where}, which action_mask= asks for in every reset "
                     f"and step; it reports {_names(info)}"
@@ -121,40 +119,38 @@ class GymnasiumVector:
             raise UserValueError(f"from_gymnasium: {where} leaves no action: at least one option must be available")
         return available
 
-    def _info(self, name: str, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
+    def _info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        reported, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
-        for source, where in ((info, ~over), (final, over)):
-            for i in np.flatnonzero(where & np.asarray(source.get(f"_{name}", name in source))):
-                one = np.asarray(source[name][i])
+        numbers, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
+        given = zip(over, self._reported(name, final), self._reported(name, info), strict=True)
+        for i, x in enumerate(last if ended else now for ended, last, now in given):
+            if x is not None:
+                one = np.asarray(x)
                 if one.size != 1 or one.dtype.kind not in "biuf":
                     raise UserTypeError(
-                        f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {source[name][i]!r}: "
-                        "leave it out of info=, or reduce it to a number in a wrapper"
+                        f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {x!r}: leave it out "
+                        "of info=, or reduce it to a number in a wrapper"
                     )
-                reported[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
-        if missing := np.flatnonzero(over & np.isnan(reported)).tolist():
+                numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
+        if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
                 f"info= asks for; it reports {_names({**info, **final}, {name, 'final_obs', 'final_info'})}"
             )
-        return reported
+        return numbers
+
+    def _reported(self, name: str, info: Any) -> list[Any]:
+        """Return what each environment reports as `info[name]`; None: nothing."""
+        if not isinstance(info, Mapping) or name not in info:
+            return [None] * self.num_envs
+        there = info.get(f"_{name}", np.ones(self.num_envs, bool))
+        return [x if reports else None for x, reports in zip(info[name], there, strict=True)]
 
     def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
-        finals = [x.copy() for x in self._leaves(obs)]
-        given = info.get("final_obs") if isinstance(info, Mapping) else None
-        for i in np.flatnonzero(over):
-            row: Any = None if given is None else given[i]
-            for final, one, x in zip(finals, self.gives, self._leaves(row), strict=True):
-                if x is None or np.shape(x) != one.shape:
-                    got = "None" if x is None else f"shape {np.shape(x)}"
-                    raise UserTypeError(
-                        f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of '
-                        f"shape {one.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP "
-                        "promises it"
-                    )
-                final[i] = one.cast("final_obs", np.asarray(x))
-        return self._tree(finals)
+        finals, given = jax.tree.map(np.copy, obs), self._reported("final_obs", info)
+        for i in map(int, np.flatnonzero(over)):
+            map_space(functools.partial(_put, i), self.observation_space, finals, self.gives, given[i])
+        return finals
 
     def _checked(self, name: str, x: Any) -> np.ndarray:
         """Return a field of a step with one number for each environment, or one flag if it is not the reward."""
@@ -168,27 +164,23 @@ class GymnasiumVector:
         return x
 
     def _checked_obs(self, what: str, obs: Any) -> Any:
-        cast = []
-        for x, one in zip(map(np.asarray, self._leaves(obs)), self.gives, strict=True):
-            if x.shape != (expected := (self.num_envs, *one.shape)):
-                raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {x.shape}")
-            cast.append(one.cast(f"the obs of {what}", x))
-        return self._tree(cast)
+        def checked(space: Any, one: Observations, x: Any) -> np.ndarray:
+            if np.shape(x) != (expected := (self.num_envs, *one.shape)):
+                raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {np.shape(x)}")
+            return one.cast(f"the obs of {what}", np.asarray(x))
 
-    def _leaves(self, obs: Any) -> list[Any]:
-        """Return the entries of an observation, in the order of the leaves of its space."""
-        found: list[Any] = []
-        map_space(lambda space, x: found.append(x), self.observation_space, obs)
-        return found
-
-    def _tree(self, leaves: list[Any]) -> Any:
-        return tree_of(self.observation_space, leaves)
+        return map_space(checked, self.observation_space, self.gives, obs)
 
 
-def tree_of(space: Any, leaves: list[Any]) -> Any:
-    """Return the element of a space that has these leaves."""
-    each = iter(leaves)
-    return map_space(lambda space: next(each), space)
+def _put(i: int, space: Any, final: np.ndarray, one: Observations, x: Any) -> None:
+    """Write the final observation of environment i into those of all."""
+    if x is None or np.shape(x) != one.shape:
+        got = "None" if x is None else f"shape {np.shape(x)}"
+        raise UserTypeError(
+            f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of shape '
+            f"{one.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises it"
+        )
+    final[i] = one.cast("final_obs", np.asarray(x))
 
 
 def actions_for(space: Any) -> Callable[[np.ndarray], np.ndarray]:
