@@ -118,9 +118,17 @@ def agreement(run: Run) -> float:
 
 
 def lost_in_evaluation(run: Run) -> float:
-    """Return the share of what was learned that the last evaluations do not have."""
-    early, late = run.early("episode_return"), run.late("episode_return")
-    return (late - run.late("evaluation/episode_return")) / (late - early) if run.progress() > 2 else np.nan
+    """Return how far the last evaluations are below the return, in standard deviations; NaN if most was kept."""
+    early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
+    progress = run.progress()
+    return (
+        progress * (late - played) / (late - early) if progress > 2 and late - played > (late - early) / 2 else np.nan
+    )
+
+
+def changed_output(run: Run) -> float:
+    """Return how far log-probabilities or values change if they are computed again; the former may have collapsed."""
+    return float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change")))
 
 
 def motion_left(run: Run) -> float:
@@ -139,9 +147,11 @@ def entropy_lost(run: Run) -> float:
     return max(early - late, 1 - late / early if early > 0 else -np.inf)
 
 
-def learned_long(run: Run) -> bool:
-    """Return whether the run has 50,000 environment steps, or an unknown number."""
-    return not len(run.series("explained_variance")) * run.setting("num_envs") * run.setting("num_steps") < 50_000
+def learned_values_long(run: Run) -> bool:
+    """Return whether a run has 100 updates and 100,000 environment steps, and the value loss did not fall."""
+    updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
+    steps = updates * run.setting("num_envs") * run.setting("num_steps")
+    return updates >= 100 and not steps < 100_000 and not loss < 0.5
 
 
 class Rule(NamedTuple):
@@ -175,9 +185,9 @@ RULES = (
          "the stored action is not the one that was sampled: it was clipped or squashed",
          "store it as it was sampled; envs.clip_action changes it in the environment",
          when=lambda run: run.late("probe/action_beyond") == 0 and not run.late("probe/log_ratio_inside") > 1e-2),
-    Rule("policy_differs", "certain", "probe/log_ratio", -INF, 1e-2,
+    Rule("policy_differs", "certain", "change of log-probability or value", -INF, 1e-2,
          "training evaluates another policy, or other observations, than the rollout did",
-         "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
+         "store observations as the policy saw them; no dropout and no batch statistics in evaluate", changed_output,
          unless=("memory_not_reset", "action_changed")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
@@ -198,14 +208,12 @@ RULES = (
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
-    Rule("reward_scale_large", "likely", "value_loss", -INF, 2e4, "the value loss is so large that it hides the policy",
-         "envs.normalize_reward with the gamma of gae"),
+    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 2e4,  # late, it may have collapsed
+         "the value loss is so large that it hides the policy", "envs.normalize_reward with the gamma of gae",
+         lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02),
-    Rule("evaluation_apart", "likely", "learned return lost in evaluation", -INF, 0.8,
-         "evaluation plays another policy, or standardizes observations by other statistics",
-         "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -217,6 +225,10 @@ RULES = (
          "--update-epochs 4, or --target-kl 0.02", lambda run: run.epochs),
     Rule("stops_at_once", "likely", "early_stopped", -INF, 0.95, "the early stop ends every update in its first epoch",
          "--target-kl 0.02", when=lambda run: run.late("epochs") <= 1.1 < run.epochs),
+    Rule("learning_rate_large", "likely", "learning_rate", -INF, 0.02, "the learning rate is too large for Adam",
+         "a learning rate of 3e-4", lambda run: run.setting("learning_rate")),
+    Rule("value_explains_nothing", "likely", "vf_coef", 0.01, INF, "the value function is hardly trained",
+         "--vf-coef 0.5", lambda run: run.setting("vf_coef")),
     Rule("clip_large", "likely", "clip_coef", -INF, 0.6, "the clip range is so large that nothing limits the ratio",
          "--clip-coef 0.2", lambda run: run.setting("clip_coef")),
     Rule("clip_small", "likely", "clip_fraction", -INF, 0.3, "the clip range removes most gradients",
@@ -228,9 +240,6 @@ RULES = (
          "standardize over the minibatch or the rollout, not each element alone", mean_policy_loss),
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|", -INF, 0.5,
          "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", mean_policy_loss),
-    Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
-         "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
-         entropy_lost, lambda run: run.progress() < 2.5),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-3, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
@@ -245,6 +254,12 @@ RULES = (
          "a learning rate of 3e-4", lambda run: run.early("approx_kl"),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
          ("advantage_lost", "stops_at_once", "clip_small")),
+    Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
+         "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
+         entropy_lost, lambda run: run.progress() < 2.5),
+    Rule("evaluation_apart", "likely", "standard deviations lost in evaluation", -INF, 3,
+         "evaluation plays another policy, or standardizes observations by other statistics",
+         "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     # The network.
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
@@ -256,7 +271,7 @@ RULES = (
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef or critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
-         learned_long, ("reward_scale_large", "reward_scale_small")),
+         learned_values_long, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 

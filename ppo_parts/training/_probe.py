@@ -40,9 +40,9 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
 
     Returns:
         Scalars by name, each after "probe/": `log_ratio`, the largest absolute one, of the parameters that acted, and
-        `log_ratio_inside`, where no action is at its bounds, NaN if that is nowhere; `memory_after_reset`, the effect
-        of a carry before a reset on the outputs after it; `same_envs`, the share of environments with the observations
-        of the first one;
+        `log_ratio_inside`, where no action is at its bounds, NaN if that is nowhere; `value_change`, the largest one of
+        a stored value, divided by the root mean square of values; `memory_after_reset`, the effect of a carry before a
+        reset on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
         divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
         `action_beyond`, of those beyond it;
@@ -75,6 +75,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     found = {
         "log_ratio": jnp.max(log_ratio),
         "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
+        "value_change": jnp.max(jnp.abs(output.value - batch.value)) / (jnp.sqrt(jnp.mean(batch.value**2)) + 1e-6),
         "memory_after_reset": _memory_after_reset(train, params, batch),
         "same_envs": jnp.mean(jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))),
         "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),

@@ -15,7 +15,7 @@ from ppo_parts.commands import doctor
 from ppo_parts.training._diagnose import RULES
 from tests.commands import recipe
 
-UPDATES = 60
+UPDATES = 100
 HEALTHY = {
     "episode_return": np.linspace(20, 200, UPDATES) + np.sin(np.arange(UPDATES)),
     "episode_length": np.linspace(20, 200, UPDATES),
@@ -32,6 +32,7 @@ HEALTHY = {
     "nonfinite/gradient": np.zeros(UPDATES),
     "probe/log_ratio": 1e-6,
     "probe/log_ratio_inside": 1e-6,
+    "probe/value_change": 1e-6,
     "probe/memory_after_reset": 0.0,
     "probe/same_envs": 0.0,
     "probe/obs_rms": 1.0,
@@ -58,7 +59,7 @@ PLANTED = {  # by rule: metrics, and settings
     "duplicated_envs": ({"probe/same_envs": 1.0}, {}),
     "memory_not_reset": ({"probe/memory_after_reset": 0.2, "probe/log_ratio": 1.0, "probe/log_ratio_inside": 1.0}, {}),
     "action_changed": ({"probe/log_ratio": 3.0, "probe/action_beyond": 0.0}, {}),
-    "policy_differs": ({"probe/log_ratio": 3.0, "probe/log_ratio_inside": 3.0}, {}),
+    "policy_differs": ({"probe/value_change": 0.2}, {}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
     "flags_shifted": ({"probe/jump_at_end": 0.1}, {}),
     "time_limit_as_end": ({"episode_length": np.full(UPDATES, 200.0)}, {}),
