@@ -149,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
-        named = [text.partition("=") if "=" in text else (text, "", text) for text in given.runs]
+        plain = [text for text in given.runs if "=" not in text or Path(text).is_dir()]  # a folder may be runs/lr=0.1
+        named = [(text, "", text) if text in plain else text.partition("=") for text in given.runs]
         curves = [read_curve(label, runs.split(","), given.metric, given.window) for label, _, runs in named]
         if len({curve.env_id for curve in curves}) > 1:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
