@@ -35,6 +35,11 @@ class TrainState(NamedTuple):
     learner: LearnerState
     rollout: RolloutState
 
+    @property
+    def acting(self) -> TrainState:
+        """The state whose policy evaluations play: this one; of a population, that of its best member."""
+        return self
+
 
 Collected = tuple[RolloutState, Batch, Metrics]
 """The result of a rollout: the state of the environments after it, the steps, and the metrics of episodes."""
@@ -232,6 +237,7 @@ class Train:
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Play whole episodes with the policy of `state`; see `evaluate_episodes`."""
+        state = state.acting
         env = self.env.evaluation(state.rollout.env_state)
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
 
