@@ -1,6 +1,6 @@
 """Population-based training against random search with the same steps: 8 members draw the same first hyperparameters.
 
-    python -m benchmarks population acrobot pendulum golf --first-seed 101
+    python -m benchmarks population acrobot pendulum cartpole --first-seed 101
 
 Both arms report the return of 100 new episodes of the member with the highest training return after the last selection
 (random search: in as many updates). The recipe is `cleanrl_ppo` with its own settings except for what is searched.
@@ -24,27 +24,27 @@ from ._pages import difference, interval
 from ._records import RESULTS, write
 from ._runs import EPISODES, evaluation_key, keys_of, seeds_of
 
-MEMBERS, FRACTION, RESAMPLE, SELECTIONS = 8, 0.25, 0.25, 5
+MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
+OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps
 RANGES = {
     "learning_rate": training.between(1e-5, 1e-2), "ent_coef": training.between(1e-4, 1e-1),
     "clip_coef": training.between(0.05, 0.5), "vf_coef": training.between(0.1, 2.0),
 }  # fmt: skip
-DISCRETE, CONTINUOUS, GOLF = (cleanrl_ppo.PRESETS[name] for name in ("discrete", "continuous", "golf"))
+DISCRETE, CONTINUOUS = (cleanrl_ppo.PRESETS[name] for name in ("discrete", "continuous"))
 TASKS = {
     "acrobot": dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=50_000),
     "pendulum": dataclasses.replace(CONTINUOUS, total_timesteps=50_000, num_envs=8, num_steps=128, num_minibatches=16),
-    "golf": dataclasses.replace(GOLF, total_timesteps=200_000),
+    "cartpole": dataclasses.replace(DISCRETE, total_timesteps=20_000),
 }
 
 
 def measure(task: str, seeds: range) -> dict[str, Any]:
     """Both arms, all seeds of an arm in one program."""
     config, arms = TASKS[task], {}
-    every = config.num_updates // SELECTIONS
-    for arm, fraction in {"population": FRACTION, "random search": 0.0}.items():
-        train = training.population(
-            cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=every, fraction=fraction, resample=RESAMPLE
-        )(config)
+    every = config.num_updates // PERIODS
+    for arm, options in {"population": OPTIONS, "random search": OPTIONS | {"fraction": 0.0}}.items():
+        make_train = training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=every, **options)
+        train = make_train(config)
 
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
             return jnp.mean(train.evaluate_policy(evaluation_key(key), train(key).state, EPISODES).episode_return)
@@ -55,8 +55,8 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         print(f"{task:9} {arm:14} {interval(arms[arm], 1)}", flush=True)
     change = difference(*(arm["per_seed"] for arm in arms.values()))
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
-    found |= {"members": MEMBERS, "fraction": FRACTION, "resample": RESAMPLE, "selections": SELECTIONS}
-    found |= {"seeds": list(seeds), "env_steps": train.num_updates * train.steps_per_update}
+    found |= {"members": MEMBERS, "every": every, "options": OPTIONS, "seeds": list(seeds)}
+    found |= {"env_steps": train.num_updates * train.steps_per_update}
     return found | {"arms": arms, "difference": change}
 
 
