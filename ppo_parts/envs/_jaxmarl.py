@@ -15,23 +15,10 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
-from ._env import (
-    Array,
-    Box,
-    Discrete,
-    Env,
-    Observation,
-    Transition,
-    action_struct,
-    array_shape,
-    check_interface,
-    check_known,
-    is_discrete,
-    size,
-)
+from ._env import Array, Env, Observation, Transition, check_interface, check_known
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
-from ._spaces import is_tree
+from ._spaces import Box, Discrete, action_struct, array_shape, is_discrete, is_tree, size
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""

@@ -15,19 +15,10 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._env import (
-    Array,
-    Box,
-    Discrete,
-    Env,
-    Observation,
-    Transition,
-    as_observation,
-    check_interface,
-    check_known,
-)
+from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
 from ._rendering import gymnax_renderer, mujoco_renderer
+from ._spaces import Box, Discrete
 
 
 def make_gymnax(name: str, **params: Any) -> Env:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
-from ._env import Array, Box, Discrete, Env, Observation, check_known
+from ._env import Array, Env, Observation, check_known
 from ._episodes import Step, auto_reset
+from ._spaces import Box, Discrete
 
 Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, array_shape, check_items, count_options, exactly
+from ._env import check_items, exactly
 from ._rendering import as_frame, opengl_errors
-from ._spaces import is_tree, map_space, space_of
+from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, is_tree, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
