@@ -26,6 +26,7 @@ from ppo_parts.recipes.libraries import parts
 
 from . import differences
 from ._options import parser
+from ._pages import signed
 from ._records import RESULTS, Record, read, write
 from ._runs import seeds_of, side_by_side
 
@@ -103,12 +104,20 @@ def effects(result: Record) -> dict[str, np.ndarray]:
     return found | {"gap": np.sum(list(found.values()), axis=0)}
 
 
-def with_interval(values: np.ndarray, comparisons: int = 1) -> Record:
-    """The mean over seeds and its 95 % interval (Student's t), which holds for all comparisons together (Dunn 1961)."""
+def explained(result: Record) -> dict[str, Record]:
+    """The mean effect of each choice, the largest first, and the gap, with 95 % intervals (Student's t over the seeds).
+
+    The intervals of the choices hold together: each has the level 1 - 0.05 / choices (Dunn 1961).
+    """
     from scipy import stats
 
-    half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
-    return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
+    def interval(values: np.ndarray, comparisons: int) -> Record:
+        half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
+        return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
+
+    *choices, (_, gap) = effects(result).items()
+    changes = {name: interval(values, len(choices)) for name, values in choices}
+    return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": interval(gap, 1)}
 
 
 def main() -> None:
@@ -148,6 +157,5 @@ def main() -> None:
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(missing, found, strict=True)})
         write(f"{file}#{name}", result | {"complete": number + 1 == len(wanted)})
         print(f"{number + 1} of {len(wanted)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
-    for choice, values in effects(result).items():
-        shown = with_interval(values, 1 if choice == "gap" else len(names))
-        print(f"{choice:18} {shown['mean']:+8.0f} [{shown['95'][0]:+.0f}, {shown['95'][1]:+.0f}]")
+    for choice, change in explained(result).items():
+        print(f"{choice:18} {signed(change)}")
