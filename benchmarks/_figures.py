@@ -106,6 +106,8 @@ def explain(path: Path, name: str) -> None:
     axes.plot([begin, end], [0, len(changes) + 1], "o", color="black", label="mean of the seeds")
     axes.set_yticks(range(len(changes) + 2), [result["first"], *changes, result["second"]])
     axes.set(title=result["config"]["env_id"], xlabel="return of the last 100 episodes")
+    axes.use_sticky_edges = False
+    axes.margins(x=0.05)
     axes.invert_yaxis()
     axes.legend(frameon=False)
     save(figure, path)
@@ -203,6 +205,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     },
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,
+    "explain.png": functools.partial(explain, name="cleanrl_stable_baselines3_Pendulum-v1_200000"),
     "results_atari.png": atari,
     "study.png": study,
     "parts_cpu.png": parts,
