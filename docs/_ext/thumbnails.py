@@ -97,7 +97,11 @@ COMPARED = {result["results"]["without"] for result in records("gallery").values
 }  # fmt: skip
 DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/README": {
-        **{ROWS.get(name, name): functools.partial(variant, name) for name in records("gallery") if name not in COMPARED},
+        **{
+            ROWS.get(name, name): functools.partial(variant, name)
+            for name in records("gallery")
+            if name not in COMPARED
+        },
         "PPO": functools.partial(learned, "cartpole"),
         "GAE": functools.partial(variant, "PPO", "λ = 1"),
         "clipped": functools.partial(variant, "PPO", "squared error"),
