@@ -14,8 +14,8 @@ from ._laws import check as check
 from ._laws import check_laws as check_laws
 from ._packages import from_brax as from_brax
 from ._packages import from_gymnax as from_gymnax
-from ._pgx import frozen_opponent as frozen_opponent
-from ._pgx import random_opponent as random_opponent
+from ._packages import frozen_opponent as frozen_opponent
+from ._packages import random_opponent as random_opponent
 from ._registry import make as make
 from ._registry import prefixes as prefixes
 from ._registry import register as register

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.envs._ale import _Games
+from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical
 
