@@ -17,9 +17,8 @@ from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
 from ._config import Range, check_config
-from ._messages import did_you_mean
 from ._train import Collected, Train, TrainState
-from ._trials import check_fields
+from ._trials import check_fields, check_metric
 
 PARENT = "population/parent"
 """The metric that only populations have: the member whose state each member continues."""
@@ -217,9 +216,7 @@ def population(
             return make_train(dataclasses.replace(config, **hyperparameters), *args, **named)
 
         one = member()
-        if metric not in one.shapes[1]:
-            says = f"must be a metric of the run, got {metric!r}{did_you_mean(metric, one.shapes[1])}"
-            raise UserValueError(says, where="population", argument="metric")
+        check_metric("population", one, metric)
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         fields |= {"steps_per_update": members * one.steps_per_update, "recipe": "", "member": member, "metric": metric}
         fields |= {"ranges": ranges, "members": members, "every": every, "fraction": fraction}

@@ -45,7 +45,6 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: int =
     check_count("trainable", "updates", updates)
     check_count("trainable", "num_seeds", num_seeds)
     make_train(config)  # raises if it cannot work, before there is a trial
-
     base: Any = require_package("ray.tune", "ray").Trainable
 
     class Trial(base):
@@ -112,8 +111,11 @@ def sweep_with_ray(
         where = tune.RunConfig(name=folder.name, storage_path=str(folder.parent.resolve()))
         tuner = tune.Tuner(kind, tune_config=chosen, run_config=where)
     found = tuner.fit()
-    best = found.get_best_result()
-    complete = sum((x.metrics or {}).get("updates") == updates // each * each for x in found)
+    known = [x for x in found if np.isfinite((x.metrics or {}).get("episode_return", np.nan))]
+    complete = sum(x.metrics["updates"] == updates // each * each for x in known)
     ended = {"complete": complete, "pruned": found.num_terminated - complete, "fail": found.num_errors}
+    if not known:  # all trials failed, or no episode ended
+        return ended
+    best = found.get_best_result()
     write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(best.config).encode())
     return {**ended, "value": best.metrics["episode_return"], "best": best.config}

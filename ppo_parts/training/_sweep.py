@@ -18,7 +18,7 @@ from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._files import write_whole
 from ._train import Train
-from ._trials import check_same_search, drawn, suggestions, trial_programs
+from ._trials import check_metric, check_same_search, drawn, suggestions, trial_programs
 
 
 @checked
@@ -51,7 +51,8 @@ def objective(
     suggested = suggestions(config, search)
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
     for at in (0, -1):  # raises if one is out of range, before there is a trial
-        make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
+        train = make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
+    check_metric("objective", train, metric)
     programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
 
     def train_and_report(trial: Any) -> float:

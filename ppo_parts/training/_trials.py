@@ -39,6 +39,13 @@ def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping
     write_json(path, now)
 
 
+def check_metric(where: str, train: Train, metric: str) -> None:
+    """Raise unless the updates of a run have this metric."""
+    if metric not in train.shapes[1]:
+        says = f"must be a metric of the run, got {metric!r}{did_you_mean(metric, train.shapes[1])}"
+        raise UserValueError(says, where=where, argument="metric")
+
+
 def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
     """Return a function of the fields that a trial changes, but for floats, that returns what all such trials share.
 

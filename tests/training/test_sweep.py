@@ -37,6 +37,8 @@ class Fake(NamedTuple):
     config: Config
     num_updates: int = 40
 
+    shapes = None, {"episode_return": None, "won": None}
+
     def init(self, key):
         return jnp.zeros(()), jax.random.key_data(key)[-1].astype(jnp.float32)
 
@@ -83,6 +85,8 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
     assert list(trial.intermediate_values) == [0, 1, 2]  # 11, 19 and 27
     study.optimize(objective(make_train, Config(), SEARCH, metric="won"), 1)
     assert study.trials[-1].state == optuna.trial.TrialState.FAIL
+    with pytest.raises(ValueError, match=r"objective: metric must be a metric.* got 'win'; did you mean 'won'"):
+        objective(make_train, Config(), SEARCH, metric="win")
 
 
 def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
