@@ -69,14 +69,9 @@ def line(name: str) -> Any:
     return eval(code, {"pp": pp, "optax": optax, "F": pp.functional} | symmetry)
 
 
-def normalized(task: str) -> envs.Env:
-    """A task with normalized observations and rewards."""
-    return envs.prepare(envs.make(task), normalize=True, gamma=0.99)
-
-
-def featured(task: str) -> envs.Env:
-    """A task with random features of its observations, because the policies of the cards are linear."""
-    env, keys = normalized(task), jax.random.split(jax.random.key(0))
+def featured(env: envs.Env) -> envs.Env:
+    """An environment with random features of its observations, because the policies of the cards are linear."""
+    env, keys = envs.prepare(env, normalize=True, gamma=0.99), jax.random.split(jax.random.key(0))
     sizes = (env.observation_space.shape[0], FEATURES - env.observation_space.shape[0])
     weights, bias = jax.random.normal(keys[0], sizes), jax.random.normal(keys[1], sizes[1:])
 
@@ -106,7 +101,7 @@ def on_features(
     """A chain of a card with its policy, whose parameters have these shapes."""
     policy = policy_of(getattr(module, evaluate), shapes, draws)
     chain = getattr(module, chain) if isinstance(chain, str) else chain
-    return Variant(chain, policy, featured(task), task, optimizer, without=LINEAR + task)
+    return Variant(chain, policy, featured(envs.make(task)), task, optimizer, without=LINEAR + task)
 
 
 def linear(task: str = CARTPOLE) -> Variant:
@@ -127,14 +122,14 @@ def recurrent(heading: str, chain: str) -> Variant:
     module = card("networks", heading)
     module.OBS = FEATURES
     policy = pp.Policy(module.init, module.evaluate, module.initial_carry)
-    return Variant(getattr(module, chain), policy, featured(CARTPOLE), without=LINEAR + CARTPOLE)
+    return Variant(getattr(module, chain), policy, featured(envs.make(CARTPOLE)), without=LINEAR + CARTPOLE)
 
 
 def train_of(variant: Variant) -> training.Train:
     """The run of a variant."""
     steps, num_envs, num_steps = SIZES.get(variant.task, SIZES[CARTPOLE])
     config = training.Config(env_id=variant.task, total_timesteps=steps, num_envs=num_envs, num_steps=num_steps)
-    env = variant.env or normalized(variant.task)
+    env = variant.env or envs.prepare(envs.make(variant.task), normalize=True, gamma=0.99)
     policy = variant.policy or networks.actor_critic(env)
     optimizer = variant.optimizer or pp.clipped_adam(pp.linear_schedule(RATE, 0.0, config.num_updates), 0.5)
     return training.Train.of(config, env, policy, variant.chain, optimizer, keep_info=variant.keep_info)
@@ -187,7 +182,7 @@ def objectives(weight: float) -> Variant:
 
     first, *rest = module.weighted((1.0, -weight)).parts
     chain = pp.chain(first, pp.stateless(measured, name="measured", place="before_sampler"), *rest)
-    policy = policy_of(module.evaluate, {"policy": (1, 1), "value": (1, 2)})
+    policy = pp.Policy(lambda key: module.params, module.evaluate)
     return Variant(chain, policy, module.env, CHOICES, None, "weighted", ("cost",), "no weight")
 
 
@@ -207,7 +202,7 @@ def distillation() -> Variant:
     """A student that does not see how fast the cart moves."""
     module = card("imitation", "Distillation")
     seen = _with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
-    return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen)
+    return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
 
 
 def imitating() -> Variant:
@@ -217,17 +212,24 @@ def imitating() -> Variant:
     return Variant(chain, optimizer=dict.fromkeys(("ppo", "imitation"), ADAM))
 
 
+def options() -> Variant:
+    """Two policies, one of which is in charge."""
+    module = card("networks", "Options")
+    module.OBS = FEATURES
+    return Variant(module.optioned, module.options, featured(module.env), without=LINEAR + CARTPOLE)
+
+
 def chunks() -> Variant:
     """CartPole with two actions at once."""
     module, (inner, params) = card("networks", "Action chunks"), gymnax.make(CARTPOLE)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> envs.Step:
-        obs, state, reward, done, *_ = inner.step_env(key, state, action, params)
-        return envs.Step(state, obs, reward, done)
+        obs, state, reward, terminated, *_ = inner.step_env(key, state, action, params)
+        return envs.Step(state, obs, reward, terminated)
 
     env = envs.auto_reset(
         lambda key: inner.reset_env(key, params)[::-1], module.in_chunks(step, 0.99), envs.Box((4,)),
-        envs.MultiDiscrete((2, 2)),
+        envs.MultiDiscrete((2, 2)), time_limit=250,
     )  # fmt: skip
     chain, task = ppo(estimate=module.chunked_gae), "CartPole-v1, two actions at once"
     return Variant(chain, env=env, task=task, keep_info=("discount",))
@@ -310,7 +312,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     ),
     "several objectives": lambda: objectives(2.0), "costs": lambda: constrained(0.3),
     "self-imitation": imitating, "cloning": cloning, "distillation": distillation,
-    "options": lambda: Variant((m := card("networks", "Options")).optioned, m.options, m.env),
+    "options": options,
     "RL²": lambda: trials(memory="gru"),
     "LRU": lambda: recurrent("Linear recurrent units", "lru"),
     "DrAC": lambda: Variant(card("regularizers", "DrAC").pipeline),
