@@ -13,6 +13,7 @@ import numpy as np
 from ._pages import canvas, save
 from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
 from .differences import DIFFERENCES
+from .explain import explained
 
 GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
 
@@ -81,6 +82,34 @@ def choices(path: Path) -> None:
         panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
         panel.invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    save(figure, path)
+
+
+def explain(path: Path, name: str) -> None:
+    """A waterfall: from the return of the first library, by the effect of each choice, to that of the second."""
+    result = records("explain")[name]["results"]
+    first, last = (result["returns"][digit * len(result["choices"])] for digit in "01")
+    begin, end = np.mean(list(first.values())), np.mean(list(last.values()))
+    changes = {choice: change for choice, change in explained(result).items() if choice != "gap"}
+    means = np.array([change["mean"] for change in changes.values()])
+    stops = begin + np.cumsum([0, *means])
+    figure, (axes,) = canvas(1, width=8)
+    places = np.arange(len(changes)) + 1
+    axes.barh(
+        places, means, left=stops[:-1], color=["C0" if x > 0 else "C1" for x in means], label="effect of the choice"
+    )
+    low, high = np.array([change["95"] for change in changes.values()]).T
+    widths = [means - low, high - means]
+    axes.errorbar(
+        stops[1:], places, xerr=widths, fmt="none", ecolor="gray", capsize=3, label="95 % interval, for all together"
+    )
+    axes.plot([begin, end], [0, len(changes) + 1], "o", color="black", label="mean of the seeds")
+    axes.set_yticks(range(len(changes) + 2), [result["first"], *changes, result["second"]])
+    axes.set(title=result["config"]["env_id"], xlabel="return of the last 100 episodes")
+    axes.use_sticky_edges = False
+    axes.margins(x=0.05)
+    axes.invert_yaxis()
+    axes.legend(frameon=False)
     save(figure, path)
 
 
@@ -176,6 +205,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     },
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,
+    "explain.png": functools.partial(explain, name="cleanrl_stable_baselines3_Pendulum-v1_200000"),
     "results_atari.png": atari,
     "study.png": study,
     "parts_cpu.png": parts,

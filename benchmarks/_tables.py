@@ -18,6 +18,7 @@ from ppo_parts import training
 from ._pages import detected, difference, interquartile, interval, signed, span, table
 from ._records import RESULTS, Record, read
 from .differences import DIFFERENCES
+from .explain import explained
 from .learning import task_of
 from .mujoco import VARIANTS, WITH_FORCES
 from .paper_index import PLAIN
@@ -255,6 +256,18 @@ def libraries(link: Link) -> list[str]:
     return table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
 
 
+def explain(link: Link, *names: str) -> list[str]:
+    """What the gap between two libraries is made of, the largest effects first."""
+    rows = []
+    for name in names:
+        found = records("explain")[name]["results"]
+        ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
+        linked = link(f"{ends}, seeds {seeds_of(found['seeds'])}", f"explain.jsonl#{name}")
+        rows += [["", choice, signed(change)] for choice, change in explained(found).items()]
+        rows[-len(found["choices"]) - 1][0] = linked
+    return table(["from, to", "choice", "effect on the return of the last 100 episodes"], rows)
+
+
 # --- arms -----------------------------------------------------------------------------------------------------------
 
 
@@ -425,7 +438,7 @@ def hosts(link: Link, name: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
-        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, levels, papers,
-        study, parts, rivals, update, speed, train, versions, hosts,
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, explain, kuhn, levels,
+        papers, study, parts, rivals, update, speed, train, versions, hosts,
     )
 }  # fmt: skip

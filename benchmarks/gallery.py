@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +28,11 @@ from ._records import RESULTS, ROOT, write
 from ._runs import keys_of, seeds_of, side_by_side
 from .paper_index import GAE, NORMALIZED, ppo
 
-F, POINTS, FEATURES, RATE = pp.functional, 16, 64, 1e-3
-CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
-CHOICES, BANDITS, CHUNKS = "a choice with a cost", "bandits with four arms", "CartPole-v1, two actions at once"
+POINTS, FEATURES, UNITS, RATE = 16, 64, 64, 1e-3
+CARTPOLE, PENDULUM, CHOICES = "CartPole-v1", "Pendulum-v1", "a choice with a cost"
 SIZES = {CARTPOLE: (50_000, 8, 128), PENDULUM: (200_000, 16, 128), CHOICES: (50_000, 16, 20)}
 """Environment steps of each seed, environments, and steps of a rollout; other tasks have those of CartPole."""
+ADAM, LINEAR = pp.clipped_adam(RATE, 0.5), "PPO, linear, "
 
 
 class Variant(NamedTuple):
@@ -47,26 +48,32 @@ class Variant(NamedTuple):
     without: str | None = "PPO"
 
 
-@functools.cache
-def card(page: str, heading: str) -> Any:
-    """What the code at the top of a page of the gallery, and that of a card, defines."""
+def card(page: str, heading: str, number: int | None = None) -> Any:
+    """What the code at the top of a page of the gallery, and that of a card, or its first blocks, defines."""
     top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
     [own] = [text for text in cards if text.startswith(f"{heading}\n")]
     module = types.ModuleType(page)
-    for source in re.findall(r"^```python\n(.*?)^```$", top + own, re.MULTILINE | re.DOTALL):
+    first, blocks = (re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for text in (top, own))
+    for source in first + blocks[:number]:
         exec(source, vars(module))
     return module
 
 
-def prepared(task: str, features: bool = False) -> envs.Env:
-    """A normalized task; perhaps with random features of its observations, because the cards' policies are linear."""
-    env = envs.prepare(envs.make(task), normalize=True, gamma=0.99)
-    if not features:
-        return env
-    size = env.observation_space.shape[0]
-    keys = jax.random.split(jax.random.key(0))
-    weights = jax.random.normal(keys[0], (size, FEATURES - size))
-    bias = jax.random.normal(keys[1], FEATURES - size)
+@functools.cache
+def line(name: str) -> Any:
+    """What the line of a row of the gallery's tables makes."""
+    text = (ROOT / "docs/gallery/README.md").read_text()
+    [row] = re.findall(rf"^\| \[?{re.escape(name)}\b.*", text, re.MULTILINE)
+    [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]
+    symmetry = {"mirrored": lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x}  # of Pendulum-v1
+    return eval(code, {"pp": pp, "optax": optax, "F": pp.functional} | symmetry)
+
+
+def featured(env: envs.Env) -> envs.Env:
+    """An environment with random features of its observations, because the policies of the cards are linear."""
+    env, keys = envs.prepare(env, normalize=True, gamma=0.99), jax.random.split(jax.random.key(0))
+    sizes = (env.observation_space.shape[0], FEATURES - env.observation_space.shape[0])
+    weights, bias = jax.random.normal(keys[0], sizes), jax.random.normal(keys[1], sizes[1:])
 
     def change(obs: jax.Array) -> jax.Array:
         return jnp.concatenate([obs, jnp.tanh(obs @ weights + bias)], axis=-1)
@@ -75,56 +82,54 @@ def prepared(task: str, features: bool = False) -> envs.Env:
 
 
 def policy_of(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
-    """A policy whose first parameters are random in matrices and 0 elsewhere, or as given."""
+    """A policy whose first parameters are random in matrices, 0 in vectors, and the given numbers."""
+    start = jax.tree.map(
+        lambda x: jnp.zeros(x) if isinstance(x, tuple) else jnp.float32(x), shapes, is_leaf=lambda x: type(x) is tuple
+    )
 
     def init(key: jax.Array) -> Any:
-        leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-        keys = jax.random.split(key, len(leaves))
-        return jax.tree.unflatten(
-            structure,
-            [
-                jnp.float32(x) if not isinstance(x, tuple)
-                else jax.random.normal(k, x) / x[0] ** 0.5 if len(x) > 1 else jnp.zeros(x)
-                for k, x in zip(keys, leaves, strict=True)
-            ]
-        )  # fmt: skip
+        random = optax.tree_utils.tree_random_like(key, start)
+        return jax.tree.map(lambda x, y: y / len(x) ** 0.5 if x.ndim > 1 else x, start, random)
 
     return pp.Policy(init, evaluate, draws=draws)
 
 
+def on_features(
+    module: Any, chain: str | pp.Part, shapes: Any, evaluate: str = "evaluate", task: str = CARTPOLE,
+    draws: bool = False, optimizer: Any = None,
+) -> Variant:  # fmt: skip
+    """A chain of a card with its policy, whose parameters have these shapes."""
+    policy = policy_of(getattr(module, evaluate), shapes, draws)
+    chain = getattr(module, chain) if isinstance(chain, str) else chain
+    return Variant(chain, policy, featured(envs.make(task)), task, optimizer, without=LINEAR + task)
+
+
 def linear(task: str = CARTPOLE) -> Variant:
-    """Plain PPO with a linear policy, with which those of the cards are compared."""
+    """Plain PPO with a linear policy."""
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
-        out = batch.obs @ params["policy"]
-        std = jnp.broadcast_to(jnp.exp(params["log_std"]), out.shape)
-        distribution = pp.distributions.Normal(out, std) if task == PENDULUM else pp.distributions.Categorical(out)
-        return distribution, batch.obs @ params["value"]
+        out, value = batch.obs @ params["policy"], batch.obs @ params["value"]
+        if task == CARTPOLE:
+            return pp.distributions.Categorical(out), value
+        return pp.distributions.Normal(out, jnp.broadcast_to(jnp.exp(params["log_std"]), out.shape)), value
 
-    shapes = {"policy": (FEATURES, 2 - (task == PENDULUM)), "value": (FEATURES,), "log_std": 0.0}
-    return on_features(ppo(), evaluate, shapes, task)
-
-
-def on_features(
-    chain: pp.Part, evaluate: Any, shapes: Any, task: str = CARTPOLE, draws: bool = False, optimizer: Any = None
-) -> Variant:
-    """A chain with the policy of a card, which is linear in random features."""
-    policy, env = policy_of(evaluate, shapes, draws), prepared(task, features=True)
-    return Variant(chain, policy, env, task, optimizer, without=f"PPO, linear, {task}")
+    shapes = {"policy": (FEATURES, 2 if task == CARTPOLE else 1), "value": (FEATURES,), "log_std": 0.0}
+    return on_features(types.SimpleNamespace(evaluate=evaluate), ppo(), shapes, task=task)._replace(without=None)
 
 
-def recurrent(module: Any, chain: pp.Part) -> Variant:
-    """A chain with the policy of a card that has a memory."""
+def recurrent(heading: str, chain: str) -> Variant:
+    """A card whose policy has a memory."""
+    module = card("networks", heading)
     module.OBS = FEATURES
     policy = pp.Policy(module.init, module.evaluate, module.initial_carry)
-    return Variant(chain, policy, prepared(CARTPOLE, features=True), without=f"PPO, linear, {CARTPOLE}")
+    return Variant(getattr(module, chain), policy, featured(envs.make(CARTPOLE)), without=LINEAR + CARTPOLE)
 
 
 def train_of(variant: Variant) -> training.Train:
     """The run of a variant."""
     steps, num_envs, num_steps = SIZES.get(variant.task, SIZES[CARTPOLE])
     config = training.Config(env_id=variant.task, total_timesteps=steps, num_envs=num_envs, num_steps=num_steps)
-    env = variant.env or prepared(variant.task)
+    env = variant.env or envs.prepare(envs.make(variant.task), normalize=True, gamma=0.99)
     policy = variant.policy or networks.actor_critic(env)
     optimizer = variant.optimizer or pp.clipped_adam(pp.linear_schedule(RATE, 0.0, config.num_updates), 0.5)
     return training.Train.of(config, env, policy, variant.chain, optimizer, keep_info=variant.keep_info)
@@ -144,149 +149,90 @@ def on_pendulum(chain: pp.Part) -> Variant:
 def classifying(name: str) -> Variant:
     """Critics that classify."""
     module = card("values", "Critics that classify")
-    shapes = {"quantiles": (FEATURES, 41), "logits": (FEATURES, 41), "policy": (FEATURES, 2)}
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
         out = module.evaluate(params, batch)
         return out._replace(value=jnp.mean(out.aux["quantiles"], axis=-1)) if name == "quantile" else out
 
-    return on_features(ppo(critic=module.critics[name]), evaluate, shapes)
-
-
-def popart() -> Variant:
-    """Normalized targets."""
-    module = card("values", "PopArt")
-    critic = {"w": (FEATURES,), "b": 0.0, "mean": 0.0, "scale": 1.0}
-    return on_features(module.pipeline, module.evaluate, {"policy": (FEATURES, 2), "critic": critic})
+    shapes = {"quantiles": (FEATURES, 41), "logits": (FEATURES, 41), "policy": (FEATURES, 2)}
+    return on_features(types.SimpleNamespace(evaluate=evaluate), ppo(critic=module.critics[name]), shapes)
 
 
 def phasic() -> Variant:
     """A phase that distills values every 16 updates."""
-    module = card("values", "Phasic policy gradient")
-    policy = {"body": (FEATURES, 64), "logits": (64, 2), "value": (64,)}
-    shapes = {"policy": policy, "value": (FEATURES,)}
-    seen = like(linear())
+    module, seen = card("values", "Phasic policy gradient"), like(linear())
+    shapes = {"policy": {"body": (FEATURES, UNITS), "logits": (UNITS, 2), "value": (UNITS,)}, "value": (FEATURES,)}
     chain = module.phasic(seen.replace(target=seen.value), num_rollouts=16)
-    adam = pp.clipped_adam(RATE, 0.5)
-    return on_features(chain, module.evaluate, shapes, optimizer=dict.fromkeys(("policy", "value", "auxiliary"), adam))
-
-
-def decoupled() -> Variant:
-    """Features that predict advantages."""
-    module = card("values", "Decoupled advantages")
-    policy = {"body": (FEATURES, 64), "logits": (64, 2), "advantage": (64, 2)}
-    optimizer = dict.fromkeys(("policy", "value"), pp.clipped_adam(RATE, 0.5))
-    return on_features(module.daac, module.evaluate, {"policy": policy, "value": (FEATURES,)}, optimizer=optimizer)
-
-
-def pqn() -> Variant:
-    """Q-learning."""
-    module = card("values", "Q-learning")
-    return on_features(module.pqn, module.epsilon_greedy, {"hidden": (FEATURES, 64), "q": (64, 2)})
-
-
-def reppo() -> Variant:
-    """Pathwise gradients."""
-    module = card("values", "Pathwise gradients")
-    shapes: dict[str, Any] = {"policy": (FEATURES, 1), "hidden": (FEATURES + 1, 64), "q": (64,)}
-    shapes |= {f"log_{name}": x for name, x in {"std": 0.0, "alpha": -2.0, "beta": 0.0}.items()}
-    return on_features(module.reppo, module.evaluate, shapes, PENDULUM, draws=True)
-
-
-def flow() -> Variant:
-    """A flow as the policy."""
-    module = card("losses", "Flow policies")
-    shapes = {"obs": (FEATURES, 64), "action": (1, 64), "tau": (64,), "velocity": (64, 1), "value": (FEATURES,)}
-    return on_features(module.fpo, module.evaluate, shapes, PENDULUM, draws=True)
-
-
-def dormant() -> Variant:
-    """Units that are reset."""
-    module = card("updates", "Dormant units")
-    shapes = {"hidden": (FEATURES, 64), "policy": (64, 2), "value": (64,)}
-    return on_features(module.plastic, module.tanh_policy, shapes, optimizer=optax.adam(RATE))
+    return on_features(module, chain, shapes, optimizer=dict.fromkeys(("policy", "value", "auxiliary"), ADAM))
 
 
 def constrained(limit: float) -> Variant:
-    """Where an expensive action has a limit."""
+    """An expensive action with a limit."""
     module = card("values", "Constraints")
     policy = policy_of(module.evaluate, {"policy": (1, 2), "value": (1, 2)})
-    keep: Any = {"keep_info": ("cost",), "without": "no limit"}
-    return Variant(module.constrained(limit), policy, module.env, CHOICES, measure="cost", **keep)
+    return Variant(module.constrained(limit), policy, module.env, CHOICES, None, "cost", ("cost",), "no limit")
 
 
 def objectives(weight: float) -> Variant:
-    """Where the square of an effort is a cost, with a weight."""
+    """An effort whose square is a cost, with a weight."""
     module = card("values", "Several objectives")
 
     def measured(batch: pp.Batch) -> pp.Batch:
-        reward, cost = jnp.moveaxis(batch.reward, -1, 0)
-        return batch.add_metrics(weighted=jnp.mean(reward - 2 * cost))
+        return batch.add_metrics(weighted=jnp.mean(batch.reward[..., 0] - 2 * batch.reward[..., 1]))
 
     first, *rest = module.weighted((1.0, -weight)).parts
-    policy = policy_of(module.evaluate, {"policy": (1, 1), "value": (1, 2)})
     chain = pp.chain(first, pp.stateless(measured, name="measured", place="before_sampler"), *rest)
-    keep: Any = {"keep_info": ("cost",), "without": "no weight"}
-    return Variant(chain, policy, module.env, CHOICES, measure="weighted", **keep)
-
-
-def rule(obs: jax.Array) -> jax.Array:
-    """Where the teacher of a card pushes the cart."""
-    return obs @ jnp.array([0.0, 0.5, 10.0, 2.0])
+    policy = pp.Policy(lambda key: module.params, module.evaluate)
+    return Variant(chain, policy, module.env, CHOICES, None, "weighted", ("cost",), "no weight")
 
 
 def cloning() -> Variant:
-    """PPO with demonstrations of the rule."""
+    """PPO with demonstrations of the rule by which a card's teacher pushes the cart."""
     obs = jax.random.uniform(jax.random.key(0), (1024, 4), minval=-0.3, maxval=0.3)
-    data = obs, (rule(obs) > 0).astype(jnp.int32)
+    data = {"demonstrations": (obs, (obs @ jnp.array([0.0, 0.5, 10.0, 2.0]) > 0).astype(jnp.int32))}
     given = pp.stateless(
-        lambda batch: batch.replace(shared={"demonstrations": data}), name="given",
-        provides=("shared.demonstrations",), place="before_sampler",
+        lambda batch: batch.replace(shared=data), name="given", provides=("shared.demonstrations",),
+        place="before_sampler",
     )  # fmt: skip
-    return Variant(pp.chain(given, card("imitation", "Cloning and self-imitation").cloning), env=envs.make(CARTPOLE))
+    chain = card("imitation", "Cloning and self-imitation").cloning
+    return Variant(pp.chain(given, chain), env=envs.make(CARTPOLE))
 
 
 def distillation() -> Variant:
     """A student that does not see how fast the cart moves."""
-    module, env = card("imitation", "Distillation"), envs.make(CARTPOLE)
-
-    def change(obs: jax.Array) -> envs.Observation:
-        return envs.Observation(obs.at[..., 1].set(0), privileged=obs)
-
-    seen = _with_observations(env, change)
-    return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen)
+    module = card("imitation", "Distillation")
+    seen = _with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
+    return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
 
 
 def imitating() -> Variant:
     """A phase that replays good steps."""
-    module, adam = card("imitation", "Cloning and self-imitation"), pp.clipped_adam(RATE, 0.5)
     seen = like(Variant(ppo()))
-    chain = module.imitating(seen.add_extras(returns=seen.value))
-    return Variant(chain, optimizer={"ppo": adam, "imitation": adam})
+    chain = card("imitation", "Cloning and self-imitation").imitating(seen.add_extras(returns=seen.value))
+    return Variant(chain, optimizer=dict.fromkeys(("ppo", "imitation"), ADAM))
 
 
 def options() -> Variant:
-    """Policies that stay in charge."""
+    """Two policies, one of which is in charge."""
     module = card("networks", "Options")
-    return Variant(module.optioned, module.options, module.env)
+    module.OBS = FEATURES
+    return Variant(module.optioned, module.options, featured(module.env), without=LINEAR + CARTPOLE)
 
 
 def chunks() -> Variant:
     """CartPole with two actions at once."""
-    import gymnax
-
     module, (inner, params) = card("networks", "Action chunks"), gymnax.make(CARTPOLE)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> envs.Step:
-        obs, state, reward, done, *_ = inner.step_env(key, state, action, params)
-        return envs.Step(state, obs, reward, done)
+        obs, state, reward, terminated, *_ = inner.step_env(key, state, action, params)
+        return envs.Step(state, obs, reward, terminated)
 
-    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
-        obs, state = inner.reset_env(key, params)
-        return state, obs
-
-    env = envs.auto_reset(reset, module.in_chunks(step, 0.99), envs.Box((4,)), envs.MultiDiscrete((2, 2)))
-    return Variant(ppo(estimate=module.chunked_gae), env=env, task=CHUNKS, keep_info=("discount",))
+    env = envs.auto_reset(
+        lambda key: inner.reset_env(key, params)[::-1], module.in_chunks(step, 0.99), envs.Box((4,)),
+        envs.MultiDiscrete((2, 2)), time_limit=250,
+    )  # fmt: skip
+    chain, task = ppo(estimate=module.chunked_gae), "CartPole-v1, two actions at once"
+    return Variant(chain, env=env, task=task, keep_info=("discount",))
 
 
 def trials(**memory: Any) -> Variant:
@@ -303,35 +249,25 @@ def trials(**memory: Any) -> Variant:
     )
     env = envs.auto_reset(begin, play, envs.Box((7,)), envs.Discrete(4))
     policy = networks.actor_critic(env, (64,), shared=True, **memory)
-    return Variant(ppo(sampler=pp.segment_minibatches(4, num_epochs=4)), policy, env, BANDITS, without="no memory")
+    chain = ppo(sampler=pp.segment_minibatches(4, num_epochs=4))
+    return Variant(chain, policy, env, "bandits with four arms", without="no memory")
 
 
-@functools.cache
-def line(name: str) -> Any:
-    """What the line of a row of the gallery's tables makes."""
-    text = (ROOT / "docs/gallery/README.md").read_text()
-    [row] = re.findall(rf"^\| \[?{re.escape(name)}\b.*", text, re.MULTILINE)
-    [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]
-    symmetry = {"mirrored": lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x}  # of Pendulum-v1
-    return eval(code, {"pp": pp, "optax": optax, "F": F} | symmetry)
-
-
+HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "PPO": lambda: Variant(ppo(), without=None),
-    "PPO, Pendulum-v1": lambda: Variant(ppo(), task=PENDULUM, without=None),
-    f"PPO, linear, {CARTPOLE}": linear,
-    f"PPO, linear, {PENDULUM}": lambda: linear(PENDULUM),
+    f"PPO, {PENDULUM}": lambda: Variant(ppo(), task=PENDULUM, without=None),
+    LINEAR + CARTPOLE: linear,
+    LINEAR + PENDULUM: lambda: linear(PENDULUM),
     "λ = 1": lambda: Variant(ppo(estimate=pp.gae(gamma=0.99, gae_lambda=1.0))),
     "Adam alone": lambda: Variant(ppo(), optimizer=optax.adam(RATE)),
     "no limit": lambda: constrained(1.0), "no weight": lambda: objectives(0.0), "no memory": trials,
     **{
         name: functools.partial(lambda name, place: Variant(ppo(**{place: line(name)})), name, place)
-        for place, names in {
-            "surrogate": ("clip-higher", "unclipped"),
-            "critic": ("squared error",),
-            "estimate": ("V-trace, policy gradient",),
+        for name, place in {
+            "clip-higher": "surrogate", "unclipped": "surrogate", "squared error": "critic",
+            "V-trace, policy gradient": "estimate",
         }.items()
-        for name in names
     },
     "REINFORCE": lambda: Variant(ppo(surrogate=line("REINFORCE"), sampler=pp.full_batch())),
     "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, line("RPO")))),
@@ -343,19 +279,47 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
         for name in ("weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")
     },
     "TRGPPO": lambda: Variant(card("losses", "A clip for each element").trgppo),
-    "REPPO": reppo, "FPO": flow, "action chunks": chunks,
-    "GePPO": lambda: Variant(card("updates", "Earlier rollouts").geppo(like(Variant(ppo())))),
-    "burn-in": lambda: recurrent(m := card("networks", "Time chunks with burn-in"), m.pipeline),
-    "quantiles": lambda: classifying("quantile"), "two-hot": lambda: classifying("two-hot"),
-    "HL-Gauss": lambda: on_features(
-        (m := card("values", "HL-Gauss")).pipeline, m.evaluate, {"value": (FEATURES, 51), "policy": (FEATURES, 2)}
+    "REPPO": lambda: on_features(
+        card("values", "Pathwise gradients"), "reppo",
+        {"policy": (FEATURES, 1), "hidden": (FEATURES + 1, UNITS), "q": (UNITS,), "log_std": 0, "log_alpha": -2,
+         "log_beta": 0}, task=PENDULUM, draws=True,
     ),
-    "PopArt": popart, "PPG": phasic, "DAAC": decoupled, "PQN": pqn,
+    "FPO": lambda: on_features(
+        card("losses", "Flow policies"), "fpo",
+        {"obs": BODY, "action": (1, UNITS), "tau": (UNITS,), "velocity": (UNITS, 1), "value": (FEATURES,)},
+        task=PENDULUM, draws=True,
+    ),
+    "action chunks": chunks,
+    "GePPO": lambda: Variant(card("updates", "Earlier rollouts").geppo(like(Variant(ppo())))),
+    "burn-in": lambda: recurrent("Time chunks with burn-in", "pipeline"),
+    "quantiles": lambda: classifying("quantile"),
+    "two-hot": lambda: classifying("two-hot"),
+    "HL-Gauss": lambda: on_features(
+        card("values", "HL-Gauss"), "pipeline", {"value": (FEATURES, 51), "policy": HEAD}
+    ),
+    "PopArt": lambda: on_features(
+        card("values", "PopArt"), "pipeline",
+        {"policy": HEAD, "critic": {"w": (FEATURES,), "b": 0, "mean": 0, "scale": 1}},
+    ),
+    "PPG": phasic,
+    "DAAC": lambda: on_features(
+        card("values", "Decoupled advantages"), "daac",
+        {"policy": {"body": BODY, "logits": (UNITS, 2), "advantage": (UNITS, 2)}, "value": (FEATURES,)},
+        optimizer=dict.fromkeys(("policy", "value"), ADAM),
+    ),
+    "PQN": lambda: on_features(
+        card("values", "Q-learning"), "pqn", {"hidden": BODY, "q": (UNITS, 2)}, "epsilon_greedy"
+    ),
     "several objectives": lambda: objectives(2.0), "costs": lambda: constrained(0.3),
-    "self-imitation": imitating, "cloning": cloning, "distillation": distillation, "options": options,
+    "self-imitation": imitating, "cloning": cloning, "distillation": distillation,
+    "options": options,
     "RL²": lambda: trials(memory="gru"),
-    "LRU": lambda: recurrent(m := card("networks", "Linear recurrent units"), m.lru),
-    "DrAC": lambda: Variant(card("regularizers", "DrAC").pipeline), "dormant units": dormant,
+    "LRU": lambda: recurrent("Linear recurrent units", "lru"),
+    "DrAC": lambda: Variant(card("regularizers", "DrAC").pipeline),
+    "dormant units": lambda: on_features(
+        card("updates", "Dormant units"), "plastic", {"hidden": BODY, "policy": (UNITS, 2), "value": (UNITS,)},
+        "tanh_policy", optimizer=optax.adam(RATE),
+    ),
 }  # fmt: skip
 
 
@@ -367,7 +331,7 @@ def curve_of(variant: Variant, seeds: range) -> np.ndarray:
         metrics = train(key).metrics
         number = metrics["episodes"] if variant.measure == "episode_return" else jnp.ones(train.num_updates)
         total = jnp.where(number > 0, metrics[variant.measure] * number, 0)
-        parts = [jnp.array_split(x, POINTS) for x in (total, number)]
+        parts = (jnp.array_split(x, POINTS) for x in (total, number))
         return jnp.stack([jnp.sum(x) / jnp.sum(n) for x, n in zip(*parts, strict=True)])
 
     return side_by_side(run)(keys_of(seeds)).T

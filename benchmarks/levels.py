@@ -9,8 +9,6 @@ number of environment steps, also where they do not learn from all. `uniform` dr
 from __future__ import annotations
 
 import dataclasses
-import re
-import types
 from typing import Any
 
 import jax
@@ -22,20 +20,12 @@ from ppo_parts.recipes import cleanrl_ppo
 
 from ._options import parser
 from ._pages import difference, interquartile
-from ._records import RESULTS, ROOT, write
+from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, side_by_side
+from .gallery import card as code_of
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
 """Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
-
-
-def page() -> Any:
-    """What the code of the page defines."""
-    module = types.ModuleType("levels")
-    text = (ROOT / "docs/gallery/levels.md").read_text()
-    for source in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        exec(source, vars(module))
-    return module
 
 
 def distance(card: Any, level: Any) -> jax.Array:
@@ -75,7 +65,7 @@ def arms(card: Any) -> dict[str, training.Train]:
 def main() -> None:
     """Command line."""
     options = parser(__doc__, seeds=10, first_seed=1).parse_args()
-    card, seeds, found = page(), seeds_of(options), {}
+    card, seeds, found = code_of("levels", "Prioritized Level Replay"), seeds_of(options), {}
     hard, share = held_out(card)
     for arm, train in arms(card).items():
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import html
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 
 from benchmarks import _tables
 from benchmarks._figures import band
+from benchmarks._records import ROOT
 
 WIDTH, HEIGHT, MARGIN = 120, 44, 3
 TASKS = {"Acrobot-v1": "Acrobot-v1_1", "CartPole-v1": "CartPole-v1_1"}
@@ -46,11 +49,27 @@ def learned(name: str, *without: str) -> str:
     return curve(found[0]["config"]["env_id"], "return", *curves)
 
 
+def variant(name: str, *without: str) -> str:
+    """Draw a learning curve of the gallery, with that of the record that it names, or of another one, dashed."""
+    result = records("gallery")[name]["results"]
+    others = [each for each in (*without, result["without"]) if each][:1]
+    curves = (np.array(records("gallery")[each]["results"]["curve"], float) for each in (name, *others))
+    what = result["measure"].replace("episode_", "")
+    return curve(result["task"], what, *curves, named=" ".join(others).partition(",")[0])
+
+
 def tokens(name: str, *without: str) -> str:
     """Draw the score of answers of a chain for tokens, perhaps with that of another dashed."""
     found = [next(iter(records("tokens")[each]["results"].values())) for each in (name, *without)]
     curves = (np.array(result["every_tenth_score"]).T for result in found)
     return curve("sorting digits", "score", *curves, named="GRPO")
+
+
+def population(task: str = "acrobot") -> str:
+    """Draw the return of the best member of each population, above that of as many random settings."""
+    result = records("population")[task]["results"]
+    seeds = (result["arms"][name]["per_seed"] for name in ("population", "random search"))
+    return strip(result["config"]["env_id"], *seeds, named="a random search")
 
 
 def kuhn() -> str:
@@ -67,9 +86,28 @@ def maze(arm: str) -> str:
 
 
 GSDE = "gsde_mountain_car_continuous"
+ROWS = {
+    "REINFORCE": "REINFORCE, A2C", "Muon": "Muon (PufferLib)", "a flat minimum": "a flat minimum (SAM)",
+    "several minibatches": "several minibatches per step", "non-finite gradients": "non-finite gradients skipped",
+    "dormant units": "dormant units reset, with their moments",
+}  # fmt: skip
+"""Names of records that begin the name of a row of the gallery."""
+COMPARED = {result["results"]["without"] for result in records("gallery").values()} | {
+    "squared error", "λ = 1", "Adam alone"
+}  # fmt: skip
 DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/README": {
+        **{
+            ROWS.get(name, name): functools.partial(variant, name)
+            for name in records("gallery")
+            if name not in COMPARED
+        },
         "PPO": functools.partial(learned, "cartpole"),
+        "GAE": functools.partial(variant, "PPO", "λ = 1"),
+        "clipped": functools.partial(variant, "PPO", "squared error"),
+        "gradient clipping, Adam's ε, annealing with the updates": functools.partial(variant, "PPO", "Adam alone"),
+        "self-play": kuhn,
+        "a population that searches its hyperparameters": population,
         "annealed clip": functools.partial(paper, "farsang_2021"),
         "dual clip": functools.partial(paper, "ye_2020"),
         "SPO": functools.partial(paper, "xie_2024"),
@@ -114,23 +152,28 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/losses": {
         "dual clip (Ye et al. 2020)": functools.partial(paper, "ye_2020"),
         "SPO (Xie et al. 2024)": functools.partial(paper, "xie_2024"),
-        "Adaptive KL penalty": functools.partial(paper, "heess_2017"),
-        "PPO-EWMA": functools.partial(paper, "hilton_2021"),
-    },
-    "docs/gallery/values": {"Decoupled lambdas": functools.partial(paper, "yuan_2025", "Acrobot-v1")},
-    "docs/gallery/updates": {
-        "KL-adaptive learning rate": functools.partial(choice, "adaptive_rate"),
-        "Gradient norms": functools.partial(choice, "separate_norms"),
-        "Your own early stop": functools.partial(paper, "sun_2022"),
-    },
-    "docs/gallery/imitation": {
-        "Random network distillation": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False")
+        "clip-higher (Yu et al. 2025)": functools.partial(variant, "clip-higher"),
     },
     "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
-    "docs/gallery/levels": {"Prioritized Level Replay": functools.partial(maze, "PLR")},
     "docs/gallery/self_play": {"Poker": kuhn},
 }
 """For each page, the first cells of rows and the headings of cards of which there are records."""
+
+
+def add_cards() -> None:
+    """Add to the pages of the cards what the rows show that link to them, if it is a single row."""
+    folder = ROOT / "docs/gallery"
+    links = re.findall(r"^\| \[(.*?)]\((\w+)\.md#([\w-]+)\)(.*?) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    counts = collections.Counter(link[1:3] for link in links)
+    for name, page, anchor, rest in links:
+        for heading in re.findall(r"^## (.*)", (folder / f"{page}.md").read_text(), re.MULTILINE):
+            drawn = DRAWN["docs/gallery/README"].get(name + rest)
+            slug = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")  # as on GitHub
+            if drawn and counts[page, anchor] == 1 and slug == anchor:
+                DRAWN.setdefault(f"docs/gallery/{page}", {})[heading] = drawn
+
+
+add_cards()
 
 
 def of_papers() -> dict[str, dict[str, Callable[[], str]]]:
@@ -162,7 +205,9 @@ def scale(values: Any, size: float) -> Callable[[Any], Any]:
     return lambda x: np.round(MARGIN + (np.asarray(x) - low) / (high - low or 1) * (size - 2 * MARGIN), 1)
 
 
-def strip(task: str, mine: list[float], plain: list[float], what: str = "return after training") -> str:
+def strip(
+    task: str, mine: list[float], plain: list[float], what: str = "return after training", named: str = "plain PPO"
+) -> str:
     """Draw a row of dots for each chain, with its mean and the 95 % interval of the mean, from left (low) to right."""
     x = scale([*mine, *plain], WIDTH)
     shapes = []
@@ -170,7 +215,7 @@ def strip(task: str, mine: list[float], plain: list[float], what: str = "return 
         (low,), (high,) = band(np.array([values]))
         shapes.append(f'<path class="{name}" d="M{x(low)} {middle}H{x(high)}M{x(np.mean(values))} {middle - 7}v14"/>')
         shapes += [f'<circle class="{name}" cx="{x(value)}" cy="{middle}" r="2"/>' for value in values]
-    means = f"mean {np.mean(mine):.1f}; below it plain PPO, mean {np.mean(plain):.1f}"
+    means = f"mean {np.mean(mine):.1f}; below it {named}, mean {np.mean(plain):.1f}"
     return drawn(f"{task}, {what} of {len(mine)} seeds: {means}", *shapes)
 
 

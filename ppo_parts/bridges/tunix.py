@@ -21,6 +21,7 @@ from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.types import Array, Batch, Part, stateless
 from .._parts.losses import works_along_time
+from ..distributions import Categorical
 from ..functional import masked_mean
 
 LOSSES: dict[str, tuple[Callable[..., Array], dict[str, Any]]] = {
@@ -117,7 +118,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
             kl = common.compute_kl_divergence(*arguments, clamp_value=setting("kl_clamp_value", None))
         kl_coef = setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
         entropy_coef = setting("entropy_coef", 0.0)
-        entropy = aggregated(_entropy(logits if entropy_coef else jax.lax.stop_gradient(logits)))
+        entropy = aggregated(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
         policy, kl_loss = aggregated(tokens * weights), aggregated(kl)
         total = policy + kl_coef * kl_loss
         if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
@@ -128,13 +129,6 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         return total, metrics
 
     _registry().register("policy_loss_fn", name)(policy_loss)
-
-
-def _entropy(logits: Array) -> Array:
-    """Return the entropy per token, in nats; logits of -inf contribute 0."""
-    log_probs = jax.nn.log_softmax(logits, axis=-1)
-    probs = jnp.exp(log_probs)
-    return -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0), axis=-1)
 
 
 def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:

@@ -67,12 +67,7 @@ def state_of_seed(run: LoadedRun, index: int) -> Any:
     if not 0 <= index < seeds:
         raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
     state = jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
-    return acting(state)
-
-
-def acting(state: Any) -> Any:
-    """Return the state that acts: of a population, that of its best member."""
-    return state.best[0] if hasattr(state, "best") else state
+    return state.acting
 
 
 def _checkpoint(text: str) -> Literal["latest", "best"] | int:

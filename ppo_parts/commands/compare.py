@@ -23,6 +23,7 @@ from ..training import column, exit_on_user_error, read_metrics
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._folder import stored_run
+from ..training._population import PARENT
 from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, resampled, smoothed
 from ..training._statistics import iqm_interval
 
@@ -127,7 +128,7 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
     steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
-    if "population/parent" in rows[0]:  # members that copy each other are no independent seeds
+    if PARENT in rows[0]:  # members that copy each other are no independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
         raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")
@@ -149,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
-        named = [text.partition("=") if "=" in text else (text, "", text) for text in given.runs]
+        plain = [text for text in given.runs if "=" not in text or Path(text).is_dir()]  # a folder may be runs/lr=0.1
+        named = [(text, "", text) if text in plain else text.partition("=") for text in given.runs]
         curves = [read_curve(label, runs.split(","), given.metric, given.window) for label, _, runs in named]
         if len({curve.env_id for curve in curves}) > 1:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)

@@ -32,7 +32,7 @@ from ..training._files import check_writable, write_whole
 from ..training._folder import stored_run
 from ..training._messages import RunNotFoundError
 from ..training._train import vmap_over_seeds
-from ._shared import acting, load_run, report, run_parser
+from ._shared import load_run, report, run_parser
 
 NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "episode_return": ("rollout/ep_rew_mean", "charts/episodic_return", "Train/mean_reward"),
@@ -106,7 +106,7 @@ def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-    measure = vmap_over_seeds(lambda state: probe(run.train, acting(state), run.config), run.state.key.size)
+    measure = vmap_over_seeds(lambda state: probe(run.train, state.acting, run.config), run.state.key.size)
     with host_errors():
         return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
 

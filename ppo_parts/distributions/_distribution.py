@@ -143,6 +143,9 @@ class VectorDistribution(TreeDistribution):
     `_log_probs(value)`, `[..., D]`. The last two may return a wider dtype.
     """
 
+    _draw: Callable[[Array, tuple[int, ...]], Array]
+    _log_probs: Callable[[Array], Array]
+
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
         return self._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)).astype(self._like.dtype)
@@ -159,12 +162,6 @@ class VectorDistribution(TreeDistribution):
     @property
     def _shape(self) -> tuple[int, ...]:
         return self._like.shape
-
-    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
-        raise NotImplementedError
-
-    def _log_probs(self, value: Array) -> Array:
-        raise NotImplementedError
 
     def _total(self, x: Array, *others: Any) -> Array:
         """Sum over the dimensions of the action, in the dtype of this distribution and of the others."""

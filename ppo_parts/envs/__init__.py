@@ -2,15 +2,9 @@
 
 from ._callback import host_errors as host_errors
 from ._env import SEATS as SEATS
-from ._env import Box as Box
-from ._env import Discrete as Discrete
 from ._env import Env as Env
-from ._env import MultiDiscrete as MultiDiscrete
 from ._env import Observation as Observation
 from ._env import Transition as Transition
-from ._env import count_options as count_options
-from ._env import is_discrete as is_discrete
-from ._env import size as size
 from ._episodes import Step as Step
 from ._episodes import auto_reset as auto_reset
 from ._host import from_gymnasium as from_gymnasium
@@ -20,13 +14,19 @@ from ._laws import check as check
 from ._laws import check_laws as check_laws
 from ._packages import from_brax as from_brax
 from ._packages import from_gymnax as from_gymnax
-from ._pgx import frozen_opponent as frozen_opponent
-from ._pgx import random_opponent as random_opponent
+from ._packages import frozen_opponent as frozen_opponent
+from ._packages import random_opponent as random_opponent
 from ._registry import make as make
 from ._registry import prefixes as prefixes
 from ._registry import register as register
+from ._spaces import Box as Box
 from ._spaces import Dict as Dict
+from ._spaces import Discrete as Discrete
+from ._spaces import MultiDiscrete as MultiDiscrete
 from ._spaces import Tuple as Tuple
+from ._spaces import count_options as count_options
+from ._spaces import is_discrete as is_discrete
+from ._spaces import size as size
 from ._wrappers import Moments as Moments
 from ._wrappers import clip_action as clip_action
 from ._wrappers import clip_reward as clip_reward

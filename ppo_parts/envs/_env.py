@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
 from ..functional import ShapeError
-from ..functional._common import known_values, range_error
-from ._spaces import leaf_spaces, map_space
 
 Array = jax.Array
 
@@ -140,62 +136,6 @@ def as_observation(obs: Any) -> Observation:
     return obs if isinstance(obs, Observation) else Observation(obs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Discrete:
-    """A space of n actions, 0 to n - 1."""
-
-    n: int
-    shape: ClassVar[tuple[int, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_count("Discrete", "n", self.n)
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiDiscrete:
-    """A space of K integers: choice k has `nvec[k]` options, 0 to `nvec[k] - 1`; actions are `[..., K]`."""
-
-    nvec: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.nvec, (tuple, list, np.ndarray)) or any(map(np.ndim, self.nvec)) or not len(self.nvec):
-            raise UserTypeError(
-                f"MultiDiscrete: nvec must be a tuple with the number of options of each choice, got {self.nvec!r}"
-            )
-        object.__setattr__(self, "nvec", tuple(check_count("MultiDiscrete", "nvec", n) for n in self.nvec))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(K,)`."""
-        return (len(self.nvec),)
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """A space of real numbers of a shape, between `low` and `high`, which are numbers or arrays."""
-
-    shape: tuple[int, ...]
-    low: Any = -math.inf
-    high: Any = math.inf
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.shape, (tuple, list)):
-            raise UserTypeError(
-                f"Box: shape must be a tuple of whole numbers, got {self.shape!r}; the order is Box(shape, low, high)"
-            )
-        object.__setattr__(self, "shape", tuple(check_count("Box", "shape", length, 0) for length in self.shape))
-        for name, bound in (("low", self.low), ("high", self.high)):
-            if (error := range_error(bound, -math.inf)) is not None:
-                raise UserTypeError(f"Box: {name} {error}")
-            if len(np.shape(bound)) > len(self.shape) or any(
-                n not in (1, length) for n, length in zip(np.shape(bound)[::-1], self.shape[::-1], strict=False)
-            ):
-                raise UserValueError(f"Box: {name} must fit the shape {self.shape}, got shape {np.shape(bound)}")
-        low, high = known_values(self.low), known_values(self.high)
-        if low is not None and high is not None and not np.all(low <= high):
-            raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")
-
-
 class Env(NamedTuple):
     """N environments that pure functions step together, with automatic resets.
 
@@ -272,50 +212,6 @@ def check_items(where: str, what: str, returned: Any, expected: str, remedy: str
         return returned
     got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
     raise UserTypeError(f"{where}: {what} must return {expected}{remedy}, got {got}")
-
-
-def count_options(space: Any) -> tuple[int, ...]:
-    """Return how many options each choice of an action has: `(n,)` for `Discrete`, `nvec`, or `()` for a box.
-
-    Example:
-        >>> from ppo_parts import envs
-        >>> envs.count_options(envs.MultiDiscrete((3, 2))), envs.count_options(envs.Discrete(4))
-        ((3, 2), (4,))
-    """
-    if hasattr(space, "nvec"):
-        return tuple(map(int, space.nvec))
-    return (int(space.n),) if hasattr(space, "n") else ()
-
-
-def is_discrete(space: Any) -> bool:
-    """Return whether the actions of a space are integers: one of n options (`Discrete`), or several such choices."""
-    return all(map(count_options, leaf_spaces(space)))
-
-
-def action_struct(space: Any, each: tuple[int, ...]) -> Any:
-    """Return the shapes and dtypes of actions with the leading axes `each`."""
-
-    def struct(space: Any) -> jax.ShapeDtypeStruct:
-        shape = () if hasattr(space, "n") else array_shape("actions", space)
-        return jax.ShapeDtypeStruct((*each, *shape), jnp.int32 if is_discrete(space) else jnp.float32)
-
-    return map_space(struct, space)
-
-
-def size(space: Any) -> int:
-    """Return how many numbers an element of a space has: 1 for `Discrete`, the sum for a `Dict` or `Tuple`."""
-    return sum(math.prod(array_shape("elements", each)) for each in leaf_spaces(space))
-
-
-def array_shape(what: str, space: Any) -> tuple[int, ...]:
-    """Return the shape of a space of arrays."""
-    shape = getattr(space, "shape", None)
-    if shape is None:
-        raise UserValueError(
-            f"{space!r} is not a space of arrays: flatten its {what} in a wrapper around the environment, or use "
-            "functions that take its parts (a network of your own; check(env, action=...); check_laws(env, act=...))"
-        )
-    return tuple(shape)
 
 
 def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:

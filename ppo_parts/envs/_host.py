@@ -22,7 +22,7 @@ from .._base.hyperparameters import check_number, check_takes
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
-from ._vector import GymnasiumVector
+from ._vector import BEGIN, GymnasiumVector
 
 
 class HostState(NamedTuple):
@@ -92,7 +92,7 @@ def from_gymnasium(
 
     def observed(num_envs: int) -> tuple[Any, Any]:
         """The shapes of observations and of action masks; None without masks."""
-        obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape[1:]), x.dtype), example.observed())
+        obs = jax.tree.map(lambda one: jax.ShapeDtypeStruct((num_envs, *one.shape), one.dtype), example.gives)
         return obs, jax.ShapeDtypeStruct((num_envs, options), np.bool_) if options else None
 
     def env_of(instances: Instances) -> Env:
@@ -126,7 +126,7 @@ def from_gymnasium(
             example.action_space,
             evaluation=lambda state: env,
             restart=lambda key, state: reset(key, state.episode_length.shape[-1]),
-            render=lambda state: instances.each[int(state.inner.instance)].env.render(),
+            render=lambda state: instances.each[int(state.inner.instance)].render(),
         )
         return env
 
@@ -135,42 +135,12 @@ def from_gymnasium(
 
 
 @dataclasses.dataclass
-class Instance:
-    """A vector environment that steps each of its states once, and can repeat its last step."""
-
-    env: GymnasiumVector
-    count: int = 0  # steps so far
-    latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
-    failed: bool = False  # a step failed, so the state is unknown
-
-    def step(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
-        """Step the state that follows `count` steps."""
-        if self.latest is not None and count == self.count - 1 and all(map(np.array_equal, self.latest[0], action)):
-            return self.latest[1]
-        if count != self.count:
-            raise UserValueError(
-                f"this state of an environment on the host is from step {count}, but the environment is at step "
-                f"{self.count} and cannot go back: step the latest state, or {BEGIN}"
-            )
-        if self.failed:
-            raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
-        copies = [x.copy() for x in action]  # XLA will write to its memory
-        self.failed = True
-        result = self.env.step(*copies)
-        self.failed, self.count, self.latest = False, count + 1, (copies, result)
-        return result
-
-
-BEGIN = "begin new episodes with env.restart(key, state)"
-
-
-@dataclasses.dataclass
 class Instances:
     """The vector environments of an `Env`, by number."""
 
     make: Callable[[int], GymnasiumVector]
     reuse: bool = False  # whether a reset uses earlier ones instead of making new ones, as for evaluations
-    each: list[Instance] = dataclasses.field(default_factory=list)
+    each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
         """Reset a vector environment for each seed; return their numbers, observations and action masks."""
@@ -179,13 +149,11 @@ class Instances:
     def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
         if not self.reuse or index == len(self.each):
             index = len(self.each)
-            self.each.append(Instance(self.make(num_envs)))
-        vector = self.each[index].env
-        if vector.num_envs != num_envs:
-            vector.env.close()
-            vector = self.make(num_envs)
-        self.each[index] = Instance(vector)
-        return np.int32(index), *vector.reset(seed % 2**31)
+            self.each.append(self.make(num_envs))
+        elif self.each[index].num_envs != num_envs:
+            self.each[index].env.close()
+            self.each[index] = self.make(num_envs)
+        return np.int32(index), *self.each[index].reset(seed % 2**31)
 
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
@@ -196,7 +164,7 @@ class Instances:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
             if not 0 <= index < len(self.each):
                 raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
-            return self.each[index].step(count, *action)
+            return self.each[index].step_once(count, *action)
         actions = [x.reshape(-1, *x.shape[which.ndim - 1 :]) for x in action]
         each = [self.step(*one) for one in zip(which.reshape(-1, 2), *actions, strict=True)]
         return _stacked(each, which.shape[:-1])

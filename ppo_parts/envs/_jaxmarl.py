@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from .._base.branches import cond_any
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
-from . import _env
-from ._env import Array, Box, Discrete, Env, Observation, Transition, array_shape, is_discrete, size
+from ._env import Array, Env, Observation, Transition, check_interface, check_known
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
-from ._spaces import is_tree
+from ._spaces import Box, Discrete, action_struct, array_shape, is_discrete, is_tree, size
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
@@ -44,7 +44,8 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         except ValueError as error:
             raise UserValueError(f"{env_id} cannot be played. {error}") from error
     try:
-        jax.eval_shape(lambda: _one_step(env))
+        state, _ = jax.eval_shape(lambda key: env.reset(key, 1), key := jax.random.key(0))
+        jax.eval_shape(env.step, key, state, action_struct(env.action_space, (1, env.num_agents or 1)))
     except Exception as error:  # an environment with another interface may raise anything
         raise UserValueError(
             f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
@@ -54,12 +55,6 @@ def make_agents(env_id: str, **settings: Any) -> Env:
 
 
 make_jaxmarl = make_agents  # the name that the registry expects
-
-
-def _one_step(env: Env) -> Transition:
-    state, _ = env.reset(jax.random.key(0), 1)
-    action = _env.action_struct(env.action_space, (1, env.num_agents or 1))
-    return env.step(jax.random.key(0), state, jnp.zeros(action.shape, action.dtype))[1]
 
 
 def _made(env_id: str, settings: dict[str, Any]) -> Any:
@@ -76,7 +71,7 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
                 f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"
             ) from None
     else:
-        _env.check_known(env_id, "JaxMARL", registered_envs)
+        check_known(env_id, "JaxMARL", registered_envs)
     try:
         made = jaxmarl.make(name, **settings)
         if getattr(made, "auto_reset", False) and "auto_reset" not in settings:
@@ -104,7 +99,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             above.
     """
     names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
-    _env.check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
+    check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
     if getattr(env, "auto_reset", False):
         raise UserValueError(
             f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "
@@ -150,6 +145,10 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         everybody = jnp.ones((num_envs, len(agents)), bool)
         return EpisodeState.begin((inner, everybody), num_envs, len(agents)), obs
 
+    def begin(keys: Array, ended: Array, old: Any) -> Any:
+        first_obs, first = jax.vmap(reset_one)(keys)
+        return choose(ended, (first_obs, first, jnp.ones_like(old[2])), old)
+
     def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
         inner, alive = state.inner
@@ -161,9 +160,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
         truncated = cut[:, None] & alive & ~died
         reward = jnp.where(alive, reward, 0)  # those that left may still be given some
-        first_obs, first = jax.vmap(reset_one)(reset_keys)
-        everybody = jnp.ones_like(alive)
-        obs, *after = choose(ended, (first_obs, first, everybody), (final_obs, inner, alive & ~gone))
+        stepped = final_obs, inner, alive & ~gone
+        obs, *after = cond_any(ended, begin, lambda keys, ended, old: old, reset_keys, ended, stepped)
         terminated = (gone | ended[:, None] | ~alive) & ~truncated
         fields = {"obs": obs, "final_obs": final_obs, "terminated": terminated, "truncated": truncated, "info": info}
         mask = None if family.together else alive

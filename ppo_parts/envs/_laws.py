@@ -14,20 +14,8 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ..functional import ShapeError
-from ._env import (
-    SEATS,
-    Array,
-    Env,
-    Observation,
-    Transition,
-    action_struct,
-    as_observation,
-    check_env,
-    check_items,
-    count_options,
-    describe,
-)
-from ._spaces import is_tree, leaf_spaces, map_space
+from ._env import SEATS, Array, Env, Observation, Transition, as_observation, check_env, check_items, describe
+from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:

@@ -35,11 +35,11 @@ SOURCES = {
     "playground": Source("_packages", "mujoco_playground", "playground"),
     "craftax": Source("_packages", "craftax.craftax_env", "craftax"),
     "jumanji": Source("_packages", "jumanji", "jumanji"),
-    "pgx": Source("_pgx", "pgx", "pgx"),
+    "pgx": Source("_packages", "pgx", "pgx"),
     "xminigrid": Source("_packages", "xminigrid", "xminigrid"),
     "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
     "envpool": Source("_gymnasium", "envpool", "envpool"),
-    "ale": Source("_ale", "ale_py.vector_env", "atari"),
+    "ale": Source("_gymnasium", "ale_py.vector_env", "atari"),
 }
 """The prefixes that come with this package."""
 

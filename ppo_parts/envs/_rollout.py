@@ -32,9 +32,9 @@ from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import ShapeError, unsqueezed
-from ._env import action_struct, check_env, count_options, describe
+from ._env import check_env, describe
 from ._episodes import EpisodeState
-from ._spaces import is_tree, leaf_spaces
+from ._spaces import action_struct, count_options, is_tree, leaf_spaces
 
 
 class RolloutState(NamedTuple):

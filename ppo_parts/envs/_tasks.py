@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._env import Array, Box, Discrete, Env, check_known
+from ._env import Array, Env, check_known
 from ._episodes import Step, auto_reset
-from ._spaces import Dict
+from ._spaces import Box, Dict, Discrete
 
 REACH, HOLE, TEE = np.array([8.0, 2.0, 0.5], np.float32), 0.1, 8.0
 

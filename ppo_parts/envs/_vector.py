@@ -13,12 +13,13 @@ import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, array_shape, check_items, count_options, exactly
+from ._env import check_items, exactly
 from ._rendering import as_frame, opengl_errors
-from ._spaces import is_tree, map_space, space_of
+from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, is_tree, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
+BEGIN = "begin new episodes with env.restart(key, state)"
 
 
 class GymnasiumVector:
@@ -47,18 +48,18 @@ class GymnasiumVector:
         self.observation_space = space_of(map_space(policy_space, seen)) if is_tree(seen) else seen
         self.takes, self.gives = map_space(actions_for, space), map_space(Observations, seen)
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
+        self.count = 0  # steps since the latest reset
+        self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
+        self.failed = False  # a step failed, so the state is unknown
         if action_mask is not None and not self.options:
             raise UserValueError(
                 f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes "
                 f"{space}: leave it out"
             )
 
-    def observed(self) -> Any:
-        """The shapes and dtypes of the observations of N environments."""
-        return jax.tree.map(lambda one: jax.ShapeDtypeStruct((self.num_envs, *one.shape), one.dtype), self.gives)
-
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
+        self.count, self.latest, self.failed = 0, None, False
         returned = within(self.timeout, "reset", functools.partial(self.env.reset, seed=seed))
         obs, info = check_items("from_gymnasium", "reset", returned, "(obs, info)", GYMNASIUM)
         return self._checked_obs("reset", obs), self._available("reset", info)
@@ -83,6 +84,23 @@ class GymnasiumVector:
         packed = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
         final_obs = self._final_obs(obs, over, info) if np.count_nonzero(over) else obs  # much faster than over.any()
         return obs, final_obs, self._available("step", info), packed
+
+    def step_once(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
+        """Step the state that follows `count` steps, or repeat the result of the latest step."""
+        if self.latest is not None and count == self.count - 1 and all(map(np.array_equal, self.latest[0], action)):
+            return self.latest[1]
+        if count != self.count:
+            raise UserValueError(
+                f"this state of an environment on the host is from step {count}, but the environment is at step "
+                f"{self.count} and cannot go back: step the latest state, or {BEGIN}"
+            )
+        if self.failed:
+            raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
+        copies = [x.copy() for x in action]  # XLA will write to its memory
+        self.failed = True
+        result = self.step(*copies)
+        self.failed, self.count, self.latest = False, count + 1, (copies, result)
+        return result
 
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""

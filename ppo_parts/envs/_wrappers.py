@@ -17,8 +17,8 @@ from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._common import check_arrays, unsqueezed
-from ._env import Array, Box, Env, Observation, Transition, array_shape, as_observation, check_env, is_discrete
-from ._spaces import is_image, is_tree, leaf_spaces, map_space, space_of
+from ._env import Array, Env, Observation, Transition, as_observation, check_env
+from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
 
 
 def clip_action(env: Env) -> Env:

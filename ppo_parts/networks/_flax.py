@@ -16,8 +16,8 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
-from ..envs._env import array_shape, as_observation, check_env
-from ..envs._spaces import is_image, is_tree, leaf_spaces, map_space
+from ..envs._env import as_observation, check_env
+from ..envs._spaces import array_shape, is_image, is_tree, leaf_spaces, map_space
 from . import _dense
 from ._conv import convolved, largest_pixel
 from ._heads import Array, action_distribution, action_size, check_continuous, real_size

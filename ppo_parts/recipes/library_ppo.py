@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import optax
@@ -67,61 +67,49 @@ class Config(training.Config):
     ] = None
 
 
-PRESETS = {
-    "rsl_rl": Config(
-        library="rsl_rl", learning_rate=1e-3, target_kl=0.01, num_minibatches=4, update_epochs=5,
-        vf_coef=1.0, ent_coef=0.01, max_grad_norm=1.0,
-    ),
-    "rl_games": Config(
-        library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4,
-        vf_coef=2.0, ent_coef=0.0, max_grad_norm=1.0,
-    ),
-    "humanoid": Config(  # rl_games' update with its settings of Humanoid, but for the smooth clamp
-        library="rl_games", learning_rate=3e-4, target_kl=0.008, adapt_each_epoch=True, num_minibatches=4,
-        update_epochs=5, vf_coef=4.0, ent_coef=0.0, max_grad_norm=1.0, bounds_coef=5e-4, soft_bound=0.0,
-        reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128), shared=True,
-        activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
-    ),
-    "skrl": Config(
-        library="skrl", learning_rate=1e-3, num_minibatches=2, update_epochs=8,
-        vf_coef=2.5, ent_coef=0.0, max_grad_norm=0.5,
-    ),
-    "brax": Config(
-        library="brax", learning_rate=1e-4, num_minibatches=16, update_epochs=2,
-        vf_coef=0.5, ent_coef=1e-4, gamma=0.9, clip_coef=0.3, num_envs=64, num_steps=32, squash=True,
-    ),
-    "playground": Config(  # brax's update with the settings of MuJoCo Playground's DM control suite
-        library="brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16,
-        vf_coef=0.5, ent_coef=1e-2, gamma=0.995, clip_coef=0.3, num_envs=2048, num_steps=480, squash=True,
-        segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256), activation="silu",
-        env_id="playground:CheetahRun", total_timesteps=60_000_000,
-    ),
-    "stable_baselines3": Config(
-        library="stable_baselines3", learning_rate=3e-4, num_minibatches=32, update_epochs=10,
-        vf_coef=0.5, ent_coef=0.0, max_grad_norm=0.5,
-    ),
-    "tianshou": Config(
-        library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01,
-    ),
-}  # fmt: skip
 FIELDS = {"num_epochs": "update_epochs", "clip_eps": "clip_coef", "value_coef": "vf_coef", "entropy_coef": "ent_coef"}
 """Fields of `Config` with another name than the argument of `libraries`."""
 
 
-def arguments_of(library: Library) -> dict[str, str]:
+def arguments_of(library: Library) -> dict[str, inspect.Parameter]:
     """Return the arguments of a library's function that are fields of `Config`, by field."""
-    found = {FIELDS.get(name, name): name for name in inspect.signature(getattr(libraries, library)).parameters}
-    return {field: name for field, name in found.items() if field in Config.__dataclass_fields__}
+    found = inspect.signature(getattr(libraries, library)).parameters
+    fields = {FIELDS.get(name, name): argument for name, argument in found.items()}
+    return {field: argument for field, argument in fields.items() if field in Config.__dataclass_fields__}
 
 
+def preset(library: Library, **fields: Any) -> Config:
+    """Return the configuration with the defaults of a library's function, but for these fields."""
+    found = {name: x.default for name, x in arguments_of(library).items() if x.default is not x.empty}
+    return Config(library=library, **{**found, **fields})
+
+
+PRESETS = {
+    "rsl_rl": preset("rsl_rl"),
+    "rl_games": preset("rl_games"),
+    "humanoid": preset(  # rl_games' settings of Humanoid, but for the smooth clamp
+        "rl_games", adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
+        soft_bound=0.0, reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128),
+        shared=True, activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
+    ),
+    "skrl": preset("skrl"),
+    "brax": preset("brax", num_envs=64, num_steps=32, squash=True),
+    "playground": preset(  # the settings of MuJoCo Playground's DM control suite
+        "brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
+        num_steps=480, squash=True, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
+        activation="silu", env_id="playground:CheetahRun", total_timesteps=60_000_000,
+    ),
+    "stable_baselines3": preset("stable_baselines3"),
+    "tianshou": preset("tianshou"),
+}  # fmt: skip
 HYPERPARAMETERS = sorted(
-    {x for library in get_args(Library) for x in arguments_of(library)} - {"num_envs", "num_steps"}
+    {field for library in get_args(Library) for field in arguments_of(library)} - {"num_envs", "num_steps"}
 )
 
 
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    given = {name: getattr(config, field) for field, name in arguments_of(config.library).items()}
+    given = {argument.name: getattr(config, field) for field, argument in arguments_of(config.library).items()}
     if config.library == "rl_games":
         given["num_actions"] = env.action_space.shape[-1]
     return getattr(libraries, config.library)(**given)

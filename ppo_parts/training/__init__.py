@@ -1,4 +1,8 @@
-"""Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots."""
+"""Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots.
+
+From the command line to an update: `_cli.main` parses, `_run.run` opens the folder (`_folder`) and loops, `_program`
+places and compiles, and `_train` is the step: a rollout and an update.
+"""
 
 from ._checkpoint import Checkpoints as Checkpoints
 from ._cli import exit_on_user_error as exit_on_user_error

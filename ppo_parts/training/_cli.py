@@ -117,8 +117,8 @@ class Arguments:
     config: Annotated[Path | None, "YAML or JSON file with these options by name; the command line overrides it"] = None
     sweep: Annotated[
         Path | None,
-        "YAML or JSON file of a search with Optuna: low, high and perhaps log, or choices, of each hyperparameter, and "
-        "trials, their number; the folder of --name keeps the study",
+        "YAML or JSON file of a search: low, high and perhaps log, or choices, of each hyperparameter; trials, their "
+        "number; and engine, optuna or ray. The folder of --name keeps the study",
     ] = None
     trust: Annotated[bool, "with --resume or --init-from: import the environment's module that the run names"] = False
 

@@ -30,7 +30,7 @@ from ._config import RunOptions, kept_options, stored_options
 from ._evaluate import EVALUATION
 from ._files import Row, lines_of, plain, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
-from ._processes import is_first
+from ._processes import broadcast_first, is_first, together
 from ._train import Train
 
 JAX_SETTINGS = (
@@ -244,12 +244,22 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
     """Open the folder of a new run, or of the run to resume, and lock it against other writers.
 
     Yields the folder, how many updates are done, and the state after them (None for a new run). Processes other than
-    the first get neither a folder nor a state. No folder is created if a configuration, a recipe or a state does not
-    fit.
+    the first get no folder, and what the first one has read. No folder is created if a configuration, a recipe or a
+    state does not fit.
     """
-    if not is_first():
-        yield None, 0, None
-        return
+    with contextlib.ExitStack() as stack:
+        with together("open the folder of the run"):
+            opened = stack.enter_context(_opened(train, config, options)) if is_first() else (None, 0, None)
+        folder, done, state = opened
+        if jax.process_count() > 1:
+            numbers = np.asarray([done, state is not None], np.int32)
+            done, restored = broadcast_first(numbers, numbers).tolist()
+            state = broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
+        yield folder, done, state
+
+
+@contextlib.contextmanager
+def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter, int, Any]]:
     if options.resume is not None:
         stored = stored_run(options.resume)
         check_unchanged(stored, config, options, train.recipe)

@@ -54,19 +54,18 @@ class _Printer(logging.Handler):
 @contextlib.contextmanager
 def printed_messages() -> Iterator[None]:
     """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
-    if any(isinstance(handler, _Printer) for handler in logger.handlers):  # inside another such context
-        yield
-        return
-    printer, before = _Printer(), (logger.level, logger.propagate)
-    logger.addHandler(printer)
-    logger.setLevel(logging.INFO)
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    logger.handlers = [
+        *(x for x in handlers if not isinstance(x, _Printer)),
+        _Printer(),
+    ]  # one, also in another context
     logger.propagate = False  # otherwise a handler of the root logger prints them again
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(printer)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,10 +17,11 @@ from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
 from ._config import Range, check_config
-from ._evaluate import EpisodeResults
-from ._folder import recipe_of
-from ._messages import did_you_mean
 from ._train import Collected, Train, TrainState
+from ._trials import check_fields, check_metric
+
+PARENT = "population/parent"
+"""The metric that only populations have: the member whose state each member continues."""
 
 
 class PopulationState(NamedTuple):
@@ -48,6 +48,10 @@ class PopulationState(NamedTuple):
     def best(self) -> tuple[TrainState, dict[str, Array]]:
         """The state and the hyperparameters of the member with the highest score."""
         return jax.tree.map(lambda x: x[jnp.argmax(self.scores)], (self.members, self.hyperparameters))
+
+    @property
+    def acting(self) -> TrainState:
+        return self.best[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,9 +107,9 @@ class Population(Train):
         record = {f"population/{name}": x for name, x in state.hyperparameters.items()}
         state = state._replace(members=members, total=total, number=number)
         done = members.learner.step[0]
-        due = (done % self.every == 0) & (done < self.num_updates)
+        due = (done % self.every == 0) & (done <= self.num_updates - self.every)  # as many decide which is best
         state, parent = jax.lax.cond(due, self.select, lambda state: (state, jnp.arange(self.members)), state)
-        record["population/parent"] = parent.astype(jnp.float32)
+        record[PARENT] = parent.astype(jnp.float32)
         return state, jax.vmap(join_metrics)(metrics, jax.vmap(Metrics.of)(record))
 
     def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
@@ -131,10 +135,6 @@ class Population(Train):
             drawn[name] = jnp.clip(at, x.low, x.high)  # in spite of rounding
         return drawn
 
-    def evaluate_policy(self, key: Array, state: Any, episodes: int, *, mode: bool = False) -> EpisodeResults:
-        """Play whole episodes with the policy of the member with the highest score."""
-        return super().evaluate_policy(key, state.best[0], episodes, mode=mode)
-
 
 @checked
 def population(
@@ -153,7 +153,8 @@ def population(
     All members train in one program. After every `every` updates, each of the worst `fraction` copies the state
     (parameters, optimizer, environments with their running statistics) and the hyperparameters of a random one of the
     best `fraction`; then each hyperparameter is drawn again with probability `resample`, or else multiplied by one of
-    the `factors`. With `every` of at least `num_updates`, this is a random search.
+    the `factors`. At least `every` updates follow the last selection, and decide which member is the best. With
+    `fraction=0`, this is a random search.
 
     The result runs wherever another `make_train` does: as a function of a key, in `training.run` and `training.main`
     with checkpoints, on several devices, and with several seeds, each a population. `total_timesteps` are those of each
@@ -167,7 +168,7 @@ def population(
             log-uniform, or uniform if `low` is not positive.
         members: number of runs.
         every: updates between selections.
-        fraction: part of the members that is replaced, in (0, 0.5]; it must be at least one member.
+        fraction: part of the members that is replaced, in [0, 0.5]; it must be at least one member, or 0.
         factors: those of which one multiplies a hyperparameter; the product is clipped to the range.
         resample: probability with which a hyperparameter is drawn again instead.
         metric: the metric to maximize; a score is its mean since the last selection over updates in which it is finite.
@@ -191,18 +192,21 @@ def population(
     """
     for name, count, low in (("members", members, 2), ("every", every, 1)):
         check_count("population", name, count, low)
-    check_number("population", "fraction", fraction, 0, 0.5, open_low=True, schedule=False)
+    check_number("population", "fraction", fraction, 0, 0.5, schedule=False)
     check_number("population", "resample", resample, 0, 1, schedule=False)
-    if round(fraction * members) < 1:
+    if fraction and round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
+    for factor in factors:
+        check_number("population", "factors", factor, 0, open_low=True, schedule=False)
     for name, limits in ranges.items():
         check_as("population", f"ranges[{name!r}]", limits, Range)
 
     @functools.wraps(make_train)
     def make_population(config: Any, *args: Any, **named: Any) -> Population:
+        check_fields("population", config, ranges)
         for name, limits in ranges.items():
-            if not isinstance(getattr(config, name, None), float):
+            if not isinstance(getattr(config, name), float):
                 says = f"must be fields of the configuration that hold floats, got {name!r}"
                 raise UserValueError(says, where="population", argument="ranges")
             for end in (limits.low, limits.high):  # members are traced, and what is traced is not checked
@@ -212,20 +216,11 @@ def population(
             return make_train(dataclasses.replace(config, **hyperparameters), *args, **named)
 
         one = member()
-        if metric not in one.shapes[1]:
-            says = f"must be a metric of the run, got {metric!r}{did_you_mean(metric, one.shapes[1])}"
-            raise UserValueError(says, where="population", argument="metric")
+        check_metric("population", one, metric)
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-        fields |= {"steps_per_update": members * one.steps_per_update, "member": member, "ranges": ranges}
-        fields |= {
-            "recipe": "" if one.recipe == "" else recipe_of(make_population),
-            "members": members,
-            "every": every,
-            "fraction": fraction,
-            "factors": factors,
-            "resample": resample,
-        }
-        return Population(**fields, metric=metric)
+        fields |= {"steps_per_update": members * one.steps_per_update, "recipe": "", "member": member, "metric": metric}
+        fields |= {"ranges": ranges, "members": members, "every": every, "fraction": fraction}
+        return Population(**fields, factors=factors, resample=resample)
 
-    make_population.__module__ = sys._getframe(2).f_globals["__name__"]  # of the caller, outside `checked`
+    make_population.__module__ = "__main__"  # not that of the recipe, whose `make_train` is another function
     return make_population

@@ -44,14 +44,14 @@ def listeners(
         return
     continued = done > 0 or options.resume is not None
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(_progress_bar(train, options, done))]
+        show = stack.enter_context(_progress_bar(train, options, done))
+        loggers = []
         if options.tensorboard:
-            write = stack.enter_context(tensorboard(folder, done * train.steps_per_update if continued else None))
-            opened.append(records(train, options, folder.tail, done, write))
+            loggers.append(tensorboard(folder, done * train.steps_per_update if continued else None))
         if options.track:
-            write = stack.enter_context(weights_and_biases(folder))
-            opened.append(records(train, options, folder.tail, done, write))
-        yield opened if on_rows is None else [*opened, on_rows]
+            loggers.append(weights_and_biases(folder))
+        writers = [records(train, options, folder.tail, done, stack.enter_context(each)) for each in loggers]
+        yield [show, *writers, *([] if on_rows is None else [on_rows])]
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def load(
     check_trusted(run.stored, run.path, trust, recipe=make_train is None)
     if make_train is None:
         make_train = import_recipe(run.stored.get("recipe"), run.path)
-    config = stored_config(_config_type(make_train), run.stored)
+    config = stored_config(config_type(make_train), run.stored)
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
     rows: list[Row] = [{}] * update
@@ -100,7 +100,7 @@ def load(
     return LoadedRun(config, train, state, metrics, update)
 
 
-def _config_type(make_train: Callable[[Any], Train]) -> type:
+def config_type(make_train: Callable[[Any], Train]) -> type:
     names = list(inspect.signature(make_train).parameters)
     while isinstance(make_train, functools.partial):
         make_train = make_train.func

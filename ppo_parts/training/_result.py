@@ -14,6 +14,7 @@ from .._base.extras import require_package
 from ._evaluate import EVALUATION
 from ._files import Row, check_writable, replacing
 from ._messages import logger
+from ._population import PARENT
 from ._statistics import iqm_interval, summary
 from ._train import NONFINITE, last_episodes_return
 
@@ -36,7 +37,7 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
     episodes = np.nan_to_num(episodes)
-    if "population/parent" in row:  # members that copy each other are no independent seeds
+    if PARENT in row:  # members that copy each other are no independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
         episodes = np.sum(episodes, axis=-1)

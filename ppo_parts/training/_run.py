@@ -19,7 +19,7 @@ from ._config import RunOptions, validate
 from ._files import Row, write_json
 from ._folder import RunWriter, open_run, versions
 from ._messages import NonFiniteError, RunFolderError, logger
-from ._processes import Interrupt, agree, broadcast_first, noticing_losses, together
+from ._processes import Interrupt, agree, noticing_losses
 from ._program import Program, devices_of
 from ._progress import OnRows, StopRun, listeners
 from ._result import announce, evaluation_of, finish
@@ -73,10 +73,7 @@ def run(
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
     about = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
-    with contextlib.ExitStack() as stack, noticing_losses():
-        with together("open the folder of the run"):
-            folder, done_before, state = stack.enter_context(open_run(train, config, options))
-        done_before, state = as_first_process(train, options, done_before, state)
+    with noticing_losses(), open_run(train, config, options) as (folder, done_before, state):
         path = folder.path if folder else Path("the folder of the first process")
         logger.info(introduction(train, options, path, done_before))
         if state is not None and train.rollout.restart is not None:
@@ -106,15 +103,6 @@ def run(
         write_json(folder.result_path, result)
     announce(result)
     return result
-
-
-def as_first_process(train: Train, options: RunOptions, done: int, state: Any) -> tuple[int, Any]:
-    """Return how many updates are done, and the state after them, as the first process has read them."""
-    if jax.process_count() == 1:
-        return done, state
-    numbers = np.asarray([done, state is not None], np.int32)
-    done, restored = broadcast_first(numbers, numbers).tolist()
-    return done, broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
 
 
 @contextlib.contextmanager

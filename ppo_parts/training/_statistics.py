@@ -60,13 +60,10 @@ def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray
     their whole curves: the stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and
     both ends of the interval, each `[points]`; the ends are NaN with one seed.
     """
-    seeds = values.shape[1]
-    center = iqm_over_seeds(values)
-    if seeds == 1:
-        return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
-    drawn = np.random.default_rng(0).integers(seeds, size=(samples, seeds))
-    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), [0.025, 0.975]) for row in values], axis=1)
-    return center, low, high
+    if values.shape[1] == 1:
+        return values[:, 0], *np.full((2, len(values)), np.nan)
+    low, high = np.transpose([bootstrap(row, iqm, samples=samples) for row in values])  # each point with equal draws
+    return iqm_over_seeds(values), low, high
 
 
 def summary(x: np.ndarray) -> dict[str, object]:

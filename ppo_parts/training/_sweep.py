@@ -1,4 +1,4 @@
-"""Search the hyperparameters of a recipe with Optuna: `sweep` is the command, `objective` is for a study of your own.
+"""Search the hyperparameters of a recipe: `sweep` is the command, `objective` is for an Optuna study of your own.
 
 python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
 """
@@ -6,22 +6,19 @@ python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import jax
 import numpy as np
 
-from .._base.doors import checked
-from .._base.errors import UserValueError
+from .._base.doors import check_as, checked
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._folder import in_json, listed
-from ._train import Train, seed_keys
+from ._files import write_whole
+from ._train import Train
+from ._trials import check_metric, check_same_search, drawn, suggestions, trial_programs
 
 
 @checked
@@ -51,71 +48,29 @@ def objective(
         `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
     """
     optuna = require_package("optuna", "optuna")
-    suggestions = {name: _suggestion(config, name, given) for name, given in search.items()}
-    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggestions.items()}
+    suggested = suggestions(config, search)
+    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
     for at in (0, -1):  # raises if one is out of range, before there is a trial
-        make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
+        train = make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
+    check_metric("objective", train, metric)
     programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
 
     def train_and_report(trial: Any) -> float:
-        drawn = {name: getattr(trial, how)(name, **given) for name, (how, given) in suggestions.items()}
-        numbers = {name: x for name, x in drawn.items() if suggestions[name][0] == "suggest_float"}
-        ends, init, advance = programs(**{name: x for name, x in drawn.items() if name not in numbers})
-        state, value = init(numbers), np.nan
-        for piece in range(len(ends)):
-            state, metrics = advance(numbers, state)
+        given = drawn(suggested, trial)
+        numbers = {name: x for name, x in given.items() if suggested[name][0] == "suggest_float"}
+        init, advance = programs(**{name: x for name, x in given.items() if name not in numbers})
+        (state, updates), value = init(numbers), np.nan
+        each = max(1, int(updates) // 10)
+        for piece in range(int(updates) // each):
+            if piece and trial.should_prune():
+                raise optuna.TrialPruned
+            state, metrics = advance(numbers, state, each)
             if np.isfinite(metrics[metric]).any():  # otherwise no episode ended, and the last value still holds
                 value = float(np.nanmean(metrics[metric]))
                 trial.report(value, piece)
-            if piece + 1 < len(ends) and trial.should_prune():
-                raise optuna.TrialPruned
         return value
 
     return train_and_report
-
-
-def trial_programs(
-    make_train: Callable[[Any], Train], config: Any, num_seeds: int, each: int | None = None
-) -> Callable[..., tuple[range, Any, Any]]:
-    """Return a function of the fields that a trial changes, but for floats, that returns what all such trials share.
-
-    That is the range of the updates after which a piece of a run ends, with `each` updates in a piece (None: a tenth);
-    `init(numbers) -> state`; and `advance(numbers, state) -> (state, metrics)` for a piece. Floats are their arguments.
-    """
-    keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
-
-    @functools.lru_cache(maxsize=16)
-    def programs(**fixed: Any) -> tuple[range, Any, Any]:
-        def train(numbers: Any) -> Train:
-            return make_train(dataclasses.replace(config, **fixed, **numbers))
-
-        def advance(numbers: Any, state: Any) -> Any:
-            step = train(numbers).step
-            return jax.lax.scan(lambda state, _: step(state), state, None, length=length)
-
-        updates = train({}).num_updates
-        length = min(each or max(1, updates // 10), updates)
-        init = jax.jit(lambda numbers: jax.vmap(train(numbers).init)(keys))
-        return range(length, updates + 1, length), init, jax.jit(jax.vmap(advance, (None, 0)))
-
-    return programs
-
-
-def _suggestion(config: Any, name: str, given: Any) -> tuple[str, dict[str, Any]]:
-    """Return the method of a trial that draws a field, and its arguments."""
-    now, entries = getattr(config, name, ()), set(given) if isinstance(given, Mapping) else set()
-    if entries == {"choices"} and hasattr(config, name):
-        number: Any = float if isinstance(now, float) else lambda x: x  # YAML reads 1e-5 as a word
-        return "suggest_categorical", {"choices": [number(x) for x in given["choices"]]}
-    if isinstance(now, (bool, str, tuple)) or not {"low", "high"} <= entries <= {"low", "high", "log", "step"}:
-        says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
-        raise UserValueError(says, where="sweep", argument=name)
-    kind: Any = int if isinstance(now, int) else float
-    numbers = {at: x if at == "log" else float(x) for at, x in given.items()}
-    if kind is int and not all(float(x).is_integer() for x in numbers.values()):
-        raise UserValueError(f"must have limits that are whole numbers, got {given!r}", where="sweep", argument=name)
-    numbers = {at: x if at == "log" else kind(x) for at, x in numbers.items()}
-    return f"suggest_{kind.__name__}", numbers
 
 
 def sweep(
@@ -123,29 +78,26 @@ def sweep(
 ) -> dict[str, Any]:
     """Run the trials of a study that are left, and return how many ended in which way, and the best.
 
-    `given` is `search` of `objective` and "trials", their number, 100 by default. The study is `folder/study.db`, in
-    SQLite: several processes may run its trials at once, and the same command continues it. `best.yaml` has the best
-    values, as options for `--config`; `importance.png` shows how much each hyperparameter decides whether a trial is
-    among the best tenth (PED-ANOVA).
+    `given` is `search` of `objective`; "trials", their number, 100 by default; and "engine", "optuna" by default, or
+    "ray" (`sweep_with_ray`). The study is `folder/study.db`, in SQLite: several processes may run its trials at once,
+    and the same command continues it. `best.yaml` has the best values, as options for `--config`; `importance.png`
+    shows how much each hyperparameter decides whether a trial is among the best tenth (PED-ANOVA).
     """
+    number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
+    check_as("sweep", "engine", engine, Literal["optuna", "ray"])
+    search = {name: x for name, x in given.items() if name not in ("trials", "engine")}
+    if engine == "ray":
+        from ._ray import sweep_with_ray  # it imports the command line, which imports this module
+
+        return sweep_with_ray(make_train, config, search, number, folder, num_seeds)
     optuna, lock = require_package("optuna", "optuna"), require_package("filelock", "train").FileLock(folder / ".lock")
-    number = check_count("sweep", "trials", given.get("trials", 100))
-    search = {name: x for name, x in given.items() if name != "trials"}
     train_and_report = objective(make_train, config, search, num_seeds=num_seeds)
     folder.mkdir(parents=True, exist_ok=True)
-    engine = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
+    waits = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
     with lock:  # two processes cannot both create the tables
-        storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=engine)
+        check_same_search(folder, config, num_seeds, search)
+        storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=waits)
         study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
-        now = json.loads(json.dumps({**in_json(config), "num_seeds": num_seeds, "search": search}))
-        then = study.user_attrs.get("runs", now)
-        if changed := {
-            name: (then.get(name), now.get(name)) for name in {**then, **now} if then.get(name) != now.get(name)
-        }:
-            raise UserValueError(
-                f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
-            )
-        study.set_user_attr("runs", now)
     ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
     if (left := number - len(study.get_trials(states=ended))) > 0:
         study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])
@@ -156,7 +108,7 @@ def sweep(
     matplotlib.use("Agg")
     silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
     with lock, silent, matplotlib.rc_context():  # optuna sets a style of its own
-        (folder / "best.yaml").write_text(require_package("yaml", "train").safe_dump(study.best_params))
+        write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
         axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")

@@ -17,7 +17,7 @@ from .._base.cpu import sequential_vmap_on_cpu
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
-from .._base.trees import without_weak_types
+from .._base.trees import select, without_weak_types
 from .._core.chain import chain
 from .._core.learner import Learner, LearnerState, learner
 from .._core.metrics import Metrics, join_metrics
@@ -34,6 +34,11 @@ class TrainState(NamedTuple):
     key: Array
     learner: LearnerState
     rollout: RolloutState
+
+    @property
+    def acting(self) -> TrainState:
+        """The state whose policy evaluations play: this one; of a population, that of its best member."""
+        return self
 
 
 Collected = tuple[RolloutState, Batch, Metrics]
@@ -93,9 +98,8 @@ class Train:
 
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
         """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
-        if num_seeds == 1:
-            return self.shapes[0]
-        return jax.eval_shape(lambda: jax.vmap(self.init)(seed_keys(0, num_seeds)))
+        seeds = () if num_seeds == 1 else (num_seeds,)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*seeds, *x.shape), x.dtype), self.shapes[0])
 
     def sharding(self, mesh: jax.sharding.Mesh) -> TrainState:
         """Divide the environments of one seed over the devices of a mesh; each device has the learner."""
@@ -222,7 +226,7 @@ class Train:
         metrics = join_metrics(episodes, metrics, parameters, scheduled)
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
+        kept = select(finite, updated, state.learner)
         metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
         return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
@@ -233,6 +237,7 @@ class Train:
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Play whole episodes with the policy of `state`; see `evaluate_episodes`."""
+        state = state.acting
         env = self.env.evaluation(state.rollout.env_state)
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
 

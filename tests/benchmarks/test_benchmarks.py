@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import itertools
 import re
 import shlex
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, reproduce, train
+from benchmarks import _pages, _records, _runs, _tables, atari, classic, explain, hosts, parts, report, reproduce, train
 
 programs = train.programs
 ROOT = _records.ROOT
@@ -49,6 +50,26 @@ def test_wrong_numbers_are_not_timed():
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):
             parts.check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
+
+
+def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
+    """Of two choices that count only together, each has half of the effect."""
+    names, seeds = ["a", "b", "c"], [1, 2, 3]
+    stops = ["".join(digits) for digits in itertools.product("01", repeat=3)]
+    returns = {x: {str(seed): seed + 4.0 * (x[:2] == "11") + 10.0 * (x[2] == "1") for seed in seeds} for x in stops}
+    found = explain.effects({"choices": names, "seeds": seeds, "returns": returns})
+    assert {name: set(values) for name, values in found.items()} == {"a": {2}, "b": {2}, "c": {10}, "gap": {14}}
+    assert list(explain.explained({"choices": names, "seeds": seeds, "returns": returns})) == ["c", "a", "b", "gap"]
+
+
+@pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.differing("cleanrl", "rsl_rl")])
+def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second):
+    monkeypatch.setattr(explain.differences, "make_train", lambda config, **choices: (config, choices))
+    config, choices = explain.between(explain.differences.Config(), "cleanrl", "rsl_rl", of_second)
+    expected = explain.LIBRARIES["cleanrl"] | {name: explain.LIBRARIES["rsl_rl"][name] for name in of_second}
+    given = {argument: x for choice in expected.values() for argument, x in choice.items()}
+    assert (config.num_minibatches, config.update_epochs) == ((4, 5) if of_second else (32, 10))
+    assert choices == {name: x for name, x in given.items() if name not in ("num_minibatches", "update_epochs")}
 
 
 @pytest.mark.lenient_ranks  # the networks' biases

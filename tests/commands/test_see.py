@@ -243,7 +243,9 @@ def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str 
 
 def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     fast, slow = written(tmp_path / "fast", 4, 2.0), written(tmp_path / "slow", 1, 1.0)
-    other = written(tmp_path / "other", 1, 1.0, seed=2, updates=20)
+    other = written(tmp_path / "lr=0.1", 1, 1.0, seed=2, updates=20)
+    assert compare.main([str(other), "--output", str(tmp_path / "one.png")])[0]["run"] == str(other)
+    capsys.readouterr()
     picture, table = tmp_path / "compare.png", tmp_path / "table.json"
     several = f"slow={slow},{other}"
     arguments = [str(fast), several, "--output", str(picture), "--json", str(table), "--window", "1"]

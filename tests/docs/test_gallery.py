@@ -7,7 +7,6 @@ Nothing of the package is in the loops. Cards that only set the arguments of par
 import dataclasses
 import functools
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import pytest
 import scipy.optimize
 
 import ppo_parts as pp
+from benchmarks.gallery import card
 from ppo_parts import envs, training
 from tests import reference
 from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
@@ -24,19 +24,6 @@ from tests.docs.test_docs import FENCE, ROOT, blocks
 
 KEY, RATE = jax.random.key(0), 0.3
 MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -1)
-
-
-def card(page, heading, number=None):
-    """What the code of a card defines, after that of the top of its page; or the first blocks of the card."""
-    path = ROOT / "docs" / "gallery" / f"{page}.md"
-    headings = [(i, line) for i, line in enumerate(path.read_text().splitlines()) if re.match("## ", line)]
-    [start] = [i for i, line in headings if line == f"## {heading}"]
-    end = min((i for i, _ in headings if i > start), default=1e9)
-    module, found = types.ModuleType(page), blocks(path)
-    top = [source for source, _, line in found if line < headings[0][0]]
-    for source in top + [source for source, _, line in found if start < line < end][:number]:
-        exec(source, vars(module))
-    return module
 
 
 def given(pipeline, axis="step", indices=MINIBATCHES):

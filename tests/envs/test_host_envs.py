@@ -1,5 +1,6 @@
 """Environments that step on the host, behind the same interface as those written in JAX."""
 
+import contextlib
 import functools
 import threading
 from time import monotonic
@@ -15,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.envs._ale import _Games
+from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical
 
@@ -244,6 +245,14 @@ def test_after_an_error_new_episodes_begin():
     ):
         with pytest.raises(error, match=says), envs.host_errors():
             env.step(KEY, state, action)
+
+    def something_else():
+        with contextlib.suppress(pp.errors.UserValueError):
+            env.step(KEY, state, action)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), envs.host_errors():
+        something_else()
     state, obs = env.restart(KEY, state)
     assert obs.shape == (2, 2)
     _, out = env.step(KEY, state, action)

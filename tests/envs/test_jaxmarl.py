@@ -47,8 +47,20 @@ def played(env, steps, action):
     return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), steps))[1]
 
 
+class Counted(Dwindling):
+    """Counts how often new episodes are computed."""
+
+    def __init__(self):
+        self.resets = []
+
+    def reset(self, key):
+        jax.debug.callback(lambda: self.resets.append(1))
+        return super().reset(key)
+
+
 def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the_next_episode():
-    env = envs.from_jaxmarl(Dwindling())
+    counted = Counted()
+    env = envs.from_jaxmarl(counted)
     assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
     obs, out = played(env, 6, [2, 1])
     assert obs.obs.shape == (3, 2, 2)
@@ -65,6 +77,8 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
     np.testing.assert_array_equal(out.episode_length[:, 0], [1, 2, 3, 4, 1, 2])
     np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # it is still given 10
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
+    jax.effects_barrier()
+    assert len(counted.resets) == 2  # at first, and in the one step in which an episode ended
 
 
 def test_a_time_limit_is_what_the_caller_says():

@@ -17,11 +17,12 @@ from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tin
 
 RANGES = {"learning_rate": training.between(1e-4, 1e-1), "ent_coef": training.between(0, 0.1)}
 MEMBERS, EVERY = 10, 4
+CONFIG = tiny(13)
 
 
 @pytest.fixture(scope="module")
 def population():
-    return training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY, resample=0.5)(tiny())
+    return training.population(cleanrl_ppo.make_train, RANGES, members=MEMBERS, every=EVERY, resample=0.5)(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,15 @@ def first(population):
 
 def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
-    whole, result = go(population, tmp_path, "whole", eval_episodes=2)
+    whole, result = go(population, tmp_path, "whole", CONFIG, eval_episodes=2)
     with pytest.raises(Crash):
-        go(population, tmp_path, "killed", program=acting(6, crash))
-    killed, _ = go(population, None, None, resume=tmp_path / "killed")
+        go(population, tmp_path, "killed", CONFIG, program=acting(6, crash))
+    killed, _ = go(population, None, None, CONFIG, resume=tmp_path / "killed")
     assert_same_run(killed, whole)
     assert result["evaluation"]["episodes"] == 2
     assert len(result["last_100_episodes_return"]["per_seed"]) == 1  # members are not independent seeds
     assert read_curve("", [whole], "loss").values.shape[1] == 1
-    assert json.loads((whole / "config.json").read_text())["recipe"] == __name__
+    assert json.loads((whole / "config.json").read_text())["recipe"] is None
 
     def make_train(config: cleanrl_ppo.Config):
         return population
@@ -50,12 +51,12 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
         np.testing.assert_array_equal(raw(x)[best], raw(of_best))
     assert state_of_seed(found, 0).key.shape == ()
-    measured = jax.eval_shape(lambda state: doctor.probe(population, doctor.acting(state), found.config), found.state)
+    measured = jax.eval_shape(lambda state: doctor.probe(population, state.acting, found.config), found.state)
     assert measured["probe/log_ratio"].shape == ()
 
     recorded = {name: np.array([row[f"population/{name}"] for row in rows(whole)]) for name in (*RANGES, "parent")}
     parents = recorded.pop("parent").astype(int)
-    selections = [3, 7]  # none at the end, because nothing would follow it
+    selections = [3, 7]  # not after update 11, because too little would follow it
     assert [i for i, parent in enumerate(parents) if (parent != np.arange(MEMBERS)).any()] == selections
     returns = np.array([row["episode_return"] for row in rows(whole)[:EVERY]], float)
     worst = np.argsort(np.nan_to_num(np.nanmean(returns, axis=0), nan=-np.inf), kind="stable")[:2]
@@ -105,6 +106,12 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
         assert 0.25 < np.mean(np.array(drawn[name]) < middle) < 0.75
 
+    random = population.of_recipe(None)  # a copy
+    object.__setattr__(random, "fraction", 0.0)
+    after, parents = random.select(before)
+    np.testing.assert_array_equal(parents, np.arange(MEMBERS))
+    np.testing.assert_array_equal(after.scores, before.scores)
+
 
 def test_what_cannot_be_searched_is_refused():
     def of(ranges, config=None, **options):
@@ -112,12 +119,16 @@ def test_what_cannot_be_searched_is_refused():
 
     rate = {"learning_rate": RANGES["learning_rate"]}
     for make, message in (
-        (lambda: of({"lerning_rate": training.between(0, 1)}), "floats, got 'lerning_rate'"),
+        (
+            lambda: of({"lerning_rate": training.between(0, 1)}),
+            "has no field 'lerning_rate'; did you mean 'learning_rate'",
+        ),
         (lambda: of({"num_steps": training.between(1, 2)}), r"floats, got 'num_steps'"),
         (lambda: of({"gamma": training.between(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
         (lambda: of({"gamma": training.at_least(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
         (lambda: of(rate, members=4, fraction=0.1), "fraction must be at least one of the 4 members, got 0.1"),
-        (lambda: of(rate, fraction=0.6), r"fraction must lie in \(0, 0.5\], got 0.6"),
+        (lambda: of(rate, fraction=0.6), r"fraction must lie in \[0, 0.5\], got 0.6"),
+        (lambda: of(rate, factors=(0.0, 2.0)), r"factors must lie in \(0, inf\], got 0"),
         (lambda: of(rate, metric="episode_returns"), "got 'episode_returns'.* did you mean 'episode_return'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import matplotlib
+import numpy as np
 import optuna
 import pytest
 
@@ -35,6 +36,8 @@ class Fake(NamedTuple):
 
     config: Config
     num_updates: int = 40
+
+    shapes = None, {"episode_return": None, "won": None}
 
     def init(self, key):
         return jnp.zeros(()), jax.random.key_data(key)[-1].astype(jnp.float32)
@@ -82,6 +85,8 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
     assert list(trial.intermediate_values) == [0, 1, 2]  # 11, 19 and 27
     study.optimize(objective(make_train, Config(), SEARCH, metric="won"), 1)
     assert study.trials[-1].state == optuna.trial.TrialState.FAIL
+    with pytest.raises(ValueError, match=r"objective: metric must be a metric.* got 'win'; did you mean 'won'"):
+        objective(make_train, Config(), SEARCH, metric="win")
 
 
 def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
@@ -121,13 +126,15 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
     made.clear()
     trial, other = kind({"learning_rate": 0.5, "num_steps": 3}), kind({"learning_rate": 1.5, "num_steps": 3})
     first, second = trial.step(), trial.step()
-    assert first == {"episode_return": 0.5 * 3 * 8 + 5.5, "updates": 15, "done": False}  # updates 2 to 14
-    assert second == {"episode_return": pytest.approx(0.5 * 3 * 23 + 5.5), "updates": 30, "done": True}  # 10 are left
+    nan = pytest.approx(np.nan, nan_ok=True)
+    assert first == {"episode_return": 0.5 * 3 * 8 + 5.5, "won": nan, "updates": 15, "done": False}  # updates 2 to 14
+    assert second["episode_return"] == pytest.approx(0.5 * 3 * 23 + 5.5)
+    assert (second["updates"], second["done"]) == (30, True)  # 10 are left
     trial.save_checkpoint(str(tmp_path))
     count = len(made)
     assert other.reset_config({"learning_rate": 1.0, "num_steps": 3})
     other.load_checkpoint(str(tmp_path))
-    assert other.step() == {"episode_return": pytest.approx(1.0 * 3 * 38 + 5.5), "updates": 45, "done": True}
+    assert other.step()["episode_return"] == pytest.approx(1.0 * 3 * 38 + 5.5)
     assert len(made) == count + 1  # its updates: another rate traces nothing again
     with pytest.raises(ValueError, match="trainable: config has no field 'num_step'; did you mean 'num_steps'"):
         other.reset_config({"num_step": 3})
@@ -147,7 +154,12 @@ def test_population_based_training_of_ray(tmp_path):
     chosen = tune.TuneConfig(metric="value_loss", mode="min", num_samples=4, scheduler=scheduler, reuse_actors=True)
     where = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
     found = tune.Tuner(kind, param_space=rates, tune_config=chosen, run_config=where).fit()
+    given = {"engine": "ray", "trials": 2, "learning_rate": SEARCH["learning_rate"], "update_epochs": {"choices": [1]}}
+    result = sweep(cleanrl_ppo.make_train, tiny(4), given, tmp_path / "sweep")
+    assert result == sweep(cleanrl_ppo.make_train, tiny(4), given, tmp_path / "sweep")  # nothing is left of it
     ray.shutdown()
+    assert result["complete"] + result["pruned"] == 2
+    assert (tmp_path / "sweep/best.yaml").read_text().splitlines() == [f"{x}: {y}" for x, y in result["best"].items()]
     assert found.num_errors == 0
     assert [x.metrics["updates"] for x in found] == [4] * 4
 
@@ -167,7 +179,9 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     training.main(*main, ["--config", str(tmp_path / "sweep/best.yaml")], run=begin)
     for text, message in (
         ("learning_rate: {low: -1, high: 1}", "--learning-rate must lie in .* got -1.0"),
-        ("lerning_rate: {low: 1, high: 2}", "lerning_rate must be a field with low and high"),
+        ("lerning_rate: {low: 1, high: 2}", "config has no field 'lerning_rate'; did you mean 'learning_rate'"),
+        ("gamma: {low: 1, high: 0}", r"--gamma .*low.*high.*, got {'low': 1, 'high': 0}"),
+        ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a field with low and high.* or with choices, got"),
         ("num_envs: {low: 4.9, high: 16}", "--num-envs must have limits that are whole numbers, got"),
         ("trials: 0", "trials must be at least 1, got 0"),
