@@ -209,6 +209,7 @@ def test_breakout_goes_on_as_in_python(open_page):
 def test_the_gallery_shows_the_rows_that_are_sought(open_page):
     browser = open_page("docs/gallery/README")
     assert browser.locator("svg.thumbnail").count() == len(DRAWN["docs/gallery/README"])
+    assert "12" not in browser.locator("mfrac > mn:first-child").all_text_contents()  # \frac12 is one half
     browser.fill("#interactive-filter input", "gaussian critic_loss")
     assert browser.locator("tbody tr:visible td:first-child").all_inner_texts() == ["HL-Gauss"]
 
