@@ -11,6 +11,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import jax
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -75,7 +76,7 @@ version = release = ppo_parts.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_nb"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/results/README.md"]
-exclude_patterns = ["docs/_*", "docs/img"]
+exclude_patterns = ["docs/_*", "docs/img", ".*", "build", "ppo_parts", "runs", "tests"]  # or it walks through .venv
 suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
 html_additional_pages = {"index": "redirect.html"}
 templates_path = [str(Path(__file__).parent / "_templates")]
@@ -89,6 +90,8 @@ myst_heading_anchors = 6  # GitHub's
 nb_execution_mode, nb_execution_timeout, nb_execution_raise_on_error = "force", 300, True  # of the notebooks in docs
 nb_merge_streams = True
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for programs that run once, compiling takes longer than running
+if (0, 8) <= jax.__version_info__ < (0, 11):  # as tests/conftest.py says
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false")
 os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")  # one style for the figures of notebooks
 
 autosummary_context = {"public": {f"ppo_parts.{module}": public(module) for module in MODULES}}
