@@ -272,7 +272,7 @@ TRAINING: Programs = {
 }
 HELD_OUT: Programs = {
     "Breakout-MinAtar": lambda: all_faults(
-        "Breakout-MinAtar", dataclasses.replace(DISCRETE, **QUICK), 900, 2, 16, 65_536
+        "Breakout-MinAtar", dataclasses.replace(DISCRETE, **QUICK), 900, 2, 12, 65_536
     ),
     "PointRobot-misc shared": lambda: all_faults(
         "PointRobot-misc", dataclasses.replace(BOXED, learning_rate=3e-3, **QUICK), 900, 2, 16, 65_536, shared=True
