@@ -3,7 +3,8 @@
     python -m benchmarks population acrobot pendulum cartpole --first-seed 101
 
 Both arms report the return of 100 new episodes of the member with the highest training return after the last selection
-(random search: in as many updates). The recipe is `cleanrl_ppo` with its own settings except for what is searched.
+(random search: in as many updates). A seed of one arm is paired with that of the other, because they are the same run
+until the first selection. The recipe is `cleanrl_ppo` with its own settings except for what is searched.
 Writes a record of benchmarks/results/population.jsonl for each task.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
@@ -53,11 +55,12 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         program = jax.jit(lambda keys: jax.lax.map(run, keys), compiler_options=compiler_options())
         arms[arm] = training.summary(program(keys_of(seeds)))
         print(f"{task:9} {arm:14} {interval(arms[arm], 1)}", flush=True)
-    change = difference(*(arm["per_seed"] for arm in arms.values()))
+    returns = [arm["per_seed"] for arm in arms.values()]
+    change = {"difference": difference(*returns), "paired_difference": training.summary(np.subtract(*returns))}
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
     found |= {"members": MEMBERS, "every": every, "options": OPTIONS, "seeds": list(seeds)}
     found |= {"env_steps": train.num_updates * train.steps_per_update}
-    return found | {"arms": arms, "difference": change}
+    return found | {"arms": arms} | change
 
 
 def main() -> None:
