@@ -122,7 +122,7 @@ def _calls(node: ast.expr) -> Iterator[Call]:
     values = dict(call.arguments)
     if function == "pp.clipped_adam":
         yield Call("optax.clip_by_global_norm", (("max_norm", values["max_grad_norm"]),))
-        yield Call("optax.scale_by_adam", (("eps", values.get("eps", "1e-05")),))
+        yield Call("optax.scale_by_adam", (("b1", "0.9"), ("eps", values.get("eps", "1e-05"))))
         yield Call("pp.optim.scale_by_update_schedule", (("learning_rate", values["learning_rate"]),))
     elif function == "optax.adam":
         rate = values.pop("learning_rate")
@@ -252,7 +252,8 @@ NUMBERS = {
     "loss": tuple((name, "coef") for name in (*VALUES, "entropy_bonus", "bounds_loss")),
     "optimizer": (
         *((name, "learning_rate") for name in RATES), ("cosine_decay_schedule", "init_value"),
-        ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
+        ("cosine_decay_schedule", "decay_steps"), ("scale_by_adam", "b1"),
+        (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
     ),
 }  # fmt: skip
 """The numbers that each stage fits by least squares."""
@@ -322,7 +323,6 @@ CHOICES: tuple[Change, ...] = (
       for of, clip in (("", "optax.clip_by_global_norm"), (" of each network", "parts.clip_each_network"))
       for x in ("0.5", "1.0")),
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
-    _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),
     _exchange("optimizer", "Muon, with Adam for what is no matrix", RATES, "optax.contrib.muon({learning_rate})",
               drop=("scale_by_adam",)),

@@ -613,8 +613,9 @@ class _Search:
         if not done:
             # Compare changes after numbers are fitted, to first order: numbers may make up for what a change affects.
             slopes = None if self.steps else self.slopes(start, self.numbers(update))
-            errors = [self.error_after_fit(x, slopes) + 1e-3 * np.linalg.norm(x.residual) for x in (start, *single)]
-            ranked = [single[i] for i in np.argsort(errors[1:])]
+            errors = [self.error_after_fit(x, slopes) + 1e-6 * np.linalg.norm(x.residual) for x in (start, *single)]
+            equal = np.maximum(errors[1:], 1.3 * min(errors[1:], default=0))  # then the order of the table decides
+            ranked = [single[i] for i in np.argsort(equal, kind="stable")]
             fits = self.fitted(start)
             # The first order is a poor guide to advantages that are not recorded.
             hidden = [x for x in ranked if "advantage" in self.stages[1:] and "advantage" in x.changes[0].stages]
@@ -634,7 +635,7 @@ class _Search:
         """Return an update after changes, with what is left of the difference."""
         begin, update, residual, found = update, update.changed(*changes), np.full(1, np.inf), []
         try:
-            if update != begin or not changes:
+            if update is not begin or not changes:
                 found = self.replay.differences(update, self.stages[0], self.steps)
         except (UserError, TypeError, ValueError):  # the change does not fit this chain or this record
             pass
@@ -708,4 +709,4 @@ class _Search:
 
 
 def _highest(number: tuple[str, str]) -> float:
-    return 1.0 if number[1] in ("gamma", "gae_lambda", "beta") else np.inf
+    return 1.0 if number[1] in ("gamma", "gae_lambda", "beta", "b1") else np.inf

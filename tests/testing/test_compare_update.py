@@ -9,7 +9,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing._choices import CHOICES, Update, evaluated, read_calls
-from tests.golden import test_jaxagents, test_jaxdem, test_libraries, test_pufferlib
+from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
 
 from . import numpy_ppo
@@ -113,19 +113,6 @@ def of_library(name):
     return record, test_libraries.evaluate
 
 
-def of_pufferlib():
-    z = load("cleanrl_pufferlib/puffer_adam_epoch0")
-    names = {"logprobs": "log_prob", "values": "value", "rewards": "reward", "terminals": "done", "actions": "action"}
-    record = {ours: z[theirs].T for theirs, ours in names.items()} | {"obs": z["observations"].swapaxes(0, 1)}
-    record |= {"advantage": z["mb/advantages"][0].T, "target": (z["mb/advantages"][0] + z["values"]).T}
-    names = {"pg_loss": "policy_loss", "v_loss": "value_loss", "entropy_loss": "entropy", "loss": "loss"}
-    record |= {ours: z[f"mb/{theirs}"] for theirs, ours in names.items()}
-    record |= {"minibatch_advantage": z["mb/adv"].swapaxes(1, 2), "last_value": 0 * record["value"][0]}
-    record |= {"segments": z["mb/idx"][None].astype(int), "weight": z["mb/mb_prio"][None, ..., 0]}
-    record |= {"params": sub(z, "params_start/"), "gradient": sub(z, "mb/grad/")}
-    return record | {"params_after": sub(z, "mb/param_after/")}, test_pufferlib.evaluate
-
-
 def of_jaxagents(phase):
     """One of its two phases, which is an update of its own."""
     z = load("jaxdem_jaxagents/ippo_cont_nostop")
@@ -146,31 +133,10 @@ def of_jaxagents(phase):
     return record, functools.partial(test_jaxagents.evaluate, discrete=False)
 
 
-def of_jaxdem():
-    z = load("jaxdem_jaxagents/jaxdem_head_epoch_single")
-    beta, z = float(z["cfg/importance_sampling_beta"]), sub(z, "epoch0/")
-    fields = ("obs", "action", "log_prob", "value", "reward", "done")
-    record = {x: z[f"td_end/{x}"] for x in fields} | {x: z[f"init/{x}"] for x in ("last_value", "advantage")}
-    record |= {"target": z["init/returns"], "loss": z["mb/loss"]}
-    record |= {"minibatch_advantage": z["mb/advantage_norm_weighted"]}
-    names = {"actor_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy"}
-    record |= {ours: z[f"mb/aux/{theirs}"] for theirs, ours in names.items()}
-    segments, weight = test_jaxdem.drawn(z, beta)
-    record |= {"segments": segments[None], "weight": weight[None], "params": sub(z, "params_before/")}
-
-    def evaluate(params, batch):
-        distribution, value = test_jaxdem.evaluate(params, batch)
-        return pp.distributions.Normal(distribution.loc, distribution.scale_diag), value
-
-    return record | {"gradient": sub(z, "mb/grads/"), "params_after": sub(z, "mb/params_after/")}, evaluate
-
-
 ORIGINALS = {
     **{x: functools.partial(of_library, x) for x in ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games")},
-    "pufferlib": of_pufferlib,
     "jaxagents, actor": functools.partial(of_jaxagents, "actor"),
     "jaxagents, critic": functools.partial(of_jaxagents, "critic"),
-    "jaxdem": of_jaxdem,
 }
 
 
