@@ -122,7 +122,7 @@ def _calls(node: ast.expr) -> Iterator[Call]:
     values = dict(call.arguments)
     if function == "pp.clipped_adam":
         yield Call("optax.clip_by_global_norm", (("max_norm", values["max_grad_norm"]),))
-        yield Call("optax.scale_by_adam", (("b1", "0.9"), ("eps", values.get("eps", "1e-05"))))
+        yield Call("optax.scale_by_adam", (("eps", values.get("eps", "1e-05")),))
         yield Call("pp.optim.scale_by_update_schedule", (("learning_rate", values["learning_rate"]),))
     elif function == "optax.adam":
         rate = values.pop("learning_rate")
@@ -241,6 +241,15 @@ def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
     return Change(tuple(stages.split()), says, edit)
 
 
+def _normalized(update: Update) -> Update | None:
+    """Run everything up to the estimator in the units of rewards."""
+    if (estimator := update.find("gae", "vtrace")) not in update.chain:
+        return None
+    end = update.chain.index(estimator) + 1
+    call = Call("parts.normalized_values", (("estimator", joined(update.chain[:end])), ("eps", "0.0"), ("ddof", "1")))
+    return dataclasses.replace(update, chain=(call, *update.chain[end:]))
+
+
 def with_number(name: tuple[str, str], value: float) -> Change:
     """Return the change of an argument of a call to this number."""
     return _set("", f"{name[0]}: {name[1]}={value:g}", name[0], **{name[1]: f"{value:.12g}"})
@@ -252,8 +261,7 @@ NUMBERS = {
     "loss": tuple((name, "coef") for name in (*VALUES, "entropy_bonus", "bounds_loss")),
     "optimizer": (
         *((name, "learning_rate") for name in RATES), ("cosine_decay_schedule", "init_value"),
-        ("cosine_decay_schedule", "decay_steps"), ("scale_by_adam", "b1"),
-        (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
+        ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
     ),
 }  # fmt: skip
 """The numbers that each stage fits by least squares."""
@@ -284,8 +292,7 @@ CHOICES: tuple[Change, ...] = (
            "reward"),
     _write("every step bootstraps from its own value", {"next_value": "batch.value"}),
     _write("ends of episodes are ignored", {"terminated": "0 * batch.terminated"}),
-    _exchange("advantage", "the value is in units of running moments of values and targets", ("gae",),
-              "parts.normalized_values({this}, eps=0.0, ddof=1)", unless="normalized_values"),
+    Change(("advantage",), "the value is in units of running moments of values and targets", _normalized),
     _set("advantage", "the running moments have epsilon 1e-5 and ddof 0", "normalized_values", eps="1e-05", ddof="0"),
     _exchange("advantage sampler loss", "V-trace", ("gae",), "pp.vtrace(gamma={gamma}, gae_lambda={gae_lambda})"),
     _exchange("advantage", "the advantage is the reward and the next lambda-return of the current policy, less V",
@@ -323,6 +330,7 @@ CHOICES: tuple[Change, ...] = (
       for of, clip in (("", "optax.clip_by_global_norm"), (" of each network", "parts.clip_each_network"))
       for x in ("0.5", "1.0")),
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
+    _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),
     _exchange("optimizer", "Muon, with Adam for what is no matrix", RATES, "optax.contrib.muon({learning_rate})",
               drop=("scale_by_adam",)),
@@ -330,13 +338,13 @@ CHOICES: tuple[Change, ...] = (
               "optax.scale_by_learning_rate({learning_rate})"),
     _exchange("optimizer", "the schedule counts updates", RATES[:3],
               "pp.optim.scale_by_update_schedule({learning_rate})"),
-    _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES[:3],
-              f"optax.scale_by_learning_rate({COSINE})"),
-    _exchange("optimizer", "the rate falls as a cosine of gradient steps", ("muon",), f"optax.contrib.muon({COSINE})"),
     *(_exchange("optimizer", f"the rate adapts before each step to the divergence {x}", RATES[:3],
                 ADAPTIVE.format(x, "metric='kl'"), last="parts.divergence") for x in ("0.008", "0.01", "0.02")),
     *(_exchange("optimizer", f"the rate adapts after each {unit} to the divergence {x}", RATES[:3],
                 ADAPTIVE.format(x, f"average_over={over}, low=1e-6"), last="pp.policy_diagnostics")
       for unit, over in (("step", "1"), ("epoch", "{num_minibatches}")) for x in ("0.008", "0.01", "0.02")),
+    _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES[:3],
+              f"optax.scale_by_learning_rate({COSINE})"),
+    _exchange("optimizer", "the rate falls as a cosine of gradient steps", ("muon",), f"optax.contrib.muon({COSINE})"),
 )  # fmt: skip
 """The single changes that `compare_update` tries."""

@@ -709,4 +709,4 @@ class _Search:
 
 
 def _highest(number: tuple[str, str]) -> float:
-    return 1.0 if number[1] in ("gamma", "gae_lambda", "beta", "b1") else np.inf
+    return 1.0 if number[1] in ("gamma", "gae_lambda", "beta") else np.inf
