@@ -38,9 +38,13 @@ MODULES = {
 """The modules that the text of an update may name; others have their full name."""
 
 
+def evaluated(x: Any) -> Any:
+    """Return the value of a call or of a Python expression; anything else is returned unchanged."""
+    return _value_of(str(x)) if isinstance(x, (str, Call)) else x
+
+
 @functools.cache
-def evaluated(text: str) -> Any:
-    """Return the value of a Python expression."""
+def _value_of(text: str) -> Any:
     tree = ast.walk(ast.parse(inspect.cleandoc(text), mode="eval"))
     names = {node.id for node in tree if isinstance(node, ast.Name)} - set(dir(builtins)) - {"batch"}
     try:
@@ -53,22 +57,47 @@ def evaluated(text: str) -> Any:
 
 
 class Call(NamedTuple):
-    """A call as text: the function, and its arguments by name."""
+    """A call as text: the function, and its arguments by name; those that are calls themselves are `Call`s."""
 
     function: str
-    arguments: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
         return self.function.rpartition(".")[2]
 
     def __str__(self) -> str:
-        return f"{self.function}({', '.join(f'{name}={value}' if name else value for name, value in self.arguments)})"
+        arguments = (f"{name}={value}" if name else str(value) for name, value in self.arguments)
+        return f"{self.function}({', '.join(arguments)})"
 
-    def changed(self, **arguments: str) -> Call:
+    def changed(self, **arguments: Any) -> Call:
         return self._replace(arguments=tuple((dict(self.arguments) | arguments).items()))
 
+    def walk(self) -> Iterator[Call]:
+        """Return this call and those inside it."""
+        yield self
+        for _, value in self.arguments:
+            if isinstance(value, Call):
+                yield from value.walk()
 
+    def swapped(self, old: Call | None, new: tuple[Call, ...]) -> tuple[Call, ...]:
+        """Return what takes the place of this call if `old`, which may be inside it, becomes `new`."""
+        if self == old:
+            return new
+        arguments: list[tuple[str, Any]] = []
+        for name, x in self.arguments:
+            inner = x.swapped(old, new) if isinstance(x, Call) else (x,)
+            arguments += [(name, joined(inner))] if name else [(name, y) for y in inner]
+        return (self._replace(arguments=tuple(arguments)),)
+
+
+def joined(calls: Any) -> Any:
+    """Return the only call, or a chain of calls."""
+    calls = tuple(_calls(calls)) if isinstance(calls, ast.Call) else calls
+    return calls[0] if len(calls) == 1 else Call("pp.chain", tuple(("", x) for x in calls))
+
+
+@functools.cache
 def read_calls(text: str) -> tuple[Call, ...]:
     """Return the calls inside a `chain(...)`, flattened, or the single call."""
     try:
@@ -87,12 +116,13 @@ def _calls(node: ast.expr) -> Iterator[Call]:
         return
     parameters = inspect.signature(evaluated(function)).parameters
     variadic = any(x.kind is x.VAR_POSITIONAL for x in parameters.values())
-    given = zip([""] * len(node.args) if variadic else parameters, map(ast.unparse, node.args), strict=False)
-    call = Call(function, (*given, *((each.arg or "", ast.unparse(each.value)) for each in node.keywords)))
+    given = [*zip([""] * len(node.args) if variadic else parameters, node.args, strict=False)]
+    given += [(each.arg or "", each.value) for each in node.keywords]
+    call = Call(function, tuple((x, joined(y) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given))
     values = dict(call.arguments)
     if function == "pp.clipped_adam":
         yield Call("optax.clip_by_global_norm", (("max_norm", values["max_grad_norm"]),))
-        yield Call("optax.scale_by_adam", (("eps", values.get("eps", "1e-5")),))
+        yield Call("optax.scale_by_adam", (("eps", values.get("eps", "1e-05")),))
         yield Call("pp.optim.scale_by_update_schedule", (("learning_rate", values["learning_rate"]),))
     elif function == "optax.adam":
         rate = values.pop("learning_rate")
@@ -104,10 +134,10 @@ def _calls(node: ast.expr) -> Iterator[Call]:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """An update as text: the parts of its chain, the transformations of its optimizer, and how rows are numbered."""
+    """The parts of a chain, the transformations of an optimizer (text or objects), and how rows are numbered."""
 
-    chain: tuple[Call, ...]
-    optimizer: tuple[Call, ...]
+    chain: tuple[Any, ...]
+    optimizer: tuple[Any, ...]
     rows: str = "t * N + n"
 
     def __str__(self) -> str:
@@ -117,16 +147,21 @@ class Update:
         imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
         return "\n".join([*imports, text])
 
+    def calls(self) -> Iterator[Call]:
+        return (inner for x in (*self.chain, *self.optimizer) if isinstance(x, Call) for inner in x.walk())
+
     def find(self, *names: str) -> Call | None:
-        return next((call for call in (*self.chain, *self.optimizer) if call.name in names), None)
+        """Return the first call of the first of these names that there is."""
+        return next((call for name in names for call in self.calls() if call.name == name), None)
 
     def swap(self, old: Call | None, *new: Call) -> Update:
         """Return a copy with other calls in the place of one."""
+        chain, optimizer = ([x for y in calls for x in y.swapped(old, new)] for calls in (self.chain, self.optimizer))
+        return Update(tuple(chain), tuple(optimizer), self.rows)
 
-        def swapped(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-            return tuple(x for call in calls for x in (new if call is old else (call,)))
-
-        return Update(swapped(self.chain), swapped(self.optimizer), self.rows)
+    def changed(self, *changes: Change) -> Update:
+        """Return a copy after changes, one after another."""
+        return functools.reduce(lambda update, change: change.edit(update) or update, changes, self)
 
     def number(self, name: str, argument: str) -> float | None:
         call = self.find(name)
@@ -144,158 +179,172 @@ class Change(NamedTuple):
     edit: Callable[[Update], Update | None]
 
 
-SAMPLERS = ("shuffled_minibatches", "segment_minibatches", "full_batch", "given_indices", "time_chunks")
-ESTIMATORS = ("gae", "vtrace")
+SAMPLERS = (
+    "shuffled_minibatches", "segment_minibatches", "prioritized_sampler", "full_batch", "given_indices", "time_chunks"
+)  # fmt: skip
+ESTIMATORS = ("gae", "vtrace", "one_more_step")
+NORMALIZE = "advantage_normalize"
 VALUES = ("value_loss", "clipped_value_loss")
 CLIPS = ("clip_by_global_norm", "clip_each_network", "clip")
-RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adaptive_rate")
+RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adaptive_rate", "muon")
 
 
-def _set(stage: str, says: str, name: str, **arguments: str) -> Change:
+def _exchange(
+    stages: str, says: str, at: tuple[str, ...], text: str, *, drop: tuple[str, ...] = (), unless: str = "",
+    last: str = "",
+) -> Change:  # fmt: skip
+    """Exchange the first call of these names for a text.
+
+    In it, `{this}` is the call, and `{x}` an argument x, that of the call or else of any other. The calls `drop` are
+    removed, nothing changes if there is a call `unless` already, and the chain ends with the part `last`.
+    """
+
+    def edit(update: Update) -> Update | None:
+        old = update.find(*at)
+        if old is None or update.find(unless):
+            return None
+        parameters = inspect.signature(evaluated(old.function)).parameters
+        given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
+        given |= {name: value for call in (*update.calls(), old) for name, value in call.arguments if name}
+        try:
+            new = read_calls(text.format(**given, this=old))
+        except KeyError:
+            return None
+        for name in drop:
+            update = update.swap(update.find(name)) if name != old.name else update
+        update = update.swap(old, *new)
+        ends = () if not last or update.find(last.rpartition(".")[2]) else (Call(last),)
+        return dataclasses.replace(update, chain=(*update.chain, *ends))
+
+    return Change(tuple(stages.split()), says, edit)
+
+
+def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
+    """Add a call after (or before) the first one of these names, unless there is one already."""
+    chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
+    return _exchange(stages, says, at, chain, unless="" if again else read_calls(text)[0].name)
+
+
+def _write(says: str, values: dict[str, str], *needs: str) -> Change:
+    """Write fields of the rollout before the estimator."""
+    requires, made = ("terminated", "value", "next_value", *needs), ", ".join(f"{x}={y}" for x, y in values.items())
+    options = f"name='changed', requires={requires!r}, provides={tuple(values)!r}, reads=('shared',), needs_time=True"
+    text = f"pp.stateless(lambda batch: batch.replace({made}), {options})"
+    return _add("advantage", says, text, ESTIMATORS, before=True, again=True)
+
+
+def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
     def edit(update: Update) -> Update | None:
         call = update.find(name)
         return call and update.swap(call, call.changed(**arguments))
 
-    return Change((stage,), says, edit)
+    return Change(tuple(stages.split()), says, edit)
 
 
-def _add(stage: str, says: str, text: str, at: tuple[str, ...], after: bool = True) -> Change:
-    """Add a call after (or before) the first one of these names, unless there is one already."""
-
-    def edit(update: Update) -> Update | None:
-        old, (new,) = update.find(*at), read_calls(text)
-        if old is None or (new.name != "stateless" and update.find(new.name)):
-            return None
-        return update.swap(old, *((old, new) if after else (new, old)))
-
-    return Change((stage,), says, edit)
+def _normalized(update: Update) -> Update | None:
+    """Run everything up to the estimator in the units of rewards."""
+    if (estimator := update.find("gae", "vtrace")) not in update.chain:
+        return None
+    end = update.chain.index(estimator) + 1
+    call = Call("parts.normalized_values", (("estimator", joined(update.chain[:end])), ("eps", "0.0"), ("ddof", "1")))
+    return dataclasses.replace(update, chain=(call, *update.chain[end:]))
 
 
-def _write(says: str, field: str, value: str, *needs: str) -> Change:
-    """Write a field of the rollout before the estimator."""
-    requires = ("terminated", "value", "next_value", *needs)
-    options = (
-        f"name='changed_{field}', requires={requires!r}, provides=({field!r},), reads=('shared',), needs_time=True"
-    )
-    text = f"pp.stateless(lambda batch: batch.replace({field}={value}), {options})"
-    return _add("advantage", says, text, ESTIMATORS, after=False)
-
-
-def _standardize(says: str, over: str, **arguments: str) -> Change:
-    """Standardize advantages over the minibatch or over the rollout, or not at all."""
-    new = Call("pp.advantage_normalize", tuple(arguments.items()))
-
-    def edit(update: Update) -> Update | None:
-        without, sampler = update.swap(update.find("advantage_normalize")), update.find(*SAMPLERS)
-        if over == "nothing" or sampler is None:
-            return without
-        return without.swap(sampler, *((new, sampler) if over == "rollout" else (sampler, new)))
-
-    return Change(("loss", "advantage") if over == "rollout" else ("loss",), says, edit)
-
-
-def _value(says: str, *before: Call, loss: str = "value_loss", factor: float = 1.0, **arguments: str) -> Change:
-    """Exchange the value loss, with a multiple of its coefficient."""
-
-    def edit(update: Update) -> Update | None:
-        old = update.find(*VALUES)
-        number = 1.0 if old is None or "coef" not in dict(old.arguments) else update.number(old.name, "coef")
-        if old is None or number is None:
-            return None
-        coef = ("coef", f"{factor * number:g}")
-        if factor != 1:
-            return update.swap(old, old.changed(coef=coef[1]))
-        without = update.swap(update.find("clip_prediction"))
-        return without.swap(old, *before, Call(f"pp.{loss}", (*arguments.items(), coef)))
-
-    return Change(("loss",), says, edit)
-
-
-def _clip(says: str, text: str = "") -> Change:
-    """Exchange the clip of the gradient."""
-
-    def edit(update: Update) -> Update | None:
-        without = update.swap(update.find(*CLIPS))
-        return Update(without.chain, (*(read_calls(text) if text else ()), *without.optimizer), update.rows)
-
-    return Change(("optimizer",), says, edit)
-
-
-def _rate(says: str, text: str, part: str = "") -> Change:
-    """Exchange the rate; `{rate}` and `{minibatches}` are those of the update. The part adds the metric of the rate."""
-
-    def edit(update: Update) -> Update | None:
-        old, sampler = update.find(*RATES), update.find(*SAMPLERS)
-        if old is None or sampler is None:
-            return None
-        minibatches = dict(sampler.arguments).get("num_minibatches", "1")
-        made = update.swap(
-            old, *read_calls(text.format(rate=dict(old.arguments)["learning_rate"], minibatches=minibatches))
-        )
-        parts = (Call(part),) if part and not update.find(part.rpartition(".")[2]) else ()
-        return Update((*made.chain, *parts), made.optimizer, update.rows)
-
-    return Change(("optimizer",), says, edit)
+def with_number(name: tuple[str, str], value: float) -> Change:
+    """Return the change of an argument of a call to this number."""
+    return _set("", f"{name[0]}: {name[1]}={value:g}", name[0], **{name[1]: f"{value:.12g}"})
 
 
 NUMBERS = {
-    "advantage": (("gae", "gamma"), ("gae", "gae_lambda")),
+    "advantage": tuple((name, x) for name in ESTIMATORS for x in ("gamma", "gae_lambda")),
+    "sampler": (("prioritized_sampler", "alpha"), ("prioritized_sampler", "beta")),
     "loss": tuple((name, "coef") for name in (*VALUES, "entropy_bonus", "bounds_loss")),
-    "optimizer": (*((name, "learning_rate") for name in RATES), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm")),
-}
+    "optimizer": (
+        *((name, "learning_rate") for name in RATES), ("cosine_decay_schedule", "init_value"),
+        ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
+    ),
+}  # fmt: skip
 """The numbers that each stage fits by least squares."""
 
+UNCLIPPED = ("scale_by_adam", "muon")
+NOT_CLIPPED = _exchange("optimizer", "the gradient is not clipped", UNCLIPPED, "{this}", drop=CLIPS)
+OVER_MINIBATCH = ("one_more_step", *SAMPLERS)
 FOLLOWING = "jnp.concatenate([batch.value[1:], batch.next_value[-1:]])"
 EARLIER = "jnp.concatenate([batch.terminated[1:], batch.shared['last_done'][None].astype(batch.terminated.dtype)])"
 LATER = "jnp.concatenate([0 * batch.terminated[:1], batch.terminated[:-1]])"
-ADAPTIVE = "pp.optim.scale_by_kl_adaptive_rate({{rate}}, {}, {})"
+COSINE = "optax.cosine_decay_schedule({learning_rate}, {num_minibatches} * {num_epochs})"
+ADAPTIVE = "pp.optim.scale_by_kl_adaptive_rate({{learning_rate}}, {}, {})"
 
 CHOICES: tuple[Change, ...] = (
-    _write("done[t] belongs to the step before t", "terminated", EARLIER),
-    _write("done is used one step late", "terminated", LATER),
-    _write("a time limit ends the episode", "terminated", "jnp.maximum(batch.terminated, batch.truncated)",
+    _write("done[t] belongs to the step before t", {"terminated": EARLIER}),
+    _write("done is used one step late", {"terminated": LATER}),
+    _write("reward[t] belongs to the step before t", {"reward": "jnp.roll(batch.reward, -1, axis=0)"}, "reward"),
+    _write("a time limit ends the episode", {"terminated": "jnp.maximum(batch.terminated, batch.truncated)"},
            "truncated"),
     _add("advantage", "a time limit bootstraps from the value of the current state",
-         "parts.truncate_at_current_value()", ESTIMATORS, after=False),
-    _add("advantage", "time limits are ignored", "parts.ignore_truncations()", ESTIMATORS, after=False),
-    _write("a time limit bootstraps from the next episode's first state", "next_value",
-           f"jnp.where(batch.truncated.astype(bool), {FOLLOWING}, batch.next_value)", "truncated"),
-    _write("nothing is bootstrapped at the end of the rollout", "next_value", "batch.next_value.at[-1].set(0)"),
-    _write("every step bootstraps from its own value", "next_value", "batch.value"),
-    _write("ends of episodes are ignored", "terminated", "0 * batch.terminated"),
-    _standardize("advantages are standardized over the minibatch, ddof 1", "minibatch", ddof="1"),
-    _standardize("advantages are standardized over the minibatch, ddof 0", "minibatch"),
-    _standardize("advantages are standardized over the rollout, ddof 1", "rollout", ddof="1"),
-    _standardize("advantages are standardized over the rollout, ddof 0", "rollout"),
-    _standardize("advantages are not standardized", "nothing"),
-    *(_set("loss", f"the epsilon of the standardization is {x}", "advantage_normalize", eps=x)
-      for x in ("1e-5", "1e-3")),
+         "parts.truncate_at_current_value()", ESTIMATORS, before=True),
+    _add("advantage", "time limits are ignored", "parts.ignore_truncations()", ESTIMATORS, before=True),
+    _write("a time limit bootstraps from the next episode's first state",
+           {"next_value": f"jnp.where(batch.truncated.astype(bool), {FOLLOWING}, batch.next_value)"}, "truncated"),
+    _write("nothing is bootstrapped at the end of the rollout", {"next_value": "batch.next_value.at[-1].set(0)"}),
+    _write("the last step of the rollout has the advantage 0",
+           {"reward": "batch.reward.at[-1].set(batch.value[-1])", "terminated": "batch.terminated.at[-1].set(1)"},
+           "reward"),
+    _write("every step bootstraps from its own value", {"next_value": "batch.value"}),
+    _write("ends of episodes are ignored", {"terminated": "0 * batch.terminated"}),
+    Change(("advantage",), "the value is in units of running moments of values and targets", _normalized),
+    _set("advantage", "the running moments have epsilon 1e-5 and ddof 0", "normalized_values", eps="1e-05", ddof="0"),
+    _exchange("advantage sampler loss", "V-trace", ("gae",), "pp.vtrace(gamma={gamma}, gae_lambda={gae_lambda})"),
+    _exchange("advantage", "the advantage is the reward and the next lambda-return of the current policy, less V",
+              SAMPLERS, "pp.chain({this}, parts.evaluate_next_obs(), "
+              "parts.one_more_step(gamma={gamma}, gae_lambda={gae_lambda}))",
+              drop=("normalized_values", "gae", "vtrace")),
+    *(_set("sampler loss", f"advantages are computed again before each {x}", name, refresh=repr(x))
+      for x in ("epoch", "minibatch") for name in SAMPLERS[:3]),
+    *(_exchange("loss", f"advantages are standardized over the minibatch, {x}", OVER_MINIBATCH,
+                f"pp.chain({{this}}, pp.advantage_normalize({y}))", drop=(NORMALIZE,))
+      for x, y in {"ddof 1": "ddof=1", "ddof 0": "", "separately for each step of its segments": "axis=1"}.items()),
+    *(_exchange("loss advantage", f"advantages are standardized over the rollout, ddof {x}", SAMPLERS,
+                f"pp.chain(pp.advantage_normalize(ddof={x}), {{this}})", drop=(NORMALIZE,)) for x in (1, 0)),
+    _exchange("loss", "advantages are not standardized", SAMPLERS, "{this}", drop=(NORMALIZE,)),
+    *(_set("loss", f"the epsilon of the standardization is {x}", NORMALIZE, eps=x) for x in ("1e-05", "0.001")),
+    _add("loss", "advantages are multiplied by the weights of their segments", "pp.advantage_weight()",
+         ("clipped_surrogate",), before=True),
     *(_set("loss", f"the clip range is {x}", "clipped_surrogate", clip_eps=x)
       for x in ("0.1", "0.2", "0.3", "jnp.inf")),
-    _value("the squared error of the value has no factor 1/2", factor=2.0),
-    _value("the value loss has another factor 1/2", factor=0.5),
-    _value("the value is not clipped"),
-    *(_value(f"the value is clipped to {x}", loss="clipped_value_loss", clip_eps=x) for x in ("0.1", "0.2", "0.3")),
-    *(_value(f"the predicted value is clipped to {x}", Call("parts.clip_prediction", (("clip_eps", x),)))
-      for x in ("0.05", "0.1", "0.2")),
+    _exchange("loss", "the policy has no loss", SAMPLERS, "{this}", drop=("clipped_surrogate",)),
+    _exchange("loss", "the value is not clipped", VALUES, "pp.value_loss(coef={coef})", drop=("clip_prediction",)),
+    *(_exchange("loss", f"the value is clipped to {x}", VALUES, f"pp.clipped_value_loss(clip_eps={x}, coef={{coef}})",
+                drop=("clip_prediction",)) for x in ("0.1", "0.2", "0.3")),
+    *(_exchange("loss", f"the predicted value is clipped to {x}", VALUES,
+                f"pp.chain(parts.clip_prediction(clip_eps={x}), pp.value_loss(coef={{coef}}))",
+                drop=("clip_prediction",)) for x in ("0.05", "0.1", "0.2")),
     _add("loss", "entropy has a bonus", "pp.entropy_bonus(coef=0.01)", VALUES),
     _add("loss", "means out of bounds have a loss", "pp.regularizers.bounds_loss(coef=0.1)", VALUES),
     *(_add("loss", f"the divergence is estimated by {x}", f"pp.kl_early_stop(jnp.inf, estimator={x!r})", VALUES)
       for x in ("k1", "k2")),
     Change(("loss",), "rows are numbered n * T + t", lambda update: dataclasses.replace(update, rows="n * T + t")),
-    _clip("the gradient is not clipped"),
-    *(_clip(f"the gradient is clipped to the norm {x}", f"optax.clip_by_global_norm({x})") for x in ("0.5", "1.0")),
-    *(_clip(f"the gradient of each network is clipped to the norm {x}", f"parts.clip_each_network({x})")
+    NOT_CLIPPED,
+    *(_exchange("optimizer", f"the gradient{of} is clipped to the norm {x}", UNCLIPPED,
+                f"optax.chain({clip}({x}), {{this}})", drop=CLIPS)
+      for of, clip in (("", "optax.clip_by_global_norm"), (" of each network", "parts.clip_each_network"))
       for x in ("0.5", "1.0")),
-    *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-5", "1e-8", "1e-7")),
+    *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
+    _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),
-    _rate("the schedule counts gradient steps", "optax.scale_by_learning_rate({rate})"),
-    _rate("the schedule counts updates", "pp.optim.scale_by_update_schedule({rate})"),
-    *(_rate(f"the rate adapts before each step to the divergence {x}",
-            ADAPTIVE.format(x, "metric='kl'"), "parts.divergence")
-      for x in ("0.008", "0.01", "0.02")),
-    *(_rate(f"the rate adapts after each epoch to the divergence {x}",
-            ADAPTIVE.format(x, "average_over={minibatches}, low=1e-6"), "pp.policy_diagnostics")
-      for x in ("0.008", "0.01", "0.02")),
+    _exchange("optimizer", "Muon, with Adam for what is no matrix", RATES, "optax.contrib.muon({learning_rate})",
+              drop=("scale_by_adam",)),
+    _exchange("optimizer", "the schedule counts gradient steps", RATES[:3],
+              "optax.scale_by_learning_rate({learning_rate})"),
+    _exchange("optimizer", "the schedule counts updates", RATES[:3],
+              "pp.optim.scale_by_update_schedule({learning_rate})"),
+    *(_exchange("optimizer", f"the rate adapts before each step to the divergence {x}", RATES[:3],
+                ADAPTIVE.format(x, "metric='kl'"), last="parts.divergence") for x in ("0.008", "0.01", "0.02")),
+    *(_exchange("optimizer", f"the rate adapts after each {unit} to the divergence {x}", RATES[:3],
+                ADAPTIVE.format(x, f"average_over={over}, low=1e-6"), last="pp.policy_diagnostics")
+      for unit, over in (("step", "1"), ("epoch", "{num_minibatches}")) for x in ("0.008", "0.01", "0.02")),
+    _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES[:3],
+              f"optax.scale_by_learning_rate({COSINE})"),
+    _exchange("optimizer", "the rate falls as a cosine of gradient steps", ("muon",), f"optax.contrib.muon({COSINE})"),
 )  # fmt: skip
 """The single changes that `compare_update` tries."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,22 +18,37 @@ from .._base.errors import UserError, UserTypeError, UserValueError
 from .._core.chain import chain as chain_of
 from .._core.chain import fold, init_parts
 from .._core.loop import reduce_loss
+from .._core.moments import Moments
 from .._core.optim import transformation
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._core.types import Batch, Context, Part
-from ..functional import approx_kl, masked_mean, next_values
+from .._core.upstream import Estimates, Upstream
+from .._parts.samplers import given_indices
+from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
 from ..functional._common import ShapeError
-from ._choices import CHAIN, CHOICES, NUMBERS, OPTIMIZER, Update, evaluated, read_calls
+from ._choices import (
+    CHAIN,
+    CHOICES,
+    NOT_CLIPPED,
+    NUMBERS,
+    OPTIMIZER,
+    Change,
+    Update,
+    evaluated,
+    read_calls,
+    with_number,
+)
 
-STAGES = ("policy", "advantage", "loss", "gradient", "optimizer")
+STAGES = ("policy", "advantage", "sampler", "loss", "gradient", "optimizer")
 PER_STEP = ("log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
 OF_MINIBATCH = (
-    "minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "loss", "grad_norm"
+    "weight", "minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "loss",
+    "loss_without_entropy", "grad_norm",
 )  # fmt: skip
 KEYS = (
     "obs", "action", *PER_STEP, "done", "next_obs", "last_value", "last_done", "params", "behavior", "step", "indices",
-    "segments", "advantage", "target", *OF_MINIBATCH, "gradient", "params_after",
+    "segments", "keys", "moments", "advantage", "target", *OF_MINIBATCH, "gradient", "params_after",
 )  # fmt: skip
 
 
@@ -41,7 +56,7 @@ class Difference(NamedTuple):
     """How far a quantity of the chain is from the recorded one.
 
     Attributes:
-        stage: "policy", "advantage", "loss", "gradient" or "optimizer".
+        stage: "policy", "advantage", "sampler", "loss", "gradient" or "optimizer".
         quantity: its key in the record.
         step: the first gradient step in which it differs; None: it has no steps, or does not differ.
         ours, recorded: the numbers that differ most.
@@ -75,6 +90,7 @@ class UpdateComparison:
         changes: the changes that remove differences, in the order in which they were found.
         left: the first difference that remains after them; None: they explain the whole record.
         update: the update after these changes, as Python text; empty if the chain was no text.
+        unseen: computes `no_trace`.
     """
 
     compared: tuple[str, ...]
@@ -82,6 +98,12 @@ class UpdateComparison:
     changes: tuple[str, ...]
     left: Difference | None
     update: str
+    unseen: Callable[[], tuple[str, ...]] = dataclasses.field(default=tuple, repr=False)
+
+    @functools.cached_property
+    def no_trace(self) -> tuple[str, ...]:
+        """Further changes of an explained update that make no difference in this record."""
+        return self.unseen()
 
     def __str__(self) -> str:
         lines = [f"compared: {', '.join(self.compared)}"]
@@ -89,7 +111,8 @@ class UpdateComparison:
             return "\n".join([*lines, "no difference"])
         lines += [f"first difference ({self.first.stage}): {self.first}", *(f"change: {x}" for x in self.changes)]
         left = self.left and f"not explained ({self.left.stage}): {self.left}"
-        return "\n".join([*lines, left or f"no difference is left:\n\n{self.update}"])
+        lines += [left] if left else [f"leaves no trace: {x}" for x in self.no_trace]
+        return "\n".join([*lines, *([] if left else ["no difference is left:", "", self.update])])
 
 
 def compare_update(
@@ -105,10 +128,12 @@ def compare_update(
     Each stage is computed from what is recorded before it, so that one difference does not hide the next:
 
     1. policy: `log_prob` and `value` of the rollout under `behavior` or `params`;
-    2. advantage: `advantage` and `target`;
-    3. loss: `minibatch_advantage`, `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `loss`;
-    4. gradient: `gradient` and `grad_norm`, before any clip;
-    5. optimizer: `params_after` each step, or after the last one.
+    2. advantage: `advantage` and `target`, with a `refresh` those before the first minibatch;
+    3. sampler: `weight` of each segment that was drawn by its priority;
+    4. loss: `minibatch_advantage`, `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `loss`,
+       `loss_without_entropy`;
+    5. gradient: `gradient` and `grad_norm`, before any clip;
+    6. optimizer: `params_after` each step, or after the last one.
 
     Where a stage differs, single changes from a table of choices are tried, and numbers such as gamma, coefficients of
     losses and the learning rate are fitted. If none explains the stage, the best is kept and the search goes on.
@@ -117,9 +142,11 @@ def compare_update(
         record: a dictionary of arrays, or the path of an `.npz`. Needed: `obs`, `action`, `log_prob`, `value`, `reward`
             and `terminated` (or `done`), `[T, N, ...]`; `next_value` or `next_obs`, `[T, N, ...]`, or `last_value`
             `[N]`; `params`. Optional: `truncated` and `mask` `[T, N]`; `last_done` `[N]`, `done` after the last step;
-            `indices` `[E, K, M]`, the rows t * N + n of each minibatch, or `segments`, the columns n; `behavior`,
-            parameters that acted, if not `params`; `step`, updates before this one; and the quantities above, those
-            of minibatches with a leading axis of gradient steps. Trees are dictionaries, or keys such as `params/w`.
+            `indices` `[E, K, M]`, the rows t * N + n of each minibatch, or `segments`, the columns n, with `weight` of
+            the same shape; `keys` `[E, K, ...]`, for losses that draw; `behavior`, parameters that acted, if not
+            `params`; `step`, updates before this one; `moments`, mean, variance and number of the values before this
+            update; and the quantities above, those of minibatches with a leading axis of gradient steps. Trees are
+            dictionaries, or keys such as `params/w`.
         chain: the chain as Python text, with numbers written out; or a part, for which no changes are tried.
         evaluate: your network, `evaluate(params, batch) -> Output`; `params` is the recorded tree.
         optimizer: the optimizer as Python text, or an optax transformation; it begins with its first state.
@@ -148,13 +175,12 @@ def compare_update(
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
     replay = _Replay(_read(record), evaluate, rtol)
     if not (isinstance(chain, str) and isinstance(optimizer, str)):
-        made: Any = [evaluated(x) if isinstance(x, str) else x for x in (chain, optimizer)]
-        found = replay.differences(_Made(*made))
+        found = replay.differences(Update((evaluated(chain),), (evaluated(optimizer),)))
         return UpdateComparison(tuple(x.quantity for x in found), _first(found), (), _first(found), "")
     update = replay.with_sizes(Update(read_calls(chain), read_calls(optimizer)))
     found = replay.differences(update)
-    explained, changes, left = _explain(replay, update, _first(found))
-    return UpdateComparison(tuple(x.quantity for x in found), _first(found), changes, left, str(explained))
+    explained, changes, left, unseen = _explain(replay, update, _first(found))
+    return UpdateComparison(tuple(x.quantity for x in found), _first(found), changes, left, str(explained), unseen)
 
 
 def _first(found: list[Difference]) -> Difference | None:
@@ -198,14 +224,6 @@ def _read(record: Any) -> dict[str, Any]:
     return found
 
 
-class _Made(NamedTuple):
-    """An update that is given as objects, not as text."""
-
-    chain: Any
-    optimizer: Any
-    rows: str = "t * N + n"
-
-
 class _Step(NamedTuple):
     """What the chain computes in a gradient step."""
 
@@ -229,10 +247,15 @@ class _Replay:
     def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
         self.record, self.rtol, self.params = record, rtol, jax.tree.map(jnp.asarray, record["params"])
         self.network, self.current = _compiled(evaluate)
-        self.memory: dict[Any, _Step] = {}  # the latest results of `_every_step`
-        self.axis: Any = "segment" if "segments" in record else "step"
-        indices = record.get("segments", record.get("indices"))
-        self.indices = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
+        self.memory: dict[Any, Any] = {}  # the latest results of `_computed`
+        self.estimates: dict[tuple[str, str], Estimates] = {}
+        self.axis: Any
+        self.axis, indices = (
+            "segment" if "segments" in record else "step",
+            record.get("segments", record.get("indices")),
+        )
+        self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
+        self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
         output, next_value = self.network(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
@@ -255,8 +278,7 @@ class _Replay:
 
     def _steps(self) -> int:
         """Return the number of recorded gradient steps, which an early stop makes smaller than that of minibatches."""
-        assert self.indices is not None
-        lengths = {x: len(self.record[x]) for x in OF_MINIBATCH if x in self.record}
+        lengths = {x: len(self.record[x]) for x in OF_MINIBATCH if x in self.record and x != "weight"}
         lengths |= {"gradient": len(jax.tree.leaves(self.record["gradient"])[0])} if "gradient" in self.record else {}
         lengths |= {"params_after": len(jax.tree.leaves(self.before)[0])} if self.forced else {}
         given = self.indices.shape[0] * self.indices.shape[1]
@@ -271,33 +293,74 @@ class _Replay:
         call = update.find("shuffled_minibatches", "segment_minibatches")
         if call is None or self.indices is None:
             return update
-        epochs, minibatches = map(str, self.indices.shape[:2])
-        return update.swap(call, call.changed(num_minibatches=minibatches, num_epochs=epochs))
+        sizes: Any = dict(zip(("num_epochs", "num_minibatches"), map(str, self.indices.shape), strict=False))
+        if "weight" in self.record:
+            sizes |= {"segments_per_minibatch": str(self.indices.shape[2]), "alpha": "0.6", "beta": "0.4"}
+        name = "prioritized_sampler" if "weight" in self.record else f"{self.axis}_minibatches"
+        call_of = call._replace(function=f"pp.{name.replace('step_', 'shuffled_')}")
+        return update.swap(call, call_of.changed(**sizes))
 
     def differences(self, update: Any, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
-        pipeline, optimizer = update.chain, update.optimizer
-        if isinstance(update, Update):
-            pipeline = chain_of(*(evaluated(str(call)) for call in update.chain))
-            optimizer = optax.chain(*(evaluated(str(call)) for call in update.optimizer))
-        shared, (spec,) = divide(chain_of(pipeline))
-        context = Context(key=jax.random.key(0), step=jnp.asarray(self.record.get("step", 0)), evaluate=self.network)
-        rollout, found = self._prepared((*shared, *spec.before), context.replace(params=self.params))
-        found = self.policy + found
-        if self.indices is None or STAGES.index(upto) < 2:
+        """Compare everything up to a stage; that of the optimizer in so many steps."""
+        order, last = STAGES.index, upto == STAGES[-1] and "params_after" in self.record
+        recorded, after_loss = {"gradient", "grad_norm"} & self.record.keys(), order(upto) > order("loss")
+        grad = not self.forced or (after_loss and bool(recorded)) or (last and "gradient" not in recorded)
+        minibatches = self.indices is not None and order(upto) > order("advantage")
+        key = (repr(update.chain), update.rows, grad, minibatches)
+        if key not in self.memory:
+            self.memory = dict([*self.memory.items()][-50:]) | {key: self._computed(update, grad, minibatches)}
+        found, step, every = self.memory[key]
+        if not minibatches:
             return found
-        last = upto == STAGES[-1] and "params_after" in self.record
-        compared = STAGES.index(upto) > 2 and bool({"gradient", "grad_norm"} & self.record.keys())
-        grad = compared or not self.forced or (last and "gradient" not in self.record)
-        step = functools.partial(self._step, update, spec, rollout, context, grad)
-        whole, after = self._run(
-            update, spec, step, optimizer, grad, (steps or self.steps) if last or not self.forced else 0, context
-        )
-        for name in OF_MINIBATCH:
-            if name in self.record and name in whole.numbers and (grad or name != "grad_norm"):
-                found.append(self._compare_number(name, whole.numbers))
-        if "gradient" in self.record and STAGES.index(upto) > 2:
-            found += self._compare_trees("gradient", whole.gradient)
+        after = None
+        if last or not self.forced:
+            every, after = self._optimized(update, step, every, steps or self.steps)
+        compared = [x for x in OF_MINIBATCH if x in self.record and x in every.numbers]
+        compared = [x for x in compared if order(_stage(x)) <= order(upto)]
+        found = found + [self._compare_number(x, every.numbers) for x in compared]
+        if "gradient" in recorded and after_loss:
+            found += self._compare_trees("gradient", every.gradient)
         return found + (self._compare_trees("params_after", after) if last else [])
+
+    def _computed(self, update: Any, grad: bool, minibatches: bool) -> tuple[list[Difference], Any, _Step | None]:
+        """Return the differences before the sampler, a gradient step, and all of them if their parameters are known."""
+        shared, (spec,) = divide(chain_of(*map(evaluated, update.chain)))
+        context = Context(key=jax.random.key(0), step=self.record.get("step", 0), evaluate=self.network)
+        parts = (*shared, *spec.before)
+        rollout, found = self._prepared(parts, context.replace(params=self.params))
+        if not minibatches:
+            return found, None, None
+        rollouts = self._refreshed(parts, spec.sampler.refresh, update.rows, context) or (lambda index: rollout)
+        step = functools.partial(self._step, update, spec, rollouts, context, grad)
+        states = init_parts(spec.after, self.params)
+        if not self.forced:
+            return found, (step, states), None
+        if not jax.tree.leaves(states):  # all steps at once
+            every = jax.vmap(functools.partial(step, states))(self.before, jnp.arange(self.steps))[0]
+            return found, None, jax.device_get(every)
+        taken = []
+        for index in range(self.steps):
+            each, states = step(states, _row(self.before, index), index)
+            taken.append(jax.device_get(each))
+        return found, None, _stacked(taken)
+
+    def _optimized(self, update: Any, step: Any, every: _Step | None, steps: int) -> tuple[_Step, Any]:
+        """Take gradient steps from the recorded parameters, or else from those after the last step."""
+        parts = [transformation("compare_update", evaluated(x)) for x in update.optimizer]
+        optimizer, params, taken, after = optax.chain(*parts), self.params, [], []
+        opt_state, states = optimizer.init(params), step and step[1]
+        for index in range(steps):
+            if every is None:
+                each, states = step[0](states, params, index)
+                taken.append(jax.device_get(each))
+            else:
+                each, params = _row(every, index), _row(self.before, index)
+            gradient = _row(self.record["gradient"], index) if "gradient" in self.record else each.gradient
+            given = {"step": self.record.get("step", 0), "value": each.numbers["loss"], "metrics": each.metrics}
+            updates, opt_state = optimizer.update(gradient, opt_state, params, **given)
+            params = optax.apply_updates(params, updates)
+            after.append(jax.device_get(params))
+        return every or _stacked(taken), _stacked(after)
 
     def _prepared(self, parts: Any, context: Context) -> tuple[Batch, list[Difference]]:
         """Run the parts before the sampler; what is recorded replaces the estimates that it was compared with.
@@ -306,60 +369,101 @@ class _Replay:
         """
         makers = [i + 1 for i, x in enumerate(parts) if "advantage" in x.provides and "advantage" not in x.requires]
         recorded = {x: jnp.asarray(self.record[x]) for x in ("advantage", "target") if x in self.record}
-        states, batch, begin, best = init_parts(parts, self.params), self.batch, 0, None
+        if recorded and not makers:
+            raise UserValueError(
+                f"compare_update: the record has {min(recorded)!r}, which the chain does not compute before its "
+                "sampler: leave it out of the record, or add an estimator, such as gae()"
+            )
+        states, batch, begin, best = self._states(parts), self.batch, 0, None
         for end in (*makers[-1:], len(parts)):
             batch, _ = fold(parts[begin:end], batch, states[begin:end], context)
             begin = end
-            if makers and recorded:
+            if recorded:
                 found = [self._compare("advantage", name, getattr(batch, name), x) for name, x in recorded.items()]
                 if best is None or max(x.error for x in found) < max(x.error for x in best[1]):
                     best = end, found, batch.replace(**recorded)
         if best is not None:
             batch, _ = fold(parts[best[0] :], best[2], states[best[0] :], context)
-        return batch.replace(metrics={}, reductions=()), best[1] if best else []
+        return batch.replace(metrics={}, reductions=()), self.policy + (best[1] if best else [])
 
-    def _run(
-        self, update: Any, spec: Any, step: Any, optimizer: Any, grad: bool, steps: int, context: Context
-    ) -> tuple[_Step, Any]:
-        states, params, opt_state, whole = init_parts(spec.after, self.params), self.params, None, None
-        if self.forced and not jax.tree.leaves(states):  # all steps at once
-            key = (update.chain, update.rows, grad)
-            if key not in self.memory:
-                every = jax.vmap(functools.partial(step, states))(self.before, jnp.arange(self.steps))
-                self.memory = dict([*self.memory.items()][-50:]) | {key: jax.device_get(every[0])}
-            whole = self.memory[key]
-        optimizer, taken, after = transformation("compare_update", optimizer), [], []
-        for index in range(steps if whole else self.steps):
-            row = functools.partial(jax.tree.map, lambda x, i=index: x[i])
-            params = row(self.before) if self.forced else params
-            each, states = (row(whole), states) if whole else step(states, params, index)
-            taken.append(jax.device_get(each))
-            gradient = row(self.record["gradient"]) if "gradient" in self.record else each.gradient
-            if index < steps:
-                opt_state = optimizer.init(params) if opt_state is None else opt_state
-                given = {"step": context.step, "value": each.numbers["loss"], "metrics": each.metrics}
-                updates, opt_state = optimizer.update(gradient, opt_state, params, **given)
-                params = optax.apply_updates(params, updates)
-                after.append(jax.device_get(params))
-        return whole or _stacked(taken), _stacked(after) if after else None
+    def _states(self, parts: Any) -> Any:
+        """Return the first states of parts, with the recorded running moments."""
+
+        def recorded(x: Any) -> Any:
+            return Moments(*map(jnp.asarray, self.record["moments"])) if isinstance(x, Moments) else x
+
+        states = init_parts(parts, self.params)
+        given = "moments" in self.record
+        return jax.tree.map(recorded, states, is_leaf=lambda x: isinstance(x, Moments)) if given else states
+
+    def _refreshed(self, parts: Any, refresh: str, rows: str, context: Context) -> Callable[[Any], Batch] | None:
+        """Return the rollout before a step, if its advantages are computed again with the policy of then."""
+        if refresh == "rollout":
+            return None
+        if not self.forced:
+            raise UserValueError(
+                f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add 'params_after' of "
+                "each step to the record"
+            )
+        if (refresh, rows) not in self.estimates:
+            self.estimates[refresh, rows] = self._estimates(refresh, rows)
+        states, estimates = self._states(parts), self.estimates[refresh, rows]
+
+        def run(estimates: Estimates, params: Any) -> Batch:
+            batch, _ = fold(parts, self.batch.replace(**estimates._asdict()), states, context.replace(params=params))
+            return batch.replace(metrics={}, reductions=())
+
+        every = jax.vmap(run)(estimates, self.before)
+        return functools.partial(_row, every)
+
+    def _estimates(self, refresh: str, rows: str) -> Estimates:
+        """Return what a sampler with this `refresh` knows of the rollout before each step."""
+        upstream, sampler = Upstream((), (), self.network, self.batch, self.batch, False, False), self.sampler
+        estimates, found = upstream.recorded_estimates(), []
+        for index in range(self.steps):
+            params = _row(self.before, index)
+            if refresh in ("epoch", "every_epoch") and index % self.indices.shape[1] == 0:
+                estimates = upstream.evaluated(params) if index or refresh == "every_epoch" else estimates
+            found.append(estimates)
+            if refresh == "minibatch":
+                drawn = self._rows(rows, index)
+                minibatch = sampler.take(self.batch, drawn, None)
+                minibatch = minibatch.replace(current=self._current(params, minibatch))
+                estimates = upstream.written_back(estimates, sampler, minibatch, drawn)
+        return jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+    def _rows(self, rows: str, index: Any) -> Any:
+        """Return the indices of a minibatch."""
+        size, (time, segments) = self.indices.shape[1], self.batch.log_prob.shape[:2]
+        found = jnp.asarray(self.indices)[index // size, index % size]
+        return found if rows == "t * N + n" else found % time * segments + found // time
+
+    def _current(self, params: Any, minibatch: Batch) -> Any:
+        names = ("obs", "action", "next_obs", "log_prob", "value", "mask")
+        return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
 
     def _step(
-        self, update: Any, spec: Any, rollout: Batch, context: Context, grad: bool, states: Any, params: Any, index: Any
+        self, update: Any, spec: Any, rollouts: Any, context: Context, grad: bool, states: Any, params: Any, index: Any
     ) -> tuple[_Step, Any]:
-        assert self.indices is not None
-        size, (time, segments) = self.indices.shape[1], rollout.log_prob.shape[:2]
-        rows = jnp.asarray(self.indices)[index // size, index % size]
-        rows = rows if self.axis == "segment" or update.rows == "t * N + n" else rows % time * segments + rows // time
-        minibatch = dataclasses.replace(spec.sampler, axis=self.axis).take(rollout, rows, None)
-        context = context.replace(epoch=index // size, minibatch=index % size, num_minibatches=size)
+        (epoch, number), rollout = divmod(index, self.indices.shape[1]), rollouts(index)
+        alpha, beta = (update.number("prioritized_sampler", x) for x in ("alpha", "beta"))
+        rows, weight, key = self._rows(update.rows, index), self.record.get("weight"), self.record.get("keys")
+        weight = None if weight is None else jnp.asarray(weight)[epoch, number]
+        minibatch = self.sampler.take(rollout, rows, weight)
+        context = context.replace(epoch=epoch, minibatch=number, num_minibatches=self.indices.shape[1])
+        parts = spec.after if key is None else tuple(_with_key(x, jnp.asarray(key)[epoch, number]) for x in spec.after)
 
         def loss(params: Any) -> Any:
-            fields: Any = {x: getattr(minibatch, x) for x in ("obs", "action", "next_obs", "log_prob", "value", "mask")}
-            batch = minibatch.replace(current=self.current(params, Batch(**fields, axes=minibatch.axes)))
-            batch, after = fold(spec.after, batch, states, context.replace(params=params))
-            total, log_ratio = sum(reduce_loss(x, batch) for x in batch.losses.values()), batch.current_log_ratio()
+            batch = minibatch.replace(current=self._current(params, minibatch))
+            batch, after = fold(parts, batch, states, context.replace(params=params))
+            losses, log_ratio = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}, batch.current_log_ratio()
             numbers: dict[str, Any] = {x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics}
+            total = sum(losses.values())
             numbers |= {"minibatch_advantage": batch.advantage, "loss": total}
+            numbers["loss_without_entropy"] = total - losses.get("entropy", 0)
+            if alpha is not None:
+                probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
+                numbers["weight"] = importance_weights(probabilities, rows, beta=beta)
             numbers["approx_kl"] = batch.metrics.get("early_stop_kl", masked_mean(approx_kl(log_ratio), batch.mask))
             return total, (numbers, dict(batch.metrics), after)
 
@@ -376,12 +480,10 @@ class _Replay:
 
     def _compare_number(self, name: str, numbers: dict[str, Any]) -> Difference:
         """Compare a number of each step; a recorded `value_loss` may be the mean squared error, or half of it."""
-        stage, size = "gradient" if name == "grad_norm" else "loss", 1 + np.mean(np.abs(numbers["minibatch_advantage"]))
-        factors = (1, 2) if name == "value_loss" else (1,)
-        return min(
-            (self._compare(stage, name, x * numbers[name], self.record[name], size) for x in factors),
-            key=lambda x: x.error,
-        )
+        size, factors = 1 + np.mean(np.abs(numbers["minibatch_advantage"])), (1, 2) if name == "value_loss" else (1,)
+        recorded = self.record[name].reshape(-1, self.record[name].shape[-1]) if name == "weight" else self.record[name]
+        found = [self._compare(_stage(name), name, x * numbers[name], recorded, size) for x in factors]
+        return min(found, key=lambda x: x.error)
 
     def _compare_trees(self, name: str, ours: Any) -> list[Difference]:
         """Compare gradients relative to their largest entry, and parameters relative to the distance traveled."""
@@ -400,6 +502,23 @@ class _Replay:
             label = "/".join([name, *(str(entry.key) for entry in path)])
             found.append(_difference(stage, label, mine, theirs, allowed, name == "gradient" or self.forced))
         return found
+
+
+def _stage(number: str) -> str:
+    return {"weight": "sampler", "grad_norm": "gradient"}.get(number, "loss")
+
+
+def _with_key(part: Part, key: Any) -> Part:
+    """Return a part that draws its random numbers from this key."""
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        return part.update(batch, state, context.replace(key=key))
+
+    return dataclasses.replace(part, update=update)
+
+
+def _row(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def _stacked(trees: list[Any]) -> Any:
@@ -421,30 +540,53 @@ def _difference(stage: str, name: str, ours: Any, theirs: Any, allowed: Any, ste
 
 
 class _Found(NamedTuple):
-    """An update after changes: whether it still differs, by how much (root mean square), and what was changed."""
+    """An update after changes, and what is left of a difference."""
 
-    differs: bool
-    error: float
-    says: list[str]
     update: Update
+    changes: tuple[Change, ...]
+    differs: bool
+    residual: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the residual."""
+        return float(np.sqrt(np.mean(np.square(self.residual))))
 
 
 def _explain(
-    replay: _Replay, update: Update, first: Difference | None
-) -> tuple[Update, tuple[str, ...], Difference | None]:
-    """Apply the best changes, stage by stage, until nothing differs or nothing helps; return what still differs."""
-    changes: list[str] = []
-    while first is not None and first.stage != "policy" and len(changes) < 20:
-        best = _Search(replay, first).best(update)
-        if best is None:
+    replay: _Replay, start: Update, first: Difference | None
+) -> tuple[Update, tuple[str, ...], Difference | None, Callable[[], tuple[str, ...]]]:
+    """Apply the best changes, stage by stage, until nothing differs or nothing helps; leave out those without need."""
+
+    def agrees(update: Update) -> bool:
+        cheap_first: Any = (("gradient",), (STAGES[-1], 1), ())
+        try:
+            return all(_first(replay.differences(update, *upto)) is None for upto in cheap_first)
+        except (UserError, TypeError, ValueError):
+            return False
+
+    changes: list[Change] = []
+    update, left, seen = start, first, [start]
+    while left is not None and left.stage != "policy":
+        best = _Search(replay, left).best(update)
+        if best is None or best.update in seen:
             break
-        update, changes = best.update, changes + best.says
-        first = _first(replay.differences(update))
-    if first is None and any("max_" in x for x in changes):  # a norm that no gradient exceeds is none
-        free = update.swap(update.find("clip_by_global_norm", "clip_each_network"))
-        if _first(replay.differences(free)) is None:
-            update, changes = free, [*(x for x in changes if "max_" not in x), "the gradient is not clipped"]
-    return update, tuple(changes), first
+        update, changes, seen = best.update, [*changes, *best.changes], [*seen, best.update]
+        left = _first(replay.differences(update))
+    if left is None:
+        free = [*(x for x in changes if "max_" not in x.says), NOT_CLIPPED]  # a norm that no gradient exceeds is none
+        if len(free) <= len(changes) and agrees(start.changed(*free)):
+            changes = free
+        for each in changes:
+            if agrees(start.changed(*(fewer := [x for x in changes if x is not each]))):
+                changes = fewer
+        update = start.changed(*changes)
+
+    def unseen() -> tuple[str, ...]:
+        others = {x.says: x.edit(update) for x in CHOICES} if left is None else {}
+        return tuple(says for says, x in others.items() if x not in (None, update) and agrees(x))
+
+    return update, tuple(x.says for x in changes), left, unseen
 
 
 class _Search:
@@ -464,94 +606,107 @@ class _Search:
 
     def best(self, update: Update) -> _Found | None:
         """Return the fewest changes that remove the difference, or else the ones that reduce it most."""
-        start = self.found(update, [])
-        single = self.changed(update, update, start)
-        found = list(single)
-        if all(x.differs for x in found):
-            fits = self.fitted(update, update)
-            found += fits
-            if fits and all(x.differs or len(x.says) > 1 for x in fits):
-                found += self.changed(fits[0].update, update, fits[0])
-            ranked = sorted((x for x in found if x not in fits and np.isfinite(x.error)), key=lambda x: -x.error)
-            best_of = sorted({x.says[0]: x for x in ranked}.values(), key=lambda x: x.error)
-            for each in best_of[: None if self.steps else 5] if all(x.differs for x in found) else ():
-                again = self.fitted(each.update, update)
-                found += [x._replace(says=[each.says[0], *x.says]) for x in again]
-        done = [x for x in found if not x.differs]
-        if done:
-            return min(done, key=lambda x: (len(x.says), x.error))
-        for some in (single, found):  # fitted numbers may make up for a wrong choice
-            best = min(some, key=lambda x: x.error, default=start)
-            if best.error < 0.7 * start.error:
+        start = self.found(update)
+        tried = [self.found(update, x) for x in CHOICES if set(x.stages) & set(self.stages)]
+        single = [x for x in tried if np.isfinite(x.error) and abs(x.error - start.error) > 1e-6 * start.error]
+        done = [x for x in single if not x.differs]
+        if not done:
+            # Compare changes after numbers are fitted, to first order: numbers may make up for what a change affects.
+            slopes = None if self.steps else self.slopes(start, self.numbers(update))
+            errors = [self.error_after_fit(x, slopes) + 1e-6 * np.linalg.norm(x.residual) for x in (start, *single)]
+            equal = np.maximum(errors[1:], 1.3 * min(errors[1:], default=0))  # then the order of the table decides
+            ranked = [single[i] for i in np.argsort(equal, kind="stable")]
+            fits = self.fitted(start)
+            # The first order is a poor guide to advantages that are not recorded.
+            hidden = [x for x in ranked if "advantage" in self.stages[1:] and "advantage" in x.changes[0].stages]
+            for each in (*hidden, *ranked[:4]):
+                fits += self.fitted(each) if all(x.differs for x in fits) else []
+            done = [x for x in fits if not x.differs]
+            best = min(fits, key=lambda x: x.error, default=start)
+            if not done and hidden and best.error < 0.7 * start.error and np.linalg.norm(best.residual) < min(errors):
                 return best
-        return None
+            if not done and ranked and min(errors) < 0.8 * errors[0]:
+                return ranked[0]
+            if not done and fits and fits[0].error < 0.7 * start.error:
+                return fits[0]
+        return min(done, key=lambda x: (len(x.changes), x.error), default=None)
 
-    def differences(self, update: Update) -> list[Difference]:
-        return self.replay.differences(update, self.stages[0], self.steps)
-
-    def found(self, update: Update, says: list[str]) -> _Found:
-        """Return an update with what is left of the difference."""
+    def found(self, update: Update, *changes: Change) -> _Found:
+        """Return an update after changes, with what is left of the difference."""
+        begin, update, residual, found = update, update.changed(*changes), np.full(1, np.inf), []
         try:
-            found = self.differences(update)
+            if update is not begin or not changes:
+                found = self.replay.differences(update, self.stages[0], self.steps)
         except (UserError, TypeError, ValueError):  # the change does not fit this chain or this record
-            return _Found(True, np.inf, says, update)
-        residual = np.concatenate([x.residual for x in found])
-        residual = np.where(np.isfinite(residual), residual, 1e30)
-        return _Found(_first(found) is not None, float(np.sqrt(np.mean(np.square(residual)))), says, update)
+            pass
+        if found:
+            residual = np.concatenate([x.residual for x in found])
+            residual = np.where(np.isfinite(residual), residual, 1e30)
+        return _Found(update, changes, not found or _first(found) is not None, residual)
 
-    def changed(self, begin: Update, update: Update, start: _Found) -> list[_Found]:
-        """Return what each single change makes of an update, if it has an effect."""
-        edits = [(x.says, x.edit(begin)) for x in CHOICES if set(x.stages) & set(self.stages)]
-        tried = [self.found(x, [says, *_numbers_said(begin, update)]) for says, x in edits if x not in (None, begin)]
-        return [x for x in tried if abs(x.error - start.error) > 1e-6 * start.error]
+    def numbers(self, update: Update) -> list[tuple[str, str]]:
+        return [x for stage in self.stages for x in NUMBERS.get(stage, ()) if update.number(*x) is not None]
 
-    def fitted(self, begin: Update, update: Update) -> list[_Found]:
+    def slopes(self, begin: _Found, names: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Return the derivatives of the residual with respect to numbers of the update."""
+        slopes = []
+        for name in names:
+            x = begin.update.number(*name) or 0.0
+            step = 1e-3 * max(x, 0.01) * (-1 if x >= _highest(name) else 1)
+            moved = self.found(begin.update, with_number(name, x + step)).residual
+            slopes.append((moved - begin.residual) / step if np.isfinite(moved).all() else 0 * begin.residual)
+        return np.reshape(slopes, (len(names), -1)).T
+
+    def error_after_fit(self, found: _Found, slopes: np.ndarray | None) -> float:
+        """Return the error that is left after the best change of numbers, to first order."""
+        if slopes is None:
+            slopes = self.slopes(found, [x for x in self.numbers(found.update) if "max" not in x[1]])
+        if slopes.size == 0 or len(slopes) != len(found.residual) or not np.all(np.isfinite(slopes)):
+            return float(np.linalg.norm(found.residual))
+        slopes = slopes / np.maximum(np.linalg.norm(slopes, axis=0), 1e-30)
+        best = np.linalg.lstsq(slopes, -found.residual, rcond=1e-5)[0]
+        return float(np.linalg.norm(found.residual + slopes @ best))
+
+    def fitted(self, begin: _Found) -> list[_Found]:
         """Return the update with numbers fitted: without the norm that clips gradients and, if it must be, with it."""
-        names = [x for stage in self.stages for x in NUMBERS.get(stage, ()) if begin.number(*x) is not None]
         found: list[_Found] = []
+        names = self.numbers(begin.update)
         for group in dict.fromkeys((tuple(x for x in names if "max" not in x[1]), tuple(names))):
             if group and all(x.differs for x in found):
-                found += self._fitted(begin, update, group)
+                found += self._fitted(begin, group)
         return found
 
-    def _fitted(self, begin: Update, update: Update, names: tuple[tuple[str, str], ...]) -> list[_Found]:
+    def _fitted(self, begin: _Found, names: tuple[tuple[str, str], ...]) -> list[_Found]:
         """Fit numbers by least squares, with the method of Gauss and Newton, and round them to few digits."""
 
-        def with_numbers(x: Any) -> Update:
-            changed = begin
-            for (name, argument), value in zip(names, x, strict=True):
-                call = changed.find(name)
-                changed = changed.swap(call, call.changed(**{argument: f"{value:.12g}"})) if call else changed
-            return changed
+        def at(x: Any) -> _Found:
+            return self.found(begin.update, *map(with_number, names, x))
 
-        def residual(x: Any) -> np.ndarray:
-            found = self.differences(with_numbers(x))
-            return np.concatenate([each.residual for each in found if each.stage == self.stages[0]])
-
-        x = np.array([begin.number(*each) for each in names], float)
-        low = np.array([1e-3 if "max" in argument else 0.0 for _, argument in names])
-        high = np.array([1.0 if argument in ("gamma", "gae_lambda") else np.inf for _, argument in names])
+        first = x = np.array([begin.update.number(*each) for each in names], float)
+        low, high = [1e-3 if "max" in x[1] else 0.0 for x in names], [_highest(x) for x in names]
         try:
-            for _ in range(4):
-                r, size = residual(x), 1e-3 * np.maximum(x, 0.01)
-                size = np.where(x + size > high, -size, size)
-                slopes = [(residual(x + h * e) - r) / h for h, e in zip(size, np.eye(len(x)), strict=True)]
-                scale = np.maximum(x, 0.01)  # numbers that hardly matter stay
-                change = scale * np.linalg.lstsq(np.stack(slopes, axis=1) * scale, -r, rcond=1e-5)[0]
-                x, old = np.clip(x + change, low, high), x
+            errors: list[float] = []
+            for _ in range(10):
+                found, scale = at(x), np.maximum(x, 0.01)  # numbers that hardly matter stay
+                errors.append(found.error)
+                if errors[-1] > 0.9 * min(errors[:-2], default=np.inf):
+                    break
+                change = np.linalg.lstsq(self.slopes(found, names) * scale, -found.residual, rcond=1e-5)[0]
+                x, old = np.clip(x + scale * change, low, high), x
                 if np.all(np.abs(x - old) <= 1e-5 * np.abs(x)):
                     break
-            best, rounded = np.max(np.abs(residual(x)), initial=0), x
-            for digits in (1, 2, 3, 4, 6):
-                rounded = np.array([float(f"{value:.{digits}g}") for value in x])
-                if np.max(np.abs(residual(rounded))) <= max(1.0, 1.05 * best):
-                    break
-        except (UserError, ValueError, np.linalg.LinAlgError):
+        except (ValueError, np.linalg.LinAlgError):
             return []
-        made = with_numbers(rounded)
-        return [self.found(made, _numbers_said(made, update))]
+        x = np.where(x < 1e-9, 0, x)
+        best, found, rounded = np.max(np.abs(at(x).residual)), at(x), x
+        for digits in (1, 2, 3, 4, 6):
+            rounded = np.array([float(f"{value:.{digits}g}") for value in x])
+            found = at(rounded)
+            if np.max(np.abs(found.residual)) <= max(1.0, 1.05 * best):
+                break
+        said = [y for y, value, old in zip(found.changes, rounded, first, strict=True) if value != old]
+        return [found._replace(changes=(*begin.changes, *said))]
 
 
-def _numbers_said(after: Update, before: Update) -> list[str]:
-    names = [(x, after.number(*x)) for each in NUMBERS.values() for x in each]
-    return [f"{x[0]}: {x[1]}={now:g}" for x, now in names if now is not None and now != before.number(*x)]
+def _highest(number: tuple[str, str]) -> float:
+    return 1.0 if number[1] in ("gamma", "gae_lambda", "beta") else np.inf
