@@ -172,7 +172,10 @@ def amend(
         if part.amend is not None:
             key = jax.random.fold_in(part_key(context.key, index), AMEND)
             own = context.replace(key=key, params=params)
-            params, opt_state = part.amend(params, opt_state, old, new, own)
+            result = part.amend(params, opt_state, old, new, own)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise UserTypeError(f"{part.name}: amend must return (params, opt_state), got {kind(result)}")
+            params, opt_state = result
     return params, opt_state
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
+from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
 from .shards import join_shards, joined, map_shards, split
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, no_state
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, kind, no_state
 
 Axis = Literal["step", "segment", "window"]
 Refresh = Literal["rollout", "epoch", "every_epoch", "minibatch"]
@@ -70,7 +70,10 @@ class Sampler(Divider):
             minibatch = minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
             indices = _in_one_row(indices)
         time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
-        minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, time, segments))
+        inside = self._inside(minibatch.log_prob.ndim, indices, time, segments)
+        minibatch = minibatch.replace(log_prob=jnp.where(inside, minibatch.log_prob, jnp.nan))
+        if minibatch.mask is not None:  # "clip" took the mask of another element, which might hide the NaN
+            minibatch = minibatch.replace(mask=jnp.where(inside, minibatch.mask, 1).astype(minibatch.mask.dtype))
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
     def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
@@ -115,16 +118,15 @@ class Sampler(Divider):
             per_segment, {field: getattr(batch, field) for field in PER_SEGMENT}
         )
 
-    def _nan_outside(self, log_prob: Array, indices: Any, time: int, segments: int) -> Array:
-        """Return the log-probabilities, with NaN where an index is out of range."""
+    def _inside(self, rank: int, indices: Any, time: int, segments: int) -> Array:
+        """Return which elements have an index in range, as booleans that broadcast against an array of this rank."""
         if self.axis == "window":
             last = indices.start + indices.counts.shape[0] - 1
             inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
         else:
             inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
         leading = 0 if self.axis == "step" else 1
-        inside = inside.reshape((1,) * leading + inside.shape + (1,) * (log_prob.ndim - leading - 1))
-        return jnp.where(inside, log_prob, jnp.nan)
+        return inside.reshape((1,) * leading + inside.shape + (1,) * (rank - leading - 1))
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
         """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
@@ -196,7 +198,9 @@ def sampler(
         >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
     """
     passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    plan, draw = _plan_shards(plan), _draw_shards(draw)
+    check_takes(name, "plan", plan, ("key", "batch", "epoch"))
+    check_takes(name, "draw", draw, ("item", "batch", "context"))
+    plan, draw = _plan_shards(plan), _draw_shards(name, draw)
     return sampler_of_shards(name, plan, draw, axis=axis, weighted=weighted, requires=requires, **passes)
 
 
@@ -270,14 +274,20 @@ def _plan_shards(plan: Plan) -> Plan:
     return planned
 
 
-def _draw_shards(draw: Draw) -> Draw:
+def _draw_shards(name: str, draw: Draw) -> Draw:
     """Wrap `draw` so that it draws the indices and weights of every shard, `[shards, ...]`."""
+
+    def of_shard(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
+        result = draw(item, batch, context)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise UserTypeError(f"{name}: draw must return (indices, weight), got {kind(result)}")
+        return result
 
     def drawn(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
         if batch.shards == 1:
-            return draw(item, batch, context)
+            return of_shard(item, batch, context)
         keys = jax.random.split(context.key, batch.shards)
-        return map_shards(lambda shard, item, key: draw(item, shard, context.replace(key=key)), batch, item, keys)
+        return map_shards(lambda shard, item, key: of_shard(item, shard, context.replace(key=key)), batch, item, keys)
 
     return drawn
 

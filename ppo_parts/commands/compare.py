@@ -97,7 +97,8 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
-        better = f"{row['better_than_first']:.2f}" if row is not rows[0] else ""
+        alone = row is rows[0] or row["seeds"] == rows[0]["seeds"] == 1
+        better = "" if alone else f"{row['better_than_first']:.2f}"
         lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, better])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
         rows = table_of(curves)
-        what = f"{given.metric.replace('_', ' ')} (mean over {given.window} updates)"
+        what = f"{given.metric.replace('_', ' ')} (mean over at most {given.window} updates)"
         plot_curves(given.output, curves, what)
         print(f"{what}, at the last step that all have reached")
         print(describe(rows))

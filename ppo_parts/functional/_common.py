@@ -70,6 +70,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
         rank = len(shape)
         if shape and longer == (shape[0] + 1, *shape[1:]):
+            if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
+                return f": {name} has one row less than the others"
             if "value" in other:
                 return (
                     f": {other} has one row more than {name}, V of the observation after the last step. Pass "

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._base.doors import check_as, checked
-from .._base.errors import UserValueError
+from .._base.doors import checked
+from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
@@ -200,7 +200,9 @@ def population(
     for factor in factors:
         check_number("population", "factors", factor, 0, open_low=True, schedule=False)
     for name, limits in ranges.items():
-        check_as("population", f"ranges[{name!r}]", limits, Range)
+        if not isinstance(limits, Range):
+            says = f"must be a range, such as training.between(1e-4, 0.1), got {limits!r}"
+            raise UserTypeError(says, where="population", argument=f"ranges[{name!r}]")
 
     @functools.wraps(make_train)
     def make_population(config: Any, *args: Any, **named: Any) -> Population:

@@ -85,7 +85,7 @@ def _suggestion(name: str, now: Any, given: Any) -> tuple[str, dict[str, Any]]:
     kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
     numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"} and not isinstance(now, (bool, str, tuple))
     if kind != "categorical" and not numeric:
-        says = f"must be a field with low and high, and perhaps log and step, or with choices, got {given!r}"
+        says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
         raise UserValueError(says, where="sweep", argument=name)
     found: dict[str, Any]
     try:

@@ -435,6 +435,23 @@ TYPE_ERRORS = {
     "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
         lambda params, key: (), lambda batch: batch, "short"
     ),
+    "mine: draw must return (indices, weight), got an array of shape (6,)": lambda: update(
+        GAE, own_sampler("step", lambda item: item), SURROGATE
+    ),
+    "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
+        "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
+    ),
+    "mine: amend must return (params, opt_state), got dict": lambda: update(
+        GAE,
+        FULL,
+        VALUE,
+        pp.Part(
+            lambda params, key: (),
+            lambda batch, state, context: (batch, state),
+            "mine",
+            amend=lambda params, *rest: params,
+        ),
+    ),
     "mine: draw must return integers, got float32": lambda: update(
         GAE, own_sampler("step", lambda item: (item * 1.0, None)), SURROGATE
     ),

@@ -646,7 +646,8 @@ def test_a_sampler_of_ones_own_draws_what_it_plans():
     sampler = pp.sampler("best", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
     pipeline = pp.chain(GAE, sampler, recorder(2, 2), SURROGATE)
     batch = rollout(masked=False).replace(extras={"row": ROWS})
-    state, metrics = run(pipeline, batch)
+    # The mask of the last element, which is gathered in the place of nothing, must not hide that.
+    state, metrics = run(pipeline, batch.replace(mask=jnp.ones((TIME, SEGMENTS)).at[-1, -1].set(0)))
     seen = pp.part_state(state, pipeline, "recorder")[0]
     np.testing.assert_array_equal(seen.ravel()[:3], np.argsort(np.asarray(batch.reward).ravel())[-3:])
     assert metrics["nonfinite/loss/policy"] == 1

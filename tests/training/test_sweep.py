@@ -182,7 +182,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("lerning_rate: {low: 1, high: 2}", "config has no field 'lerning_rate'; did you mean 'learning_rate'"),
         ("gamma: {low: 1, high: 0}", r"--gamma .*low.*high.*, got {'low': 1, 'high': 0}"),
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
-        ("hidden: {low: 1, high: 2}", "--hidden must be a field with low and high.* or with choices, got"),
+        ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with low and high.* or with choices, got"),
         ("num_envs: {low: 4.9, high: 16}", "--num-envs must have limits that are whole numbers, got"),
         ("trials: 0", "trials must be at least 1, got 0"),
     ):
