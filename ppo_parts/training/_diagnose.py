@@ -266,7 +266,8 @@ RULES = (
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
-         "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss"),
+         "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
+         when=lambda run: not run.progress() > 2.5),  # where returns rise, the policy has an effect
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
