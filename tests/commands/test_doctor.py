@@ -72,7 +72,7 @@ PLANTED = {  # by rule: metrics, and settings
     "reward_scale_small": ({"probe/target_rms": 0.02, "value_loss": np.full(UPDATES, 1e-5)}, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
-    "actions_saturated": ({"probe/action_at_bound": 0.99}, {}),
+    "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
     "gamma_short": ({}, {"gamma": 0.5}),
     "minibatch_small": ({}, {"num_minibatches": 256}),
     "advantage_lost": ({"policy_loss": np.zeros(UPDATES)}, {}),
@@ -100,6 +100,10 @@ def test_nothing_is_found_in_a_healthy_run():
 def test_a_planted_fault_is_found(name):
     metrics, settings = PLANTED[name]
     assert [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})] == [name]
+
+
+def test_saturated_actions_are_not_a_fault_where_returns_rise():
+    assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.99}, CONFIG) == []
 
 
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
