@@ -257,7 +257,7 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
     assert json.loads(table.read_text()) == [first, second]
     printed = capsys.readouterr().out
-    assert printed.startswith("episode return (mean over at most 1 updates), at the last step that all have reached\n| run")
+    assert printed.startswith("episode return (mean over at most 1 updates), at the last step that all have reached\n|")
     assert "| slow" in printed
     assert "of fewer than 5 seeds, the 95 % interval is their range" in printed
     pixels = np.asarray(Image.open(picture).convert("RGB"))
