@@ -156,7 +156,7 @@ def add_thumbnails(docname: str, doctree: nodes.document) -> None:
             section.insert(1, nodes.raw("", named[title](), format="html"))
         for table in [node for node in section.children if isinstance(node, nodes.table)]:
             for row in table.findall(nodes.row):
-                if (name := row[0].astext()) in named:
+                if (name := row[0].astext().replace("’", "'")) in named:  # Sphinx has made the quotes typographic
                     row[0] += nodes.raw("", named[name](), format="html")
 
 
