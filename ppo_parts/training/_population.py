@@ -199,6 +199,8 @@ def population(
         raise UserValueError(says, where="population", argument="fraction")
     for factor in factors:
         check_number("population", "factors", factor, 0, open_low=True, schedule=False)
+    if not ranges:
+        raise UserValueError("must name a field to search, got {}", where="population", argument="ranges")
     for name, limits in ranges.items():
         if not isinstance(limits, Range):
             says = f"must be a range, such as training.between(1e-4, 0.1), got {limits!r}"
@@ -219,6 +221,9 @@ def population(
 
         one = member()
         check_metric("population", one, metric)
+        if fraction and 2 * every > one.num_updates:
+            says = f"must be at most half of the {one.num_updates} updates, so that there is a selection, got {every}"
+            raise UserValueError(f"{says}; a random search is fraction=0", where="population", argument="every")
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         fields |= {"steps_per_update": members * one.steps_per_update, "recipe": "", "member": member, "metric": metric}
         fields |= {"ranges": ranges, "members": members, "every": every, "fraction": fraction}

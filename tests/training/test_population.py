@@ -126,6 +126,8 @@ def test_what_cannot_be_searched_is_refused():
         (lambda: of({"num_steps": training.between(1, 2)}), r"floats, got 'num_steps'"),
         (lambda: of({"gamma": training.between(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
         (lambda: of({"gamma": training.at_least(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
+        (lambda: of({}), "ranges must name a field to search"),
+        (lambda: of(rate, every=100), r"every must be at most half of the \d+ updates, so that there is a selection"),
         (lambda: of(rate, members=4, fraction=0.1), "fraction must be at least one of the 4 members, got 0.1"),
         (lambda: of(rate, fraction=0.6), r"fraction must lie in \[0, 0.5\], got 0.6"),
         (lambda: of(rate, factors=(0.0, 2.0)), r"factors must lie in \(0, inf\], got 0"),
@@ -133,3 +135,5 @@ def test_what_cannot_be_searched_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             make()
+    with pytest.raises(TypeError, match=r"must be a range, such as training.between\(1e-4, 0.1\), got \(0, 1\)"):
+        of({"ent_coef": (0, 1)})
