@@ -8,6 +8,7 @@ fraction of its four places that are right. What comes after END is masked.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,53 +56,65 @@ def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
 
 
 def score(prompt: jax.Array, answer: jax.Array) -> jax.Array:
-    """The fraction of the places that are right."""
+    """The fraction of the places that are right; 0 for an answer that does not end."""
     right = jnp.concatenate([jnp.sort(prompt, axis=1), jnp.full_like(prompt[:, :1], END)], axis=1)
-    return jnp.mean((answer[:, : PROMPT + 1] == right).astype(jnp.float32), axis=1)
+    fraction = jnp.mean((answer[:, : PROMPT + 1] == right).astype(jnp.float32), axis=1)
+    return jnp.where(jnp.any(answer == END, axis=1), fraction, 0)
 
 
 def rollout(params: Any, key: jax.Array) -> pp.Batch:
     """Sample answers, GROUP for each of as many random prompts: one segment per answer, tokens along the time axis."""
     ask, *steps = jax.random.split(key, 1 + ANSWER)
     prompt = jnp.repeat(jax.random.randint(ask, (SEQUENCES // GROUP, PROMPT), 0, DIGITS), GROUP, axis=0)
-    tokens, log_probs = prompt, []
+    tokens, log_probs, greedy = prompt, [], prompt[::GROUP]
     for step in steps:
         logits = TRANSFORMER.apply(params, tokens)[:, -1]
         token = jax.random.categorical(step, logits)
         log_probs.append(jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)[:, 0])
         tokens = jnp.concatenate([tokens, token[:, None]], axis=1)
+        best = jnp.argmax(TRANSFORMER.apply(params, greedy)[:, -1:], axis=-1)  # for ReMax; others leave it out
+        greedy = jnp.concatenate([greedy, best], axis=1)
     answer = tokens[:, PROMPT:]
     ended = jnp.cumsum(answer == END, axis=1) - (answer == END)  # the number of ENDs before each token
-    scores = jnp.where(jnp.any(answer == END, axis=1), score(prompt, answer), 0)  # an answer must end
     return pp.Batch(
         obs=tokens[:, PROMPT - 1 : -1].T,
         action=answer.T,
         log_prob=jnp.stack(log_probs),
         mask=(ended == 0).T,
-        per_segment={"prompt": prompt, "score": scores},
+        per_segment={
+            "prompt": prompt,
+            "score": score(prompt, answer),
+            "baseline": jnp.repeat(score(prompt[::GROUP], greedy[:, PROMPT:]), GROUP),
+        },
     )
 
 
 def chains() -> dict[str, pp.Part]:
     """The algorithms, which differ in a line or two."""
-    functional, sampler = pp.functional, pp.segment_minibatches(2, num_epochs=2)
-    grpo = pp.tokens.group_advantage(group=GROUP, score="score")
-    plain = pp.tokens.group_advantage(group=GROUP, score="score", scale=None)
-    others = pp.tokens.group_advantage(group=GROUP, score="score", scale=None, baseline="leave_one_out")
-    means = pp.tokens.aggregate("policy", by="sequence_mean")
-    clipped = pp.clipped_surrogate(clip_eps=0.2)
+    F, sampler, surrogate = pp.functional, pp.segment_minibatches(2, num_epochs=2), pp.policy_loss
+    clipped, standardized = pp.clipped_surrogate(clip_eps=0.2), pp.advantage_normalize(ddof=1)
+    group = functools.partial(pp.tokens.group_advantage, group=GROUP, score="score")
+    by = functools.partial(pp.tokens.aggregate, "policy")
+    grpo, plain, means = group(), group(scale=None), by(by="sequence_mean")
+    others = {name: group(scale=None, baseline=name) for name in ("leave_one_out", "length_weighted", "given")}
     return {
         "GRPO": pp.chain(grpo, sampler, clipped, means),
         "DAPO": pp.chain(grpo, sampler, pp.clipped_surrogate(clip_eps=0.2, clip_eps_high=0.28)),
-        "Dr.GRPO": pp.chain(plain, sampler, clipped, pp.tokens.aggregate("policy", by="sequence_sum", length=ANSWER)),
-        "RLOO": pp.chain(others, sampler, clipped, pp.tokens.aggregate("policy", by="sequence_sum")),
-        "GSPO": pp.chain(grpo, sampler, pp.policy_loss(functional.gspo, clip_eps=0.1), means),
-        "CISPO": pp.chain(grpo, sampler, pp.policy_loss(functional.cispo, clip_eps=1.0, clip_eps_high=1.0)),
-        "SAPO": pp.chain(grpo, sampler, pp.policy_loss(functional.sapo), means),
-        "GMPO": pp.chain(grpo, sampler, pp.policy_loss(functional.gmpo, clip_eps=0.4), means),
-        "REINFORCE++": pp.chain(
-            pp.tokens.outcome_reward(), pp.tokens.reward_to_go(), pp.advantage_normalize(ddof=1), sampler, clipped
-        ),
+        "Dr.GRPO": pp.chain(plain, sampler, clipped, by(by="sequence_sum", length=ANSWER)),
+        "RLOO": pp.chain(others["leave_one_out"], sampler, clipped, by(by="sequence_sum")),
+        "OPO": pp.chain(others["length_weighted"], sampler, clipped),
+        "ReMax": pp.chain(others["given"], sampler, clipped),
+        "Lite PPO": pp.chain(group(scale="batch"), sampler, clipped),
+        "GPG": pp.chain(plain, pp.full_batch(), surrogate(F.policy_gradient_loss)),
+        "GSPO": pp.chain(grpo, sampler, surrogate(F.gspo, clip_eps=0.1), means),
+        "GSPO-token": pp.chain(grpo, sampler, surrogate(F.gspo, clip_eps=0.1, level="token"), means),
+        "CISPO": pp.chain(grpo, sampler, surrogate(F.cispo, clip_eps=1.0, clip_eps_high=1.0)),
+        "SAPO": pp.chain(grpo, sampler, surrogate(F.sapo), means),
+        "GMPO": pp.chain(grpo, sampler, surrogate(F.gmpo, clip_eps=0.4), means),
+        "Clip-Cov": pp.chain(grpo, sampler, surrogate(F.clip_cov, clip_eps=0.2)),
+        "KL-Cov": pp.chain(grpo, sampler, surrogate(F.kl_cov, fraction=2e-3)),
+        "REINFORCE++": pp.chain(pp.tokens.outcome_reward(), pp.tokens.reward_to_go(), standardized, sampler, clipped),
+        "REINFORCE++ baseline": pp.chain(plain, standardized, sampler, clipped),
     }
 
 
