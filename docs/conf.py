@@ -186,7 +186,8 @@ def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, optio
 def formula(text: str, display: bool) -> str:
     """Mathematics as MathML, which browsers show without a script."""
     text = "\n".join(line for line in text.splitlines() if line.strip())
-    text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)  # docutils reads \frac12 as 12 over what follows
+    text = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", text)  # docutils reads \frac12 as 12 over what follows
+    text = re.sub(r"(\\(?:bar|hat|tilde) ?(?:\\[a-z]+|\w))(?=[_^])", r"\1{}", text)  # and puts t below \bar s_t
     if display and ("&" in text or r"\\" in text) and r"\begin" not in text:
         text = rf"\begin{{aligned}}{text}\end{{aligned}}"
     written = tex2mathml(text, as_block=display)

@@ -114,8 +114,8 @@ def next_values(
 ) -> Array:
     r"""Return V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
 
-    .. math:: v'_t = \begin{cases} \text{final\_value}_t & \text{if truncated}_t \\
-              \text{last\_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
+    .. math:: v'_t = \begin{cases} \text{final_value}_t & \text{if truncated}_t \\
+              \text{last_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
 
     With automatic resets, the observation at t+1 is the first of a *new* episode wherever step t ended one. After a
     termination its value is never used; after a truncation V of the final observation must replace it.

@@ -222,7 +222,7 @@ def clip_cov(
 ) -> Array:
     r"""Drop a few tokens of high covariance from the clipped surrogate. Gradients flow to `log_ratio` of the others.
 
-    .. math:: c_i = (A_i - \bar A)(\log\pi(a_i) - \overline{\log\pi}), \qquad
+    .. math:: c_i = (A_i - \mathrm{mean}\, A)(\log\pi(a_i) - \mathrm{mean} \log\pi), \qquad
               L_i = 0 \text{ for } \lfloor \text{fraction} \cdot n \rfloor \text{ random tokens with } low < c_i < high
 
     The means are over the n unmasked tokens, in any layout; at least one token is drawn, if there is one in the range
