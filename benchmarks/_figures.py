@@ -41,7 +41,7 @@ def learning(path: Path, name: str) -> None:
     draw_mean(axes, steps, returns, "C0", f"mean of {returns.shape[1]} seeds, and its 95 % interval")
     axes.plot([], [], color="C0", alpha=0.3, linewidth=0.7, label="each seed")
     axes.set(title=result["config"]["env_id"], xlabel="environment steps", ylabel="episode return")
-    axes.legend(frameon=False)
+    axes.legend()
     save(figure, path)
 
 
@@ -109,7 +109,7 @@ def explain(path: Path, name: str) -> None:
     axes.use_sticky_edges = False
     axes.margins(x=0.05)
     axes.invert_yaxis()
-    axes.legend(frameon=False)
+    axes.legend()
     save(figure, path)
 
 
@@ -149,6 +149,16 @@ def study(path: Path) -> None:
     save(figure, path)
 
 
+def importance(path: Path) -> None:
+    """A bar for each hyperparameter of a search."""
+    found = records("population")["sweep_cartpole"]["results"]["importance"]
+    figure, (axes,) = canvas(1, width=7)
+    axes.barh(list(found), list(found.values()))
+    axes.set(xlabel="importance (PED-ANOVA)")
+    axes.invert_yaxis()
+    save(figure, path)
+
+
 def parts(path: Path) -> None:
     """Time against the number of elements, for the two estimators and their rivals."""
     rows = records("parts")["cpu"]["results"]
@@ -160,7 +170,7 @@ def parts(path: Path) -> None:
             style = {"color": "black", "linestyle": ":"} if method == "floor" else {"marker": "."}
             axes.plot(*zip(*line, strict=True), label=method, **style)
         axes.set(xscale="log", yscale="log", xlabel="steps x environments", ylabel="microseconds", title=part)
-        axes.legend(frameon=False)
+        axes.legend()
     save(figure, path)
 
 
@@ -208,6 +218,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "explain.png": functools.partial(explain, name="cleanrl_stable_baselines3_Pendulum-v1_200000"),
     "results_atari.png": atari,
     "study.png": study,
+    "sweep_cartpole.png": importance,
     "parts_cpu.png": parts,
     "devices.png": devices,
 }

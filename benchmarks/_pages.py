@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
@@ -54,24 +56,22 @@ def signed(change: dict[str, Any]) -> str:
 
 def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
     """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    matplotlib.rc_file(STYLE)
     columns = min(columns or panels, panels)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, 4 * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, 4 * rows))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[panels:]:
         axis.remove()
-    axes = axes[:panels]
-    for axis in axes:
-        axis.grid(alpha=0.2)
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, axes[:panels]
 
 
 def save(figure: Any, path: pathlib.Path) -> None:
     """Without the date and the version of matplotlib, so that the same data are the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi="figure", metadata={"Software": None})
