@@ -104,6 +104,14 @@ def test_a_page_loads_by_itself_and_fits_on_a_phone(open_page, page):
     assert browser.evaluate(TOO_WIDE) == []
 
 
+def test_formulas_are_read_as_in_tex(open_page):
+    browser = open_page("docs/generated/ppo_parts.regularizers.smoothness_loss")
+    assert browser.locator("mover").count() == 2
+    assert browser.locator("munderover > mi:first-child").count() == 0  # an index belongs beside an accented letter
+    browser = open_page("docs/generated/ppo_parts.distributions.Normal")
+    assert set(browser.locator("mfrac > mn").all_text_contents()) == {"1", "2"}
+
+
 def test_the_explorer_works_with_the_keyboard(open_page):
     browser = open_page("docs/explorer")
     browser.evaluate('document.querySelector("#explorer-part").value = "vtrace"')
