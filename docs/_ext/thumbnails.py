@@ -58,14 +58,14 @@ def variant(name: str, *without: str) -> str:
     return curve(result["task"], what, *curves, named=" ".join(others).partition(",")[0])
 
 
-def tokens(name: str, *without: str) -> str:
-    """Draw the score of answers of a chain for tokens, perhaps with that of another dashed."""
-    found = [next(iter(records("tokens")[each]["results"].values())) for each in (name, *without)]
+def tokens(name: str) -> str:
+    """Draw the score of answers of a chain for tokens, with that of GRPO dashed."""
+    found = [next(iter(records("tokens")[each]["results"].values())) for each in dict.fromkeys((name, "grpo"))]
     curves = (np.array(result["every_tenth_score"]).T for result in found)
     return curve("sorting digits", "score", *curves, named="GRPO")
 
 
-def population(task: str = "acrobot") -> str:
+def population(task: str = "acrobot_101") -> str:
     """Draw the return of the best member of each population, above that of as many random settings."""
     result = records("population")[task]["results"]
     seeds = (result["arms"][name]["per_seed"] for name in ("population", "random search"))
@@ -92,6 +92,14 @@ ROWS = {
     "dormant units": "dormant units reset, with their moments",
 }  # fmt: skip
 """Names of records that begin the name of a row of the gallery."""
+TOKENS = {
+    "GPG, REINFORCE": "gpg", "CISPO": "cispo", "SAPO": "sapo", "GSPO": "gspo", "GSPO-token": "gspo_token",
+    "GMPO": "gmpo", "Clip-Cov": "clip_cov", "KL-Cov": "kl_cov", "any loss per sequence": "gspo", "GRPO": "grpo",
+    "Dr.GRPO": "drgrpo", "RLOO": "rloo", "OPO": "opo", "ReMax": "remax", "Lite PPO": "lite_ppo",
+    "REINFORCE++": "reinforce", "REINFORCE++ baseline": "reinforce_baseline", "token mean": "dapo",
+    "sequence mean of means": "grpo", "sequence mean of sums": "rloo", "sum over a constant": "drgrpo",
+}  # fmt: skip
+"""Records of the rows of the page of tokens; those that name no algorithm show one that has what they say."""
 COMPARED = {result["results"]["without"] for result in records("gallery").values()} | {
     "squared error", "λ = 1", "Adam alone"
 }  # fmt: skip
@@ -139,16 +147,7 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "a rate that follows the divergence": functools.partial(choice, "adaptive_rate"),
         "Adam with equal decays": functools.partial(paper, "dohare_2023", "Acrobot-v1"),
     },
-    "docs/tokens": {
-        "CISPO": functools.partial(tokens, "cispo", "grpo"),
-        "SAPO": functools.partial(tokens, "sapo", "grpo"),
-        "GSPO": functools.partial(tokens, "gspo", "grpo"),
-        "GMPO": functools.partial(tokens, "gmpo", "grpo"),
-        "GRPO": functools.partial(tokens, "grpo"),
-        "Dr.GRPO": functools.partial(tokens, "drgrpo", "grpo"),
-        "RLOO": functools.partial(tokens, "rloo", "grpo"),
-        "REINFORCE++": functools.partial(tokens, "reinforce", "grpo"),
-    },
+    "docs/tokens": {name: functools.partial(tokens, record) for name, record in TOKENS.items()},
     "docs/gallery/losses": {
         "dual clip (Ye et al. 2020)": functools.partial(paper, "ye_2020"),
         "SPO (Xie et al. 2024)": functools.partial(paper, "xie_2024"),
