@@ -332,7 +332,7 @@ CHOICES: tuple[Change, ...] = (
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
     _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),
-    _exchange("optimizer", "Muon, with Adam for what is no matrix", RATES, "optax.contrib.muon({learning_rate})",
+    _exchange("optimizer", "Muon, with Adam for parameters that are not matrices", RATES, "optax.contrib.muon({learning_rate})",
               drop=("scale_by_adam",)),
     _exchange("optimizer", "the schedule counts gradient steps", RATES[:3],
               "optax.scale_by_learning_rate({learning_rate})"),
