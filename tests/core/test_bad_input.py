@@ -564,7 +564,8 @@ SHAPE_ERRORS = {
 
 REFUSED_BY_PYTHON = {
     "positional": lambda: pp.gae(0.99, 0.95),
-    "unexpected keyword argument 'lam'": lambda: pp.gae(gamma=0.9, lam=0.9),
+    "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
+    "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "missing 1 required keyword-only argument: 'clip_eps'": lambda: pp.clipped_surrogate(),
     "unexpected keyword argument 'rewards'": lambda: pp.Batch(rewards=BATCH.reward),
     "missing 1 required keyword-only argument: 'gamma'": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gae_lambda=0.9),
