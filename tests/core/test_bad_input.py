@@ -123,7 +123,6 @@ VALUE_ERRORS = {
     # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
-    "vtrace ... shuffled_minibatches ... segment_minibatches": lambda: pp.chain(SHUFFLED, VTRACE),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
@@ -148,12 +147,10 @@ VALUE_ERRORS = {
     ),
     "'value' ... name=\"...\"": lambda: update(GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
     "'early_stop_kl' ... another name": lambda: update(GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
-    "'loss' ... another name": lambda: update(GAE, FULL, VALUE, pp.entropy_bonus(coef=0.1, name="loss")),
     "'a' ... the parts before the sampler, those after it": lambda: update(GAE, metric("a"), FULL, VALUE, metric("a")),
     "rollout: the policy has logits for 3 actions, but the environment has 2": lambda: collect(
         envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))
     ),
-    "record='value' has the name of batch.value": lambda: rollout_of(None, record=("value",)),
     "record='next_cost' has the name of the next value of 'cost'": lambda: rollout_of(
         None, record=("cost", "next_cost")
     ),
@@ -174,7 +171,6 @@ VALUE_ERRORS = {
     ),
     "phases ... do not nest": lambda: pp.phases(all=pp.phases(actor=ACTOR)),
     "['actor', 'critic'] ... GradientTransformation": lambda: learner(PHASES),
-    "['actor', 'critic'] ... ['actor']": lambda: learner(PHASES, {"actor": SGD}),
     "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
     "mine ... into one of the phases": lambda: update(
         PHASES, pp.stateless(lambda batch: batch, name="mine"), optimizer=TWO
@@ -200,7 +196,6 @@ VALUE_ERRORS = {
         GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
     ),
     "[0, 24) ... 0 to 24": lambda: update(GAE, pp.given_indices([[0, 24]]), VALUE),
-    "[0, 24) ... -1 to 2": lambda: update(GAE, pp.given_indices([[-1, 2]]), VALUE),
     "[0, 4) for segments ... 0 to 4": lambda: update(GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
@@ -322,8 +317,6 @@ TYPE_ERRORS = {
     "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)": lambda: pp.learner(
         CRITIC, evaluate, SGD
     ),
-    "expected parts, got a list of them": lambda: learner([FULL, VALUE]),
-    "optax ... 0.001": lambda: learner(CRITIC, 1e-3),
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
     # phases
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),
@@ -341,9 +334,6 @@ TYPE_ERRORS = {
     "learner.update: key must be one key ... got keys of shape (2,)": lambda: update(
         key=jax.random.split(jax.random.key(0))
     ),
-    "learner.update: key must be one key ... got uint32 of shape (2, 2)": lambda: update(
-        key=jax.random.split(jax.random.PRNGKey(0))
-    ),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
     "missing a required ... argument: 'clip_eps'; it has no 'clip_epsilon'": lambda: pp.policy_loss(
         f.clipped_surrogate, clip_epsilon=0.2
@@ -352,7 +342,6 @@ TYPE_ERRORS = {
     "ppo_parts.Batch ... dict": lambda: update(batch={"obs": BATCH.obs}),
     "value must be floating ... int32 ... astype": lambda: update(batch=given(value=BATCH.action)),
     # what evaluate returns
-    "(distribution, value) ... NoneType": returning(lambda d, v: None),
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
@@ -363,7 +352,6 @@ TYPE_ERRORS = {
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule": lambda: pp.kl_penalty(
         coef=lambda step: 1.0, target_kl=0.1
     ),
-    "policy_loss ... 'slope'": lambda: pp.policy_loss(f.rollback_surrogate, clip_eps=0.2),
     # parts of one's own, and samplers
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
     "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
@@ -408,12 +396,7 @@ TYPE_ERRORS = {
         for wrong in (2.5, "4", True)
     },
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
-    **{
-        f"gae: gamma must be a number, but its schedule is {wrong!r} at step 0": functools.partial(
-            estimate, gamma=lambda step, wrong=wrong: wrong
-        )
-        for wrong in (None, "0.9")
-    },
+    "gae: gamma must be a number, but its schedule is '0.9' at step 0": lambda: estimate(gamma=lambda step: "0.9"),
 }
 
 SHAPE_ERRORS = {
@@ -427,9 +410,6 @@ SHAPE_ERRORS = {
     ),
     "'mine' has shape (), expected (6, 4)": lambda: update(
         GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))
-    ),
-    "combine_advantages: advantage has shape (6, 4) and 2 coefficients: give": lambda: update(
-        GAE, pp.combine_advantages({"advantage": (1.0, 2.0)}), ACTOR
     ),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()": lambda: update(
         STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR
