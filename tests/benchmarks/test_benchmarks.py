@@ -41,6 +41,17 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
 
 
+@pytest.mark.slow
+def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "budget.jsonl"
+    run(monkeypatch, "budget", "--sizes", "4x4", "--rounds", 1, "--json", f"{path}#cpu")
+    *pieces, whole = _records.read(path)["cpu"]["results"]
+    assert whole["piece"] == "whole"
+    assert {"rollout", "backward", "optimizer"} < {row["piece"] for row in pieces}
+    assert whole["floor_ms"] == pytest.approx(sum(row["floor_ms"] for row in pieces))
+    assert all(row["ms"] > row["floor_ms"] > 0 for row in (whole, *pieces) if row["piece"] != "backward")
+
+
 def test_wrong_numbers_are_not_timed():
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):
