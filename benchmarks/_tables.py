@@ -379,7 +379,8 @@ def budget(link: Link, name: str) -> list[str]:
     """The pieces of a training step: milliseconds, and relative to their floors."""
 
     def times(row: Record) -> str:
-        return f"{short(row['ms'])} (x{short(row['ms'] / row['floor_ms'])})"
+        digits = max(3, len(str(int(row["ms"]))))
+        return f"{row['ms']:.{digits}g} (x{short(row['ms'] / row['floor_ms'])})"
 
     return by_size(rows_of("budget", name), times, lambda row: row["piece"])
 
@@ -448,6 +449,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, explain, kuhn, levels,
-        papers, study, parts, rivals, update, speed, train, versions, hosts,
+        papers, study, budget, parts, rivals, update, speed, train, versions, hosts,
     )
 }  # fmt: skip
