@@ -375,6 +375,16 @@ def update(link: Link, *names: str) -> list[str]:
     return table(head, rows)
 
 
+def budget(link: Link, name: str) -> list[str]:
+    """The pieces of a training step: milliseconds, and relative to their floors."""
+
+    def times(row: Record) -> str:
+        digits = max(3, len(str(int(row["ms"]))))
+        return f"{row['ms']:.{digits}g} (x{short(row['ms'] / row['floor_ms'])})"
+
+    return by_size(rows_of("budget", name), times, lambda row: row["piece"])
+
+
 def sized(row: Record) -> str:
     """A size, "128x64"."""
     return "x".join(map(str, row["size"]))
@@ -439,6 +449,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, explain, kuhn, levels,
-        papers, study, parts, rivals, update, speed, train, versions, hosts,
+        papers, study, budget, parts, rivals, update, speed, train, versions, hosts,
     )
 }  # fmt: skip

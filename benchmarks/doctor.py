@@ -3,9 +3,9 @@
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
 The rules were set on the programs of TRAINING, and measured on those of HELD_OUT: other tasks and recipes, with seeds
-from 900. All faults that are numbers are planted in one program for each task, with
-an axis for faults and seeds. A fault is harmful if the run ends below every healthy run of its program. `--runs` keeps
-the metrics, so that rules can be judged again without training.
+from 900. All faults that are numbers are planted in one program for each task, with an axis for faults and seeds.
+A fault is harmful if the run ends below every healthy run of its program. `--runs` keeps the metrics, so that rules can
+be judged again without training.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.envs._wrappers import _with_observations
 
 from ._options import parser
 from ._records import RESULTS, ROOT, write
@@ -69,6 +68,20 @@ def line(name: str) -> Any:
     return eval(code, {"pp": pp, "optax": optax, "F": pp.functional} | symmetry)
 
 
+def with_observations(env: envs.Env, change: Callable[[Any], Any]) -> envs.Env:
+    """An environment to train in, with other observations."""
+
+    def reset(key: jax.Array, num_envs: int) -> tuple[Any, Any]:
+        state, obs = env.reset(key, num_envs)
+        return state, change(obs)
+
+    def step(key: jax.Array, state: Any, action: Any) -> tuple[Any, envs.Transition]:
+        state, out = env.step(key, state, action)
+        return state, out._replace(obs=change(out.obs), final_obs=change(out.final_obs))
+
+    return env._replace(reset=reset, step=step)
+
+
 def featured(env: envs.Env) -> envs.Env:
     """An environment with random features of its observations, because the policies of the cards are linear."""
     env, keys = envs.prepare(env, normalize=True, gamma=0.99), jax.random.split(jax.random.key(0))
@@ -78,7 +91,7 @@ def featured(env: envs.Env) -> envs.Env:
     def change(obs: jax.Array) -> jax.Array:
         return jnp.concatenate([obs, jnp.tanh(obs @ weights + bias)], axis=-1)
 
-    return _with_observations(env, change)._replace(observation_space=envs.Box((FEATURES,)))
+    return with_observations(env, change)._replace(observation_space=envs.Box((FEATURES,)))
 
 
 def policy_of(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
@@ -201,7 +214,7 @@ def cloning() -> Variant:
 def distillation() -> Variant:
     """A student that does not see how fast the cart moves."""
     module = card("imitation", "Distillation")
-    seen = _with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
+    seen = with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
     return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
 
 

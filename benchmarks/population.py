@@ -19,6 +19,7 @@ import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training._cli import keep_compiled_programs
 from ppo_parts.training._program import compiler_options
 
 from ._options import parser
@@ -68,6 +69,6 @@ def main() -> None:
     options = parser(__doc__, seeds=10, first_seed=101)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     given = options.parse_args()
-    training._cli.keep_compiled_programs()
+    keep_compiled_programs()
     for task in given.tasks:
         write(f"{RESULTS}/population.jsonl#{task}_{given.first_seed}", measure(task, seeds_of(given)))

@@ -1,4 +1,7 @@
-"""What the parity tests share: a replay of recorded rollouts, tapes of what happens inside an update, a comparison.
+"""What the parity tests share: a replay of recorded rollouts, tapes of what happens inside an update, the bounds.
+
+The parity tests compare estimates, the numbers of each minibatch and the parameters after each step. Which quantity of
+an update differs first is what `ppo_parts.testing.compare_update` tells.
 
 The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place of `golden/`, for recordings made anew.
 """
@@ -61,7 +64,6 @@ class Tape(NamedTuple):
 class Steps(NamedTuple):
     """What happened in the steps of an optimizer; leading axis: minibatches."""
 
-    grad: Arrays
     params: Arrays  # before each step
     numbers: Arrays
 
@@ -80,31 +82,19 @@ def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ..
     )
 
 
-def record_minibatches(length: int, shape: tuple[int, ...]) -> pp.Part:
-    """What the learner computed on minibatches of this shape, by the peers' names; theirs are `[S, T]` or `[M]`."""
-
-    def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        current = batch.current
-        found = {"newlogprob": current.log_prob, "ratio": jnp.exp(batch.current_log_ratio()), "adv": batch.advantage}
-        found |= {"newvalue": current.value, "entropy": current.distribution.entropy()}
-        return {name: x.T for name, x in found.items()}
-
-    return record(length, read, **dict.fromkeys(("newlogprob", "ratio", "adv", "newvalue", "entropy"), shape[::-1]))
-
-
 def record_steps(length: int, names: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """An optimizer that changes nothing and writes down gradients, the parameters they were taken at, and numbers.
+    """An optimizer that changes nothing and writes down parameters and numbers.
 
     Args:
         names: the peer's names of these numbers: the learner's, `loss` or one of its metrics.
     """
 
     def init(params: Any) -> Tape:
-        return blank(length, Steps(params, params, dict.fromkeys(names, jnp.zeros(()))))
+        return blank(length, Steps(params, dict.fromkeys(names, jnp.zeros(()))))
 
     def update(grads: Any, tape: Tape, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
         found = {**metrics, "loss": value}
-        return grads, tape.write(Steps(grads, params, {theirs: found[ours] for theirs, ours in names.items()}))
+        return grads, tape.write(Steps(params, {theirs: found[ours] for theirs, ours in names.items()}))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -163,54 +153,33 @@ def replay(
     return played
 
 
-def norms(grad: Arrays) -> np.ndarray:
-    """The norm of all tensors together, of each row."""
-    return np.sqrt(sum(np.square(x).sum(axis=tuple(range(1, x.ndim))) for x in grad.values()))
+def estimates(part: pp.Part, batch: pp.Batch) -> pp.Batch:
+    """The rollout with the advantages and targets of an estimator."""
+    return jax.jit(lambda batch: part.update(batch, (), pp.Context(key=jax.random.key(0)))[0])(batch)
 
 
-class Comparison:
-    """Compares everything, and fails once at the end with the list of what is off."""
+def close(name: str, ours: Any, recorded: Any, atol: float = 0.0) -> None:
+    """|ours - recorded| <= RTOL |recorded| + atol, entry by entry."""
+    assert np.shape(ours) == np.shape(recorded), name
+    np.testing.assert_allclose(ours, recorded, RTOL, atol, err_msg=name)
 
-    def __init__(self) -> None:
-        self.failures: list[str] = []
 
-    def close(self, name: str, ours: Any, recorded: Any, atol: float = 0.0) -> None:
-        """|ours - recorded| <= RTOL |recorded| + atol, entry by entry."""
-        self._within(name, ours, recorded, RTOL * np.abs(recorded) + atol)
+def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | None = None) -> None:
+    """|ours - recorded| <= RTOL max |recorded - start| + 2 float32 roundings of the largest |start|, for each tensor.
 
-    def close_tensor(self, name: str, ours: Any, recorded: Any, start: Any = 0.0) -> None:
-        """|ours - recorded| <= RTOL max |recorded - start| + 2 float32 roundings of the largest |start|.
+    For sums that cancel, whose small entries have the rounding errors of the large ones. With `start` it is the
+    distance travelled that has to be right, however small next to the number itself.
+    """
+    assert recorded, f"{kind}: nothing is recorded"
+    for name, x in recorded.items():
+        begun = start[name] if start else 0.0
+        allowed = RTOL * np.max(np.abs(x - begun)) + 2 * EPS * np.max(np.abs(begun))
+        assert np.shape(ours[name]) == np.shape(x), f"{kind} {name}"
+        np.testing.assert_allclose(ours[name], x, 0, allowed, err_msg=f"{kind} {name}")
 
-        For sums that cancel, whose small entries have the rounding errors of the large ones. With `start` it is the
-        distance travelled that has to be right, however small next to the number itself.
-        """
-        travelled = np.max(np.abs(np.asarray(recorded) - start))
-        self._within(name, ours, recorded, RTOL * travelled + 2 * EPS * np.max(np.abs(start)))
 
-    def close_tensors(self, kind: str, ours: Arrays, recorded: Arrays, start: Arrays | None = None) -> None:
-        """`close_tensor` for each tensor of a network or a rollout."""
-        assert recorded, f"{kind}: nothing is recorded"
-        for name, x in recorded.items():
-            self.close_tensor(f"{kind} {name}", ours[name], x, start[name] if start else 0.0)
-
-    def close_rows(self, ours: Arrays, recorded: Arrays, rounding: dict[str, float]) -> None:
-        """Numbers of each minibatch entry by entry, with an `atol` for some; tensors by `close_tensor`."""
-        for name, x in ours.items():
-            if np.ndim(x) == 1:
-                self.close(name, x, recorded[name], rounding.get(name, 0.0))
-            else:
-                self.close_tensor(name, x, recorded[name])
-
-    def equal(self, name: str, ours: Any, recorded: Any) -> None:
-        """Exactly the same."""
-        if not np.array_equal(ours, recorded):
-            self.failures.append(f"{name}: {ours}, recorded {recorded}")
-
-    def finish(self) -> None:
-        assert not self.failures, "\n".join(self.failures)
-
-    def _within(self, name: str, ours: Any, recorded: Any, allowed: Any) -> None:
-        assert np.shape(ours) == np.shape(recorded), f"{name}: shape {np.shape(ours)}, recorded {np.shape(recorded)}"
-        difference = np.abs(np.asarray(ours, np.float64) - np.asarray(recorded, np.float64))
-        if not np.all(difference <= allowed):
-            self.failures.append(f"{name}: off by up to {np.max(difference):.1e}")
+def close_steps(rows: Steps, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]) -> None:
+    """Numbers of each minibatch, with an `atol` for some, and the parameters after each step."""
+    for name, x in rows.numbers.items():
+        close(name, x, recorded[name], rounding.get(name, 0.0))
+    close_tensors("parameters", {name: x[1:] for name, x in rows.params.items()}, after, start)

@@ -139,6 +139,15 @@ CASES = (
     rollout(pp.given_indices, _ROWS),
     rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )
+BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside of the range of a hyperparameter
+    **dict.fromkeys(("gamma", "gae_lambda", "pg_lambda", "fraction", "decay", "rate", "beta"), (-0.01, 1.01)),
+    **dict.fromkeys(("rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high", "high", "length"), (0.0,)),
+    **dict.fromkeys(("slope", "tau", "tau_negative", "sigma", "delta"), (0.0,)),
+    **dict.fromkeys(("eps", "kappa", "kl_coef", "bound", "low", "coef", "value_coef", "alpha", "scale"), (-1e-9,)),
+    **dict.fromkeys(("learning_rate", "target_kl", "noise_scale", "temporal", "spatial"), (-1e-9,)),
+    **dict.fromkeys(("cov_low", "cov_high", "target_entropy", "limit"), ()),
+    "dual_clip": (1.0,),
+}
 ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
 ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see tests/parts/test_critics.py
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import numpy as np
 
 from ..functional._arguments import is_whole
+from ..functional._errors import reject_call
 from .errors import UserTypeError, UserValueError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,7 +46,7 @@ def checked(function: F) -> F:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # which raises Python's own error
+            return reject_call(function, args, kwargs)
         for name in hints().keys() & given.keys():
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given[name] if several else (given[name],):

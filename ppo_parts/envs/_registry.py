@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import deferred, require_package
+from ..functional._errors import did_you_mean
 from . import _tasks
 from ._env import Env
 
@@ -80,10 +80,9 @@ def make(env_id: str, **settings: Any) -> Env:
 
 def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
-        near = difflib.get_close_matches(prefix, prefixes(), 1)
-        there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
+        there = did_you_mean(prefix, prefixes()) or f"; the prefixes are {', '.join(prefixes())}"
         raise UnknownPrefixError(
-            f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
+            f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds prefixes)"
         )
     source = SOURCES[prefix]
     with deferred("seaborn", "matplotlib.pyplot"):

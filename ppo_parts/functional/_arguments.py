@@ -27,7 +27,7 @@ from ._common import (
     range_error,
     zero_masked,
 )
-from ._errors import ShapeError, UserTypeError, UserValueError
+from ._errors import ShapeError, UserTypeError, UserValueError, reject_call
 
 F = TypeVar("F", bound=Callable[..., Any])
 Implementation = Literal["auto", "scan", "associative"]
@@ -243,7 +243,7 @@ def public(
             try:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
-                return function(*args, **kwargs)  # which raises Python's own error
+                return reject_call(function, args, kwargs)
             given.apply_defaults()
             values = given.arguments
             for name, value in values.items():

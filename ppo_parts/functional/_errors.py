@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 
 class UserError(Exception):
     """An error in the caller's input: the message names the value and the remedy.
@@ -33,3 +38,20 @@ class UserTypeError(UserError, TypeError):
 
 class ShapeError(UserValueError, AssertionError):
     """Array shapes do not match; arrays are never broadcast to make them match."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest one, if there is one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Let Python reject a call, and add the nearest name to its error about an unknown one."""
+    try:
+        return function(*args, **kwargs)
+    except TypeError as error:
+        known = inspect.signature(function).parameters
+        unknown = next((name for name in kwargs if name not in known), "")
+        error.args = (f"{error}{did_you_mean(unknown, known)}",)
+        raise

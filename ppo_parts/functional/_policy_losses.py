@@ -50,8 +50,8 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))
-    bounded = _clipped_ratio(ratio, advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
+    ratio = jnp.exp(log_ratio)
+    bounded = _clipped_ratio(jax.lax.stop_gradient(ratio), advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
     # Where the ratio is bounded, its slope of 0 must not be multiplied by a ratio that may be infinite.
     free = (bounded == ratio) | jnp.isnan(ratio)
     return -advantage * jnp.where(free, _ratio(log_ratio, free), bounded)
@@ -348,6 +348,16 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
+@jax.custom_jvp
 def _ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio where it is needed, and 1 elsewhere, where 0 times an infinite one would be NaN."""
-    return jnp.exp(jnp.where(needed, logs, 0))
+    """Return the ratio where it is needed, and 1 elsewhere, where 0 times an infinite one would be NaN.
+
+    The derivative is the ratio itself, so that XLA computes one exponential for all uses of `logs`.
+    """
+    return jnp.where(needed, jnp.exp(logs), 1)
+
+
+@_ratio.defjvp
+def _slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    ratio = _ratio(*primals)
+    return ratio, jnp.where(primals[1], ratio, 0) * tangents[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from .._core.types import Batch, Context, Part
 from .._core.upstream import Estimates, Upstream
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
-from ..functional._common import ShapeError
+from ..functional._errors import ShapeError, did_you_mean
 from ._choices import (
     CHAIN,
     CHOICES,
@@ -193,9 +192,8 @@ def _read(record: Any) -> dict[str, Any]:
     for key, x in (dict(np.load(record)) if isinstance(record, (str, Path)) else record).items():
         *path, last = key.split("/")
         if (name := key.partition("/")[0]) not in KEYS:
-            near = difflib.get_close_matches(name, KEYS, 1)
-            hint = f"is it {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}"
-            raise UserValueError(f"compare_update: the record has the unknown key {key!r}; {hint}")
+            hint = did_you_mean(name, KEYS) or f"; the keys are {', '.join(KEYS)}"
+            raise UserValueError(f"compare_update: the record has the unknown key {key!r}{hint}")
         tree = found
         for each in path:
             tree = tree.setdefault(each, {})

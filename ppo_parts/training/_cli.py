@@ -68,6 +68,11 @@ def main(
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
         if (file := _known(words, prog).config) is not None:
             words = [*_words_in_file(file), *words]
+        for word in words:
+            flag, has_value, value = word.removeprefix("--").partition("=")
+            if has_value and hints.get(name := flag.replace("-", "_")) is bool:
+                remedy = f"write --{flag} or --no-{flag}, and true or false in a file"
+                raise UserValueError(f"takes no value, got {value!r}: {remedy}", argument=name)
         known = _known(words, prog)
         default = _defaults(known, presets, recipe)
         given = _parsed(default, tuple(presets), words, prog, sys.modules[make_train.__module__].__doc__)
@@ -173,7 +178,7 @@ def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
-        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind)
+        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, nargs="?")  # tyro refuses it if empty
     first.add_argument("--trust", action="store_true")
     return first.parse_known_args(words)[0]
 

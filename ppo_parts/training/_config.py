@@ -18,8 +18,8 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
 from ..functional._common import bounds
+from ..functional._errors import did_you_mean
 from ._evaluate import EVALUATION, metric_names
-from ._messages import did_you_mean
 from ._train import Train, updates_in
 
 M = TypeVar("M")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import jax
 
@@ -66,9 +65,3 @@ def printed_messages() -> Iterator[None]:
     finally:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest one, if there is one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

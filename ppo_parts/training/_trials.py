@@ -13,9 +13,9 @@ import jax
 
 from .._base.errors import UserValueError
 from .._base.extras import require_package
+from ..functional._errors import did_you_mean
 from ._files import plain, write_json
 from ._folder import in_json, listed
-from ._messages import did_you_mean
 from ._train import Train, seed_keys
 
 

@@ -14,9 +14,10 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing import LAWS, _laws
-from tests.registry import CASES, ELSEWHERE, given_batch, subject
+from tests.registry import BEYOND, CASES, ELSEWHERE, given_batch, subject
 
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+with_numbers = pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 FIELDS = tuple(pp.Batch.__dataclass_fields__)
 EXCEPT = {
     pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
@@ -65,13 +66,21 @@ def test_laws(case):
     assert {name: wrong for name, wrong in broken.items() if wrong is not None} == {}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
+@with_numbers
 def test_a_number_an_array_and_a_schedule_do_the_same(case):
     given = functools.partial(given_batch, case.after, case.continuous)
     testing.check_hyperparameters(case.part, batch=given, **case.numeric)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
+@with_numbers
+def test_what_is_no_number_in_its_range_is_refused_by_name(case):
+    for name in case.numeric:
+        for wrong in (np.nan, "0.9", True, 0.9 + 1j, *BEYOND[name]):
+            with pytest.raises(pp.errors.UserError, match=rf"\b{name} must "):
+                case.part(**{name: wrong})
+
+
+@with_numbers
 def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
     """About half of the parts get arrays, and the others schedules: all parts convert them by the same functions."""
     as_array, as_schedule = (lambda x: jnp.float32(x)), (lambda x: lambda step: jnp.float32(x))

@@ -271,16 +271,6 @@ def test_an_axis_of_agents_is_like_more_segments():
     apart = {name: (x := getattr(flat, name)).reshape(TIME, 3, 2, *x.shape[2:]) for name in leaves}
     pipeline = pp.chain(GAE, pp.full_batch(2, refresh="epoch"), pp.advantage_normalize(), *LOSSES)
     assert_close(run(pipeline, pp.Batch(**apart)), run(pipeline, flat))
-    for sampler in (
-        pp.shuffled_minibatches(2),
-        pp.segment_minibatches(3),
-        pp.prioritized_sampler(3, alpha=1.0, beta=1.0, refresh="minibatch"),
-    ):
-        weigh = (pp.advantage_weight(),) if sampler.name.startswith("prio") else ()
-        learner = pp.learner(evaluate, pp.chain(GAE, sampler, *weigh, *LOSSES), optax.sgd(0.1))
-        state = learner.init(make_params())
-        after, _ = jax.eval_shape(learner.update, KEY, state, pp.Batch(**apart))
-        assert after.params["policy"].shape == state.params["policy"].shape
 
 
 # --- chain -----------------------------------------------------------------------------------------------------------
@@ -342,24 +332,6 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     assert np.any(columns[:, 0] == columns[:, 1]) == replacement
     first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
-
-
-def test_carries_and_extras_go_with_their_segment():
-    batch = rollout().replace(
-        carry={"memory": jnp.tile(jnp.arange(SEGMENTS)[:, None], (1, 3))},
-        reset=jnp.zeros((TIME, SEGMENTS)).at[0].set(jnp.arange(SEGMENTS)),
-        extras={"segment": jnp.tile(jnp.arange(SEGMENTS), (TIME, 1))},
-        per_segment={"segment": jnp.arange(SEGMENTS)},
-        shared={"table": jnp.arange(7)},
-    )
-    out, _ = pp.segment_minibatches(2).update(batch, (), CONTEXT)
-    columns = np.asarray(out.extras["segment"])[0]
-    np.testing.assert_array_equal(out.carry["memory"], np.broadcast_to(columns[:, None], (2, 3)))
-    np.testing.assert_array_equal(out.reset[0], columns)
-    np.testing.assert_array_equal(out.per_segment["segment"], columns)
-    np.testing.assert_array_equal(out.shared["table"], np.arange(7))
-    counts = np.asarray(out.mask, bool)
-    np.testing.assert_array_equal(out.current.value, np.where(counts, evaluate(make_params(), out)[1], out.value))
 
 
 # --- early stop ------------------------------------------------------------------------------------------------------

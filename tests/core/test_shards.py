@@ -152,7 +152,9 @@ def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
     assert_close(updated(evaluate, make_params(), batch.replace(shards=SHARDS), *parts), expected, 2e-5, 1e-5)
 
 
-def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch):
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch, pieces):
+    """So it is in pieces of two segments of each."""
     monkeypatch.setattr(jax, "device_count", lambda: SHARDS)
     shapes = set()
 
@@ -160,10 +162,12 @@ def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch):
         shapes.add(batch.obs.shape[:2])
         return with_memory(params, batch)
 
-    params, sampler = params_with_memory(), pp.given_indices(in_shards(ROWS, "segment"), "segment", refresh="epoch")
-    expected = updated(with_memory, params, recurrent_batch(1), GAE, sampler, *LOSSES)
-    assert_close(updated(looked_at, params, recurrent_batch(), GAE, sampler, *LOSSES), expected, 2e-5, 1e-5)
-    assert {(T, N // 2 // SHARDS), (T, N // SHARDS)} <= shapes
+    sampler = pp.full_batch() if pieces else pp.given_indices(in_shards(ROWS, "segment"), "segment", refresh="epoch")
+    parts, params = (GAE, sampler, *LOSSES), params_with_memory()
+    expected = updated(with_memory, params, recurrent_batch(1), *parts)
+    policy = pp.microbatched(looked_at, T * 2) if pieces else looked_at
+    assert_close(updated(policy, params, recurrent_batch(), *parts), expected, 2e-5, 1e-5)
+    assert ({(T, 2)} if pieces else {(T, N // 2 // SHARDS), (T, N // SHARDS)}) <= shapes
 
 
 def test_a_recurrent_policy_is_evaluated_in_as_many_blocks_as_there_may_be_devices(monkeypatch):
@@ -179,21 +183,6 @@ def test_a_recurrent_policy_is_evaluated_in_as_many_blocks_as_there_may_be_devic
         return N // min(seen)
 
     assert [blocks(devices) for devices in (1, 2, 3, 4, 5, 8, 16)] == [1, 2, 2, 4, 4, 8, 8]
-
-
-def test_pieces_of_shards_are_evaluated_side_by_side(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: SHARDS)
-    shapes = set()
-
-    def looked_at(params, batch):
-        shapes.add(batch.log_prob.shape)
-        return with_memory(params, batch)
-
-    parts = GAE, pp.full_batch(), *LOSSES
-    expected = updated(with_memory, params_with_memory(), recurrent_batch(1), *parts)
-    found = updated(pp.microbatched(looked_at, T * 2), params_with_memory(), recurrent_batch(), *parts)
-    assert_close(found, expected, 2e-5, 1e-5)
-    assert (T, 2) in shapes
 
 
 def test_replay_keeps_rollouts_within_their_shard():

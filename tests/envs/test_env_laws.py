@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, networks
+from ppo_parts import envs
 from ppo_parts.envs import __main__ as command
 from ppo_parts.envs._laws import LAWS, notes_on, play, random_action
 from tests import env_fakes
@@ -529,20 +529,6 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
     assert set(obs.obs[:, 0].tolist()) == {3.0, 5.0}
     with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
         envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
-
-
-@pytest.mark.usefixtures("fakes")
-def test_standard_policies_play_with_masks_and_flattened_observations():
-    """The recipes' policy, on normalized observations: no action is taken that is not available."""
-    env = envs.prepare(envs.make("jumanji:Walk-v0"), normalize=True, gamma=0.9)
-    policy = networks.actor_critic(env, (8,))
-    rollout = pp.rollout(env, policy, num_envs=4, num_steps=16)
-    batch = jax.jit(lambda key: rollout.collect(key, policy.init(key), rollout.init(key))[1])(jax.random.key(0))
-    taken = np.take_along_axis(np.asarray(batch.obs.available), np.asarray(batch.action)[..., None], axis=-1)
-    assert taken.all()
-    assert not np.asarray(batch.obs.available).all()
-    assert batch.obs.obs.shape == (16, 4, 2)
-    assert abs(float(batch.obs.obs[..., 1].mean())) < 0.9  # of the time, 0 to 4, if it were not normalized: 1.5 or more
 
 
 @pytest.mark.usefixtures("fakes")

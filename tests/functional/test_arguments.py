@@ -11,6 +11,7 @@ from jax import export, monitoring
 from ppo_parts import errors
 from ppo_parts import functional as f
 from ppo_parts.functional import _arguments
+from tests.registry import BEYOND
 
 T, N, K = 8, 6, 5
 FUNCTIONS = {name: x for name, x in vars(f).items() if inspect.isfunction(x)}
@@ -47,6 +48,11 @@ OTHERS = {
 }
 FLAGS = ("terminated", "truncated", "mask")
 WHOLE = ("group", "indices")
+POSITIVE = {
+    "discovered_policy_optimization alpha",
+    "discovered_policy_optimization beta",
+    "mirror_descent_surrogate coef",
+}
 SIZED = ("rescale_head", "sample_without_replacement", "permutation")  # their sizes are static
 
 
@@ -115,6 +121,9 @@ def test_bad_values_are_refused_by_name(name):
                 if not isinstance(error, (errors.UserError, f.ShapeError)) or argument not in str(error):
                     unclear.append(f"{argument}={value!r}: {type(error).__name__}: {str(error)[:100]}")
         if kind.role == "number":
+            for number in (0.0,) if f"{name} {argument}" in POSITIVE else BEYOND[argument]:
+                with pytest.raises(errors.UserValueError, match=rf"{argument} must lie in"):
+                    FUNCTIONS[name](**{**given, argument: number})
             with pytest.raises(TypeError, match=argument):
                 jax.eval_shape(lambda x, k=argument: FUNCTIONS[name](**{**given, k: x}), jnp.ones((), complex))
     assert unclear == []

@@ -24,9 +24,10 @@ import pytest
 import ppo_parts as pp
 from tests.golden_traces import (
     Arrays,
-    Comparison,
     Params,
-    Steps,
+    close,
+    close_steps,
+    close_tensors,
     load,
     record,
     record_steps,
@@ -48,7 +49,7 @@ SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
 }
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
-ELEMENTS = ("aux/ratio", "returns", "advantage_norm_weighted", "aux/value", "entropy_per_state")  # of each step of it
+BUFFERS = ("value", "ratio", "advantage", "returns")
 
 
 def settings(z: Arrays) -> dict[str, float]:
@@ -65,16 +66,14 @@ def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any,
     return probabilities, pp.functional.importance_weights(probabilities, indices, beta=beta)
 
 
-def compare_priorities(
-    check: Comparison, advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any
-) -> None:
+def compare_priorities(advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any) -> None:
     """Probabilities and weights from these advantages."""
     p, w = priorities_and_weights(advantage, drawn, alpha, beta)
     total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
     peer_sum = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
-    check.close("peer_sum", peer_sum, recorded.sum())
-    check.close("prio_probs", p * peer_sum, recorded)
-    check.close("seg_w", w * peer_sum**-beta, weights)
+    close("peer_sum", peer_sum, recorded.sum())
+    close("prio_probs", p * peer_sum, recorded)
+    close("seg_w", w * peer_sum**-beta, weights)
 
 
 def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> float:
@@ -94,8 +93,12 @@ def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     return distrax.MultivariateNormalDiag(mean, std), layer("critic", hidden)[..., 0]
 
 
-def losses(config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
-    """The losses, and a tape of minibatches of this shape."""
+def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
+    """The epoch, with a tape of the rollout before each minibatch."""
+
+    def read(batch: pp.Batch) -> dict[str, jax.Array]:
+        found = batch.value, jnp.exp(batch.log_ratio), batch.advantage, batch.target
+        return dict(zip(BUFFERS, found, strict=True))
 
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
         k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
@@ -103,45 +106,18 @@ def losses(config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
         mean = pp.functional.masked_mean(k2, batch.mask)
         return batch.add_metrics(approx_kl_k2=mean, peer_explained_variance=explained)
 
-    def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        current = batch.current
-        found = jnp.exp(batch.current_log_ratio()), batch.target, batch.advantage, current.value
-        return dict(zip(ELEMENTS, (*found, current.distribution.entropy()), strict=True))
-
     return pp.chain(
+        pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
+        record(len(indices), read, **dict.fromkeys(BUFFERS, shape)),
+        pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
+        pp.advantage_normalize(ddof=0),
+        pp.advantage_weight(),
         pp.clipped_surrogate(clip_eps=config["clip_eps"]),
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]),
         pp.entropy_bonus(coef=config["entropy_coeff"]),
         pp.stateless(peer_metrics),
-        record(length, read, **dict.fromkeys(ELEMENTS, shape)),
     )
-
-
-def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
-    """The epoch, with a tape on either side of the sampler."""
-
-    def read_rollout(batch: pp.Batch) -> dict[str, jax.Array]:
-        ratio = jnp.exp(batch.log_ratio)
-        return {"value": batch.value, "ratio": ratio, "advantage": batch.advantage, "returns": batch.target}
-
-    return pp.chain(
-        pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
-        record(len(indices), read_rollout, **dict.fromkeys(("value", "ratio", "advantage", "returns"), shape)),
-        pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
-        pp.advantage_normalize(ddof=0),
-        pp.advantage_weight(),
-        losses(config, len(indices), (shape[0], indices.shape[1])),
-    )
-
-
-def compare_minibatches(check: Comparison, rows: Steps, elements: Arrays, z: Arrays) -> None:
-    """What the peer's `loss_fn` saw and gave, and its gradients; leading axis: minibatches."""
-    assert "aux/ratio" in z
-    recorded = {name: np.broadcast_to(z[name], x.shape) for name, x in elements.items() if name in z}
-    check.close_rows({name: elements[name] for name in recorded}, recorded, {})
-    check.close_rows(rows.numbers, z, ROUNDING)
-    check.close_tensors("grad", rows.grad, sub(z, "grads/"))
 
 
 def rollout(z: Arrays) -> pp.Batch:
@@ -170,7 +146,7 @@ def peer_optimizer(config: dict[str, float]) -> optax.GradientTransformation:
 
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_jaxdem(case):
-    z, check = load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}"), Comparison()
+    z = load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
     config = settings(z)
     optimizer = peer_optimizer(config)
     shape = z["epoch0/mb/td/value"].shape[1], int(config["num_segments"])
@@ -185,35 +161,25 @@ def test_learner_reproduces_jaxdem(case):
     updates = [(each, rollout(one)) for each, one in zip(given, epochs, strict=True)]
     start = sub(z, "epoch0/params_before/")
     for i, (state, metrics) in enumerate(replay(make_learner, start, updates)):
-        compare_epoch(check, state, metrics, epochs[i], start)
-        compare_refresh(check, config, tapes(state.pipeline), epochs[i], given[i][1], betas[i])
-    check.finish()
+        compare_epoch(state, metrics, epochs[i], start)
+        compare_refresh(config, tapes(state.pipeline)[0], epochs[i], given[i][1], betas[i])
 
 
-def compare_epoch(check: Comparison, state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays) -> None:
+def compare_epoch(state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays) -> None:
     """Minibatches and parameters within one epoch."""
     rows = steps(state.opt_state[0], state.params)
-    compare_minibatches(check, rows, tapes(state.pipeline)[-1], sub(z, "mb/"))
+    close_steps(rows, sub(z, "mb/"), sub(z, "mb/params_after/"), start, ROUNDING)
     for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
         if ours != "peer_explained_variance":
-            recorded = z[f"metrics/{name.removeprefix('aux/')}"]
-            check.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
-    params = {name: x[1:] for name, x in rows.params.items()}
-    check.close_tensors("params after", params, sub(z, "mb/params_after/"), start)
+            close(f"metric {name}", metrics[ours], z[f"metrics/{name.removeprefix('aux/')}"], ROUNDING.get(name, 0.0))
 
 
-def compare_refresh(
-    check: Comparison, config: dict[str, float], tape: list[Arrays], z: Arrays, weights: Any, beta: float
-) -> None:
+def compare_refresh(config: dict[str, float], buffers: Arrays, z: Arrays, weights: Any, beta: float) -> None:
     """What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities."""
-    buffers = tape[0]
-    names = "value", "ratio", "advantage", "returns"
-    check.close_tensors("init", {name: buffers[name][0] for name in names}, {name: z[f"init/{name}"] for name in names})
+    close_tensors("init", {name: x[0] for name, x in buffers.items()}, {name: z[f"init/{name}"] for name in BUFFERS})
     for k, indices in enumerate(z["mb/idx"]):
-        advantage, alpha = buffers["advantage"][k], config["importance_sampling_alpha"]
-        compare_priorities(check, advantage, indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
-        for name in ("value", "ratio"):
-            check.close_tensor(f"old {name}", buffers[name][k][:, indices], z[f"mb/td/{name}"][k])
-        recomputed = {name: z[f"recompute/{name}"][k] for name in names}
+        alpha = config["importance_sampling_alpha"]
+        compare_priorities(buffers["advantage"][k], indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
         if k + 1 < len(z["mb/idx"]):
-            check.close_tensors("next", {name: buffers[name][k + 1][:, indices] for name in names}, recomputed)
+            recomputed = {name: z[f"recompute/{name}"][k] for name in BUFFERS}
+            close_tensors("next", {name: x[k + 1][:, indices] for name, x in buffers.items()}, recomputed)

@@ -90,7 +90,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"next_value": None, "next_obs": None}, "add 'last_value'"),
         ({"log_prob": None}, "lacks 'log_prob'"),
         ({"indices": None}, "add 'indices'"),
-        ({"logprob": record["log_prob"]}, "is it 'log_prob'"),
+        ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
         ({"value": record["value"][..., None]}, "both must be"),
     ):
