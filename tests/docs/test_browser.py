@@ -105,10 +105,10 @@ def test_a_page_loads_by_itself_and_fits_on_a_phone(open_page, page):
 
 
 def test_formulas_are_read_as_in_tex(open_page):
-    browser = open_page("docs/generated/ppo_parts.regularizers.smoothness_loss")
+    browser = open_page("docs/generated/ppo_parts.regularizers.smoothness_loss.html")
     assert browser.locator("mover").count() == 2
     assert browser.locator("munderover > mi:first-child").count() == 0  # an index belongs beside an accented letter
-    browser = open_page("docs/generated/ppo_parts.distributions.Normal")
+    browser = open_page("docs/generated/ppo_parts.distributions.Normal.html")
     assert set(browser.locator("mfrac > mn").all_text_contents()) == {"1", "2"}
 
 
