@@ -480,13 +480,34 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
 @pytest.mark.usefixtures("fakes")
 def test_combinations_of_choices_become_one_action():
     env = envs.make("jumanji:Walk-v0")
-    assert (env.action_space.n, env.observation_space.shape) == (6, (2,))
+    assert (env.action_space.n, set(env.observation_space.spaces)) == (6, {"place", "time"})
     reset, step = compiled(env)
     state, obs = reset(jax.random.key(0), 6)
     assert obs.available[0].tolist() == [True, True, True, True, True, False]
     _, out = step(jax.random.key(0), state, jnp.arange(6))
     np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
     assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
+
+
+@pytest.mark.usefixtures("fakes")
+def test_choices_with_a_mask_each_stay_choices(monkeypatch):
+    """And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available."""
+    mask = jnp.array([[True, False, True], [False, False, False]])
+
+    def walk(state):
+        return state.replace(obs=state.x, reward=state.x, done=state.x)
+
+    monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([3, 3])))
+    monkeypatch.setattr(env_fakes.Jumanji, "seen", lambda self, state: env_fakes.Seen(state.x, walk(state), mask))
+    env = envs.make("jumanji:Walk-v0")
+    assert env.action_space == envs.MultiDiscrete((3, 3))
+    reset, step = compiled(env)
+    state, obs = reset(jax.random.key(0), 2)
+    assert obs.available.tolist() == [[True, False, True, True, True, True]] * 2
+    _, out = step(jax.random.key(0), state, jnp.array([[0, 2], [2, 1]]))
+    np.testing.assert_allclose(out.reward, [-0.3, 1.6], atol=1e-6)
+    assert (obs.obs["time"]["time"].dtype, obs.obs["time"]["x"].shape) == (jnp.float32, (2,))
+    assert envs.check_laws(env, num_steps=20).episodes > 0
 
 
 @pytest.mark.usefixtures("fakes")
