@@ -125,6 +125,35 @@ def test_folded_agents_are_environments_of_their_own():
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
+def test_agents_whose_observations_are_pictures_have_no_number_appended():
+    def reset(key, num_envs):
+        obs = jnp.zeros((num_envs, 3, 3, 4, 1))
+        return (), envs.Observation(obs)
+
+    env = envs.Env(reset, None, envs.Box((3, 4, 1)), envs.Discrete(2), lambda state: env, num_agents=3)
+    assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
+    with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
+        envs.fold_agents(env, agent_id=True)
+
+
+def test_agents_can_be_folded_without_a_change_of_observations():
+    """Then a policy can be exported: there is nothing to apply to an observation."""
+
+    def reset(key, num_envs):
+        return (), envs.Observation(jnp.zeros((num_envs, 1, 3)))
+
+    env = envs.Env(reset, None, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=1)
+    assert envs.fold_agents(env).observe is None
+    assert envs.fold_agents(env).act is None
+    named = envs.fold_agents(env, agent_id=True)
+    assert named.observe((), envs.Observation(jnp.zeros((5, 1, 3)))).shape == (5, 4)
+    for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
+        with pytest.raises(ValueError, match="observe takes the observations of all agents"):
+            named.observe((), obs)
+    doubled = envs.fold_agents(env._replace(act=lambda action: 2 * action))
+    assert doubled.act(jnp.ones(5, int)).tolist() == [[2]] * 5
+
+
 def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
     def seen(change, **spaces):
         def reset(key, num_envs):

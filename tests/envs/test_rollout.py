@@ -1,5 +1,6 @@
 """What the rollout promises about truncation, state and vmap; test_host_envs.py has whole rollouts, step by step."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -275,6 +276,39 @@ def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update
     assert (metrics["ratio_min"], metrics["ratio_max"]) == (1, 1)
     played = training.evaluate_episodes(clock(5), policy, 1.0, jax.random.key(0), 3)
     np.testing.assert_array_equal(played.episode_length, 5)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Shared:
+    """A Gaussian whose standard deviation `[D]` all elements share."""
+
+    loc: jax.Array
+    scale: jax.Array
+
+    def log_prob(self, value):
+        return jax.scipy.stats.norm.logpdf(value, self.loc, self.scale).sum(-1)
+
+    def sample(self, *, seed):
+        return self.loc + self.scale * jax.random.normal(seed, self.loc.shape)
+
+
+@pytest.mark.lenient_ranks
+@pytest.mark.parametrize("scale", [[0.1, 2.0], [[[0.1, 2.0]]]], ids=["[D]", "[1, 1, D]"])
+def test_recurrent_policies_may_share_a_leaf_of_their_distribution(scale):
+    def evaluate(params, batch):
+        mean = jnp.zeros((*batch.obs.shape[:-1], 2))
+        return Shared(mean, jnp.array(scale)), mean[..., 0], batch.carry
+
+    def step(key, state, action):
+        return envs.Step(state, jnp.ones(1), reward=0.0, terminated=False)
+
+    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.ones(1)), step, envs.Box((1,)), envs.Box((2,)), time_limit=9)
+    policy = pp.Policy(lambda key: {}, evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
+    rollout = pp.rollout(env, policy, num_envs=4, num_steps=200)
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(1), {}, rollout.init(jax.random.key(0)))
+    np.testing.assert_allclose(batch.action.std((0, 1)), [0.1, 2.0], rtol=0.1)
+    np.testing.assert_allclose(evaluate({}, batch)[0].log_prob(batch.action), batch.log_prob, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loose", ["reset", "step"])
