@@ -280,7 +280,6 @@ BROKEN = [
         r"a state like that of reset, float32\[4\], got .*float32\[4\].*float32",
     ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
-    (lambda: stepping(truncated=lambda x: jnp.zeros((1,), bool)), r"return one number as truncated, got shape \(1,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
     # Fields of a transition.
@@ -299,10 +298,8 @@ BROKEN = [
             ),
             ("terminated", jnp.zeros(4), r"terminated must be boolean, got float32: return terminated > 0"),
             ("truncated", False, r"truncated must have shape \(4,\), got \(\)"),
-            ("reward", jnp.zeros((4, 1)), r"reward must have shape \(4,\), got \(4, 1\)"),
             ("episode_return", jnp.zeros(4, int), r"episode_return must be floating, got int32"),
             ("episode_length", None, r"episode_length must be an array of shape \(4,\), got None"),
-            ("mask", jnp.ones(4), r"mask must be boolean, got float32"),
             ("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(4,\), got \(2, 2\)"),
         )
     ),
