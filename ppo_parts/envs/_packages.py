@@ -19,7 +19,7 @@ from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
 from ._rendering import gymnax_renderer, mujoco_renderer
-from ._spaces import Box, Discrete
+from ._spaces import Box, Discrete, MultiDiscrete, space_of
 
 
 def make_gymnax(name: str, **params: Any) -> Env:
@@ -138,12 +138,12 @@ def make_xminigrid(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
 def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, such as `time_limit=500`.
 
-    The entries of an observation, except the action mask, become one vector of float32. Several simultaneous choices
-    become one action per combination; a mask must have an entry for each. An episode that ends with a discount of 0 is
-    terminated, and otherwise truncated.
+    Observations are a `Dict` of the entries except the action mask, as float32. Several simultaneous choices become one
+    action per combination or, where each has a mask of its own, a `MultiDiscrete`. An episode that ends with a discount
+    of 0 is terminated, and otherwise truncated.
 
     Raises:
-        ValueError: several agents, or actions that are not discrete.
+        ValueError: several rewards, or actions that are not discrete.
     """
     import jumanji
 
@@ -152,28 +152,37 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     choices = tuple(jnp.ravel(getattr(env.action_spec, "num_values", jnp.zeros(0))).tolist())
     _, first = jax.eval_shape(env.reset, jax.random.key(0))
     mask = getattr(first.observation, "action_mask", None)
-    if first.reward.shape or not choices or (mask is not None and mask.shape != choices):
+    shape = choices if mask is None else mask.shape
+    if first.reward.shape or not choices or shape not in (choices, (len(choices), *set(choices))):
         raise UserValueError(f"{name} has several agents, or actions {env.action_spec}: write an adapter for it")
+    combined = shape == choices
 
-    def seen(observation: Any) -> Any:
-        fields = {k: x for k, x in zip(observation._fields, observation, strict=True) if k != "action_mask"}
-        obs = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in jax.tree.leaves(fields)])
+    def entries(x: Any) -> Any:
+        names = getattr(x, "_fields", getattr(x, "__dataclass_fields__", None))
+        if names is None:
+            return x.astype(jnp.float32)
+        return {name: entries(getattr(x, name)) for name in names if name != "action_mask"}
+
+    def seen(observation: Any) -> Observation:
         if mask is None:
-            return Observation(obs)
-        available = jnp.ravel(observation.action_mask)
-        return Observation(obs, available | ~jnp.any(available))  # a trapped snake must act, and dies
+            return Observation(entries(observation))
+        available = observation.action_mask.reshape((1, -1) if combined else shape)
+        available |= ~jnp.any(available, axis=1, keepdims=True)  # a trapped snake must act, and dies
+        return Observation(entries(observation), jnp.ravel(available))
 
     def reset(key: Array) -> tuple[Any, Any]:
         state, timestep = env.reset(key)
         return state, seen(timestep.observation)
 
     def step(key: Array, state: Any, action: Array) -> Step:
-        indices = jnp.unravel_index(action, choices)
+        indices = jnp.unravel_index(action, choices) if combined else action
         state, out = env.step(state, indices[0] if len(choices) == 1 else jnp.stack(indices))
         return Step(state, seen(out.observation), out.reward, out.last() & (out.discount == 0), out.last())
 
-    shape = jax.eval_shape(lambda: reset(jax.random.key(0))[1].obs).shape
-    return auto_reset(reset, step, Box(shape), Discrete(math.prod(choices)), reset_ratio=reset_ratio)
+    obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1].obs)
+    space = space_of(jax.tree.map(lambda x: Box(x.shape), obs))
+    actions = Discrete(math.prod(choices)) if combined else MultiDiscrete(choices)
+    return auto_reset(reset, step, space, actions, reset_ratio=reset_ratio)
 
 
 def make_brax(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:

@@ -56,10 +56,10 @@ def clipped_value_loss(
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
-    clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
-    loss, clipped_loss = _half_square(value - target), _half_square(clipped - target)
-    inside = jnp.abs(value - old_value) <= clip_eps  # there, the two losses are equal up to rounding
-    return jnp.where(inside | (clipped_loss <= loss), loss, clipped_loss)
+    error, moved = value - target, value - old_value
+    clipped = old_value + jnp.sign(moved) * clip_eps - target
+    inside = jnp.abs(moved) <= clip_eps
+    return _half_square(jnp.where(inside | (jnp.abs(clipped) <= jnp.abs(error)), error, clipped))
 
 
 @public()

@@ -10,7 +10,6 @@ in progress: its first rollout uses the latest policy, so it is not bit-identica
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,13 +21,8 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.recipes import mujoco_ppo
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(mujoco_ppo.Config):
-    """Hyperparameters: those of `mujoco_ppo`."""
-
-
-PRESETS = {name: Config(**vars(preset)) for name, preset in mujoco_ppo.PRESETS.items()}
+Config = mujoco_ppo.Config
+PRESETS = mujoco_ppo.PRESETS
 
 
 @training.recipe

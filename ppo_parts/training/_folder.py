@@ -96,7 +96,7 @@ def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
         "config": in_json(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
-        "recipe": recipe_of(type(config)) if train.recipe is None else train.recipe or None,
+        "recipe": train.recipe,
     }
     back = stored_config(type(config), stored)
     for field in dataclasses.fields(config):
@@ -126,14 +126,14 @@ def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 
 def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own recipe; None passes."""
-    own = stored.get("recipe", recipe) or ""
-    if recipe is None or own.rpartition(".")[2] == recipe.rpartition(".")[2]:  # a package may have moved
+    """Raise unless a run is resumed with its own recipe."""
+    own = stored.get("recipe")
+    if str(own).rpartition(".")[2] == str(recipe).rpartition(".")[2]:  # a package may have moved
         return
-    if not own or not recipe:
+    if own is None or recipe is None:
         raise UserValueError(
-            f"the run records the recipe {own or None}, got {recipe or None}: a run with an environment, a chain or a "
-            "policy of your own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
+            f"the run records the recipe {own}, got {recipe}: a run with an environment, a chain or a policy of your "
+            "own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
         )
     raise UserValueError(
         f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "

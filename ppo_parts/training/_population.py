@@ -190,8 +190,8 @@ def population(
         Jaderberg et al. 2017, "Population Based Training of Neural Networks", arXiv:1711.09846, with truncation
         selection and these factors as in its section 4.1.
     """
-    for name, count, low in (("members", members, 2), ("every", every, 1)):
-        check_count("population", name, count, low)
+    check_count("population", "members", members, 2)
+    check_count("population", "every", every)
     check_number("population", "fraction", fraction, 0, 0.5, schedule=False)
     check_number("population", "resample", resample, 0, 1, schedule=False)
     if fraction and round(fraction * members) < 1:
@@ -225,9 +225,9 @@ def population(
             says = f"must be at most half of the {one.num_updates} updates, so that there is a selection, got {every}"
             raise UserValueError(f"{says}; a random search is fraction=0", where="population", argument="every")
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-        fields |= {"steps_per_update": members * one.steps_per_update, "recipe": "", "member": member, "metric": metric}
-        fields |= {"ranges": ranges, "members": members, "every": every, "fraction": fraction}
-        return Population(**fields, factors=factors, resample=resample)
+        fields |= {"steps_per_update": members * one.steps_per_update, "recipe": None}
+        own: Any = {"ranges": ranges, "members": members, "every": every, "fraction": fraction, "factors": factors}
+        return Population(**fields, **own, member=member, resample=resample, metric=metric)
 
     make_population.__module__ = "__main__"  # not that of the recipe, whose `make_train` is another function
     return make_population

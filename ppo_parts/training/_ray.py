@@ -56,26 +56,26 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: int =
         def reset_config(self, given: dict[str, Any]) -> bool:
             check_fields("trainable", config, given)
             check_config(dataclasses.replace(config, **given), where="trainable")
-            self.numbers = {name: float(x) for name, x in given.items() if isinstance(getattr(config, name), float)}
-            init, self.advance = self.programs(**{name: x for name, x in given.items() if name not in self.numbers})
-            self.state, total = init(self.numbers)
-            self.done, self.total, self.known = 0, int(total), dict[str, float]()
+            self.init, self.advance = self.programs(given)
+            self.begun: Any = None  # a restored trial needs no first state
+            self.done, self.known = 0, dict[str, float]()
             return True
 
         def step(self) -> dict[str, Any]:
-            each = min(updates, self.total)
-            self.state, metrics = self.advance(self.numbers, self.state, each)
+            state, total = self.begun or self.init()
+            each = min(updates, int(total))
+            state, metrics = self.advance(state, each)
             for name, x in jax.device_get(dict(metrics)).items():
                 finite = x[np.isfinite(x)]
                 self.known[name] = float(np.mean(finite)) if finite.size else self.known.get(name, np.nan)
-            self.done += each
-            return {**self.known, "updates": self.done, "done": self.done + each > self.total}
+            self.begun, self.done = (state, total), self.done + each
+            return {**self.known, "updates": self.done, "done": self.done + each > int(total)}
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
-            Checkpoints(checkpoint_dir).save(self.done, self.state)
+            Checkpoints(checkpoint_dir).save(self.done, self.begun)
 
         def load_checkpoint(self, checkpoint: Any) -> None:
-            self.done, self.state = Checkpoints(checkpoint).restore(self.state)
+            self.done, self.begun = Checkpoints(checkpoint).restore(jax.eval_shape(self.init))
 
     return Trial
 

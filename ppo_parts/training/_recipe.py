@@ -34,7 +34,7 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
         alone = all(x is None for x in (*own, *named.values()))
-        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else "")
+        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else None)
 
     return make
 

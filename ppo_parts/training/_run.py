@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def run(
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, done_before, state)
         with listeners(train, options, folder, done_before, on_rows) as opened:
-            loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
+            loop.run(opened)
         about["env_steps"] = loop.done * train.steps_per_update
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
@@ -105,28 +104,6 @@ def run(
     return result
 
 
-@contextlib.contextmanager
-def compiling(name: str) -> Iterator[None]:
-    """Log how long compiling takes and, before it begins, the longest time that it took under this name.
-
-    The times are kept in a file beside JAX's compilation cache, if that is a folder.
-    """
-    cache = jax.config.values["jax_compilation_cache_dir"]
-    path = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json")
-    known: dict[str, float] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
-        known = {} if path is None else {each: float(x) for each, x in dict(json.loads(path.read_bytes())).items()}
-    about = f", which takes up to {known[name]:.0f} s, and less where programs were kept" if name in known else ""
-    logger.info(f"compiling{about}")
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    logger.info(f"compiled in {took:.1f} s")
-    if path is not None and took > known.get(name, 0.0) and jax.process_index() == 0:
-        with contextlib.suppress(OSError):  # it only informs
-            write_json(path, {**known, name: round(took, 1)})
-
-
 @dataclasses.dataclass
 class Loop:
     """The loop over updates, from a state to the end of the run or to a request to stop."""
@@ -146,17 +123,16 @@ class Loop:
         self.saved = self.done  # the update of the latest checkpoint
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
-    def run(self, listeners: list[OnRows], name: str) -> None:
-        """Run all remaining updates, or as many as are done before a request to stop; call `listeners` with each row.
-
-        `name` is that of the program; see `compiling`.
-        """
+    def run(self, listeners: list[OnRows]) -> None:
+        """Run all updates that remain, or those before a request to stop; call `listeners` with each row."""
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        with compiling(name):
-            self.state = self.program.start(self.state)
-            advance = self.program.advance_from(self.state)
+        logger.info("compiling")
+        began = time.monotonic()
+        self.state = self.program.start(self.state)
+        advance = self.program.advance_from(self.state)
+        logger.info(f"compiled in {time.monotonic() - began:.1f} s")
         overwrites = self.train.rollout.restart is None
         intervals = [x for x in (self.checkpoint_every, self.options.eval_every) if x is not None]
         began = last_save = time.monotonic()

@@ -56,15 +56,13 @@ def objective(
     programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
 
     def train_and_report(trial: Any) -> float:
-        given = drawn(suggested, trial)
-        numbers = {name: x for name, x in given.items() if suggested[name][0] == "suggest_float"}
-        init, advance = programs(**{name: x for name, x in given.items() if name not in numbers})
-        (state, updates), value = init(numbers), np.nan
+        init, advance = programs(drawn(suggested, trial))
+        (state, updates), value = init(), np.nan
         each = max(1, int(updates) // 10)
         for piece in range(int(updates) // each):
             if piece and trial.should_prune():
                 raise optuna.TrialPruned
-            state, metrics = advance(numbers, state, each)
+            state, metrics = advance(state, each)
             if np.isfinite(metrics[metric]).any():  # otherwise no episode ended, and the last value still holds
                 value = float(np.nanmean(metrics[metric]))
                 trial.report(value, piece)

@@ -66,8 +66,7 @@ class Train:
             They do not affect training; give the optimizer and the parts the same ones. A learning rate in the state of
             the optimizer, such as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
         recipe: name of the module whose `make_train` makes the run, which `training.main` and `training.recipe` set. It
-            is recorded, for `load` and the commands that read runs, and a run cannot be resumed with another one. None:
-            the module that defines the class of the configuration is recorded. "": none, because no module makes it.
+            is recorded, for `load` and the commands that read runs, and a run cannot be resumed with another one.
     """
 
     env: Any

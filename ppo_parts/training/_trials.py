@@ -47,10 +47,10 @@ def check_metric(where: str, train: Train, metric: str) -> None:
 
 
 def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
-    """Return a function of the fields that a trial changes, but for floats, that returns what all such trials share.
+    """Return a function of the fields that a trial changes, which returns its `init` and `advance`.
 
-    That is `init(numbers) -> (state, number of updates)`, and `advance(numbers, state, updates) -> (state, metrics)`.
-    Floats are `numbers`, and metrics have shape `[seeds, updates]`.
+    That is `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics of
+    shape `[seeds, updates]`. Trials that differ in floats alone share their programs.
     """
     keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
 
@@ -66,7 +66,12 @@ def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: i
 
         return jax.jit(init), jax.jit(advance, static_argnums=2)
 
-    return programs
+    def of_trial(given: Mapping[str, Any]) -> tuple[Any, Any]:
+        numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
+        init, advance = programs(**{name: x for name, x in given.items() if name not in numbers})
+        return functools.partial(init, numbers), functools.partial(advance, numbers)
+
+    return of_trial
 
 
 def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -44,6 +44,7 @@ def draw(state):
     return np.full((6, 8, 3), 50 * int(state), np.uint8)
 
 
+@training.recipe
 def make_train(config: Config) -> training.Train:
     training.check_config(config)
     env = envs.prepare(walk(draw if config.drawn else None), normalize=True, gamma=0.9)

@@ -147,6 +147,14 @@ def test_networks_of_other_libraries_are_translated():
     assert export.largest_difference(export.to_onnx(train, state), train, state) < 5e-6
 
 
+def test_logits_of_several_choices_are_those_of_all():
+    env = recipe.walk()._replace(action_space=envs.MultiDiscrete((2, 3)))
+    train, state = trained(env, networks.actor_critic(env, (16,)))
+    model = export.to_onnx(train, state)
+    assert [output.name for output in model.graph.output] == ["action", "logits"]
+    assert export.largest_difference(model, train, state, 100) < 1e-6
+
+
 def test_what_cannot_be_exported_is_named():
     def decomposes(params, batch):
         return distributions.Categorical(jnp.linalg.eigvalsh(batch.obs[..., None] * jnp.eye(2)) * params), None

@@ -20,7 +20,6 @@ from ppo_parts import functional as f
 from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
-PRIORITIZED = pp.prioritized_sampler(2, alpha=1.0, beta=1.0)
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
 SURROGATE, VALUE = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
 BOTH = jnp.ones((TIME, SEGMENTS, 2))

@@ -1,5 +1,6 @@
 """Every optimizer and transformation of optax in a learner: it takes two steps, or an error says what to do."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -42,6 +43,7 @@ KEYWORDS: dict[str, Any] = {
     "sam": {"opaque_mode": True},
     "selective_transform": {"freeze_mask": MATRIX},
 }
+UNDECLARED = {"dog", "dowg", "hutchinson_estimator_diag_hessian", "scale_by_factored_rms"}
 RUN = {"adam", "lbfgs", "polyak_sgd", "adaptive_grad_clip", "set_to_zero", "reduce_on_plateau"}
 ERRORS = {  # what the error says to do
     "lookahead": "keeps parameters of its own type .optax.lookahead., needs a loop of your own",
@@ -59,11 +61,12 @@ def make(name: str, function: Any) -> Any:
 
 
 def catalogue() -> dict[str, Any]:
-    """What optax and its contrib export and declare as a transformation, by name."""
+    """What optax and its contrib export and declare as a transformation, or is `UNDECLARED`, by name."""
     exported = [(name, x) for module in (optax, optax.contrib) for name, x in vars(module).items() if name[0] != "_"]
-    found = {name: x for name, x in exported if inspect.isfunction(x)}
+    found = {name: x for name, x in exported if inspect.isfunction(x) or isinstance(x, functools.partial)}
     hints = {name: str(inspect.signature(x).return_annotation) for name, x in found.items()}
-    return {name: make(name, x) for name, x in found.items() if "GradientTransformation" in hints[name]}
+    declared = [name for name, hint in hints.items() if "GradientTransformation" in hint]
+    return {name: make(name, found[name]) for name in (*declared, *UNDECLARED & found.keys())}
 
 
 @pytest.mark.filterwarnings("ignore")  # of what is deprecated

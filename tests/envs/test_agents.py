@@ -93,26 +93,6 @@ def test_a_rollout_has_an_axis_of_agents():
     assert float(metrics["episode_length"]) == 4
 
 
-def test_permuted_agents_are_permuted_results():
-    """Networks of their own go along with their agents."""
-    config = dataclasses.replace(SMALL, parameters="independent")
-    train = ippo.make_train(config, probe())
-    state = jax.jit(train.init)(jax.random.key(0))
-    _, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
-    update = jax.jit(train.learner.update)
-    after, _ = update(jax.random.key(2), state.learner, batch)
-
-    def swapped(x):
-        return jnp.flip(x, axis=2) if x.ndim > 2 and x.shape[2] == AGENTS else x
-
-    turned = jax.tree.map(swapped, batch)
-    params = jax.tree.map(lambda x: x[::-1], state.learner.params)
-    turned_after, _ = update(jax.random.key(2), train.learner.init(params), turned)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b[::-1], rtol=1e-4, atol=1e-6), after.params, turned_after.params
-    )
-
-
 def test_clipping_per_agent_is_each_agents_own():
     clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
     optimizer = pp.agents.per_agent(clip)
@@ -143,6 +123,35 @@ def test_folded_agents_are_environments_of_their_own():
     assert out.mask.tolist() == [True, False] * 3
     inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
+
+
+def test_agents_whose_observations_are_pictures_have_no_number_appended():
+    def reset(key, num_envs):
+        obs = jnp.zeros((num_envs, 3, 3, 4, 1))
+        return (), envs.Observation(obs)
+
+    env = envs.Env(reset, None, envs.Box((3, 4, 1)), envs.Discrete(2), lambda state: env, num_agents=3)
+    assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
+    with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
+        envs.fold_agents(env, agent_id=True)
+
+
+def test_agents_can_be_folded_without_a_change_of_observations():
+    """Then a policy can be exported: there is nothing to apply to an observation."""
+
+    def reset(key, num_envs):
+        return (), envs.Observation(jnp.zeros((num_envs, 1, 3)))
+
+    env = envs.Env(reset, None, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=1)
+    assert envs.fold_agents(env).observe is None
+    assert envs.fold_agents(env).act is None
+    named = envs.fold_agents(env, agent_id=True)
+    assert named.observe((), envs.Observation(jnp.zeros((5, 1, 3)))).shape == (5, 4)
+    for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
+        with pytest.raises(ValueError, match="observe takes the observations of all agents"):
+            named.observe((), obs)
+    doubled = envs.fold_agents(env._replace(act=lambda action: 2 * action))
+    assert doubled.act(jnp.ones(5, int)).tolist() == [[2]] * 5
 
 
 def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
@@ -200,12 +209,5 @@ def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
         train = ippo.make_train(dataclasses.replace(config, parameters=parameters))
         env_state = jax.eval_shape(train.init, jax.random.key(0)).rollout.env_state
         assert (env_state.inner.moments.mean.shape, env_state.moments.mean.shape) == (shape, shape[:-1])
-    state = jax.jit(train.init)(jax.random.key(0))
-    collect = jax.jit(train.rollout.collect)
-    after, _, metrics = collect(jax.random.key(1), state.learner.params, state.rollout)
-    assert after.env_state.inner.moments.seen.ravel().tolist() == [8 * (16 + 1), 8 * (8 + 1)]
-    assert after.env_state.moments.seen.tolist() == [8 * 16, 8 * 8]
-    assert float(after.obs.obs.min()) < -0.5  # standardized, as the bits are not
-    assert float(metrics["episode_return"] * 2) % 0.0625 == 0  # unscaled: a whole number in each of 32
     plain = ippo.make_train(dataclasses.replace(config, normalize_env=False))
     assert not hasattr(jax.eval_shape(plain.init, jax.random.key(0)).rollout.env_state, "moments")

@@ -280,7 +280,6 @@ BROKEN = [
         r"a state like that of reset, float32\[4\], got .*float32\[4\].*float32",
     ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
-    (lambda: stepping(truncated=lambda x: jnp.zeros((1,), bool)), r"return one number as truncated, got shape \(1,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
     # Fields of a transition.
@@ -299,10 +298,8 @@ BROKEN = [
             ),
             ("terminated", jnp.zeros(4), r"terminated must be boolean, got float32: return terminated > 0"),
             ("truncated", False, r"truncated must have shape \(4,\), got \(\)"),
-            ("reward", jnp.zeros((4, 1)), r"reward must have shape \(4,\), got \(4, 1\)"),
             ("episode_return", jnp.zeros(4, int), r"episode_return must be floating, got int32"),
             ("episode_length", None, r"episode_length must be an array of shape \(4,\), got None"),
-            ("mask", jnp.ones(4), r"mask must be boolean, got float32"),
             ("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(4,\), got \(2, 2\)"),
         )
     ),
@@ -480,13 +477,34 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
 @pytest.mark.usefixtures("fakes")
 def test_combinations_of_choices_become_one_action():
     env = envs.make("jumanji:Walk-v0")
-    assert (env.action_space.n, env.observation_space.shape) == (6, (2,))
+    assert (env.action_space.n, set(env.observation_space.spaces)) == (6, {"place", "time"})
     reset, step = compiled(env)
     state, obs = reset(jax.random.key(0), 6)
     assert obs.available[0].tolist() == [True, True, True, True, True, False]
     _, out = step(jax.random.key(0), state, jnp.arange(6))
     np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
     assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
+
+
+@pytest.mark.usefixtures("fakes")
+def test_choices_with_a_mask_each_stay_choices(monkeypatch):
+    """And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available."""
+    mask = jnp.array([[True, False, True], [False, False, False]])
+
+    def walk(state):
+        return state.replace(obs=state.x, reward=state.x, done=state.x)
+
+    monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([3, 3])))
+    monkeypatch.setattr(env_fakes.Jumanji, "seen", lambda self, state: env_fakes.Seen(state.x, walk(state), mask))
+    env = envs.make("jumanji:Walk-v0")
+    assert env.action_space == envs.MultiDiscrete((3, 3))
+    reset, step = compiled(env)
+    state, obs = reset(jax.random.key(0), 2)
+    assert obs.available.tolist() == [[True, False, True, True, True, True]] * 2
+    _, out = step(jax.random.key(0), state, jnp.array([[0, 2], [2, 1]]))
+    np.testing.assert_allclose(out.reward, [-0.3, 1.6], atol=1e-6)
+    assert (obs.obs["time"]["time"].dtype, obs.obs["time"]["x"].shape) == (jnp.float32, (2,))
+    assert envs.check_laws(env, num_steps=20).episodes > 0
 
 
 @pytest.mark.usefixtures("fakes")

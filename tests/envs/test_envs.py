@@ -46,7 +46,6 @@ UNKNOWN = [
     ),
     ("CartPole-v0", r"Gymnasium has, .*; gymnax has CartPole-v1"),
     ("walker", r"gymnax has no environment 'walker'; it has .*CartPole-v1.*Pendulum-v1"),
-    (3, "make: env_id must be a string, got 3"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
     ("brax:Walk", "Brax has no environment 'Walk'; did you mean walk"),
     ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
@@ -136,7 +135,6 @@ NO_ENVIRONMENT = (
 REFUSED = [
     (lambda: envs.Discrete("x"), "n must be a whole number"),
     (lambda: envs.Discrete(0), "n must be at least 1"),
-    (lambda: envs.MultiDiscrete(None), "nvec must be a tuple"),
     (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
     (lambda: envs.MultiDiscrete((2, 1.5)), "nvec must be a whole number"),
     (lambda: envs.Box(("a",)), "shape must be a whole number"),
@@ -145,7 +143,6 @@ REFUSED = [
     (lambda: envs.Box((2,), 0.0, np.nan), "high must lie in"),
     (lambda: envs.Box((2,), np.zeros(3), 1.0), r"low must fit the shape \(2,\), got shape \(3,\)"),
     (lambda: envs.Box((1,), 1.0, -1.0), r"Box: low must not be above high, got low=1\.0 and high=-1\.0"),
-    (lambda: envs.register(0, lambda name: None), "register: prefix must be a string, got 0"),
     (lambda: envs.register("a:b", lambda name: None), "a prefix consists of letters"),
     (lambda: envs.register("brax", lambda name: None), "comes with ppo_parts"),
     (lambda: envs.register("b", 3), "make must be a function"),
@@ -157,7 +154,6 @@ REFUSED = [
     (lambda: envs.clip_action(envs.make("CartPole-v1")), r"clip_action: .* discrete"),
     (lambda: envs.rescale_action(envs.make("CartPole-v1")), r"rescale_action: .* discrete"),
     (lambda: envs.rescale_action(pendulum(action_space=envs.Box((1,), -1.0, np.inf))), FINITE),
-    (lambda: envs.rescale_action(pendulum(action_space=envs.Box((1,), -1e300, 1e300))), FINITE),
     (lambda: envs.rescale_action(pendulum(action_space=SimpleNamespace(low=1, high=-1, shape=(1,)))), FINITE),
     (
         lambda: envs.rescale_action(pendulum(action_space=GYMNAX.Box(0, 9, (1,), jnp.int32))),

@@ -148,22 +148,6 @@ def test_a_rollout_records_what_happened_on_the_host():
         np.testing.assert_allclose(total, sum(episode[column] for episode in finished), rtol=1e-6)
 
 
-def test_environments_by_name_step_as_gymnasiums_own_vector():
-    def make(num_envs):
-        mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync", vector_kwargs=mode)
-
-    def batches(env):
-        policy = lambda params, batch: (Categorical(batch.obs[..., :2]), batch.obs[..., 0])  # noqa: E731
-        collect, state = collected(env, 3, 64, policy, keep_next_obs=True)
-        state, first, _ = collect(KEY, 1.0, state)
-        return first, collect(jax.random.key(1), 1.0, state)[1]
-
-    found, expected = batches(envs.make("gym:CartPole-v1")), batches(envs.from_gymnasium(make))
-    assert int(expected[0].terminated.sum()) > 3
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def test_vmapped_seeds_step_environments_of_their_own():
     rollout = pp.rollout(scripted((2, 3)), valued, num_envs=2, num_steps=4)
 
@@ -420,7 +404,6 @@ def masked_as(report):
 
 
 REFUSED_WHEN_PLAYED = [
-    (changed(info={}), r'info\["final_obs"\]\[0\] must be the final observation of environment 0.*; got None'),
     (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\] must be .*; got None'),
     (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
     (changed(terminated=np.zeros(2)), r"terminated of step must be boolean, got float64: return terminated > 0"),
@@ -451,7 +434,6 @@ REFUSED_WHEN_PLAYED = [
         lambda: constant(whole(0, 255, np.uint8), [0.5]),
         "contains 0.5, which uint8 does not have: the observation space is Box",
     ),
-    (lambda: constant(whole(0, 255, np.uint8), [np.nan]), "contains nan, which uint8"),
     (lambda: constant(whole(-np.inf, np.inf, np.float64), [1e300]), "contains 1e.300, which float32"),
     (lambda: constant(whole(0, 255, np.uint8), [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
     (lambda: constant(whole(0, 255, np.uint8), [7], reward=1e39), "reward of step contains 1e.39, which float32"),

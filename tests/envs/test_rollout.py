@@ -1,10 +1,11 @@
-"""The rollout against a slow loop over the same environment, and what it promises about truncation, state and vmap."""
+"""What the rollout promises about truncation, state and vmap; test_host_envs.py has whole rollouts, step by step."""
 
+import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import distrax
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,104 +17,29 @@ from ppo_parts import envs, training
 from ppo_parts.envs._rollout import episode_metrics
 from tests.common import Categorical
 
-T, N, LIMIT = 11, 3, 11
-WEIGHTS = {
-    "policy": jnp.array([[0.5, -0.5], [1.0, -1.0], [8.0, -8.0], [3.0, -3.0]]),
-    "value": jnp.array([1.0, -2.0, 3.0, 0.5]),
-}
 
-
-def linear(params, batch):
-    return Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
-
-
-@pytest.fixture(scope="module")
-def cartpole():
-    rollout = pp.rollout(envs.make("CartPole-v1", max_steps_in_episode=LIMIT), linear, num_envs=N, num_steps=T)
-    return jax.jit(rollout.init), jax.jit(rollout.collect)
-
-
-class Slow:
-    """CartPole, N times, one step at a time; the same keys as the rollout, nothing else of it."""
-
-    def __init__(self, key):
-        env, params = gymnax.make("CartPole-v1")
-        params = params.replace(max_steps_in_episode=LIMIT)
-        self.step = jax.jit(lambda key, state, action: env.step(key, state, action, params))
-        reset = jax.jit(lambda key: env.reset(key, params))
-        self.obs, self.state = map(list, zip(*[reset(k) for k in jax.random.split(key, N)], strict=True))
-        self.total, self.length = [0.0] * N, [0] * N
-
-    def collect(self, key):
-        rows, finished = [], []
-        for action_key, env_key in jax.random.split(key, (T, 2)):
-            seen = jnp.stack(self.obs)
-            action = Categorical(seen @ WEIGHTS["policy"]).sample(seed=action_key)
-            logits = np.asarray(seen, np.float64) @ np.asarray(WEIGHTS["policy"])
-            log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-            row = {"obs": seen, "action": action, "log_prob": log_prob[np.arange(N), action]}
-            outs = []
-            for n, k in enumerate(jax.random.split(env_key, N)):
-                self.obs[n], self.state[n], *out, info = self.step(k, self.state[n], action[n])
-                outs.append((*out, info["final_observation"]))
-                reward, terminated, truncated = out
-                self.total[n] += float(reward)
-                self.length[n] += 1
-                if terminated or truncated:
-                    finished.append((self.total[n], self.length[n]))
-                    self.total[n], self.length[n] = 0.0, 0
-            names = ("reward", "terminated", "truncated", "final")
-            rows.append(row | dict(zip(names, map(np.stack, zip(*outs, strict=True)), strict=True)))
-        batch = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
-        critic = np.asarray(WEIGHTS["value"], np.float64)
-        batch["value"] = batch["obs"] @ critic
-        batch["next_value"] = np.zeros((T, N))
-        for t in range(T):
-            for n in range(N):
-                if batch["truncated"][t, n]:
-                    following = batch["final"][t, n]
-                else:
-                    following = batch["obs"][t + 1, n] if t + 1 < T else self.obs[n]
-                batch["next_value"][t, n] = following @ critic
-        del batch["final"]
-        return batch, finished
-
-
-def test_equals_a_slow_loop_over_two_rollouts(cartpole):
-    init, collect = cartpole
-    state, slow = init(jax.random.key(0)), Slow(jax.random.key(0))
-    for number in range(2):  # the second goes on where the first stopped
-        key = jax.random.key(10 + number)
-        state, batch, metrics = collect(key, WEIGHTS, state)
-        expected, finished = slow.collect(key)
-        assert expected["terminated"].any()
-        assert expected["truncated"].any()
-        assert expected["truncated"][-1].any() or number  # the end of an episode and of the rollout at once
-        for name in expected:
-            actual = np.asarray(getattr(batch, name))
-            assert actual.shape[:2] == (T, N)
-            np.testing.assert_allclose(actual, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
-        np.testing.assert_allclose(state.obs, np.stack(slow.obs), rtol=1e-6)
-        np.testing.assert_array_equal(state.env_state.episode_length, slow.length)
-        np.testing.assert_allclose(metrics["episode_return"], np.mean([total for total, _ in finished]), rtol=1e-6)
-        np.testing.assert_allclose(metrics["episode_length"], np.mean([length for _, length in finished]), rtol=1e-6)
-        assert int(metrics["episodes"]) == len(finished)
-
-
-def test_values_are_the_same_with_each_step_and_after_the_last(cartpole):
+def test_values_are_the_same_with_each_step_and_after_the_last():
     shapes = []
+    weights = {"policy": jnp.linspace(-8, 8, 8).reshape(4, 2), "value": jnp.array([1.0, -2.0, 3.0, 0.5])}
 
     def watched(params, batch):
         shapes.append(batch.obs.shape[:-1])
-        return linear(params, batch)
+        return Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
-    env = envs.make("CartPole-v1", max_steps_in_episode=LIMIT)
-    rollout = pp.rollout(env, watched, num_envs=N, num_steps=T, value_each_step=True)
-    init, collect = cartpole
-    state = init(jax.random.key(0))
-    found, expected = (f(jax.random.key(1), WEIGHTS, state) for f in (jax.jit(rollout.collect), collect))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), found, expected)
-    assert set(shapes) == {(N,)}
+    @functools.partial(jax.jit, static_argnums=0)
+    def collected(each_step):
+        env = envs.make("CartPole-v1", max_steps_in_episode=11)
+        rollout = pp.rollout(env, watched, num_envs=3, num_steps=11, value_each_step=each_step)
+        return rollout.collect(jax.random.key(1), weights, rollout.init(jax.random.key(0)))
+
+    found = collected(True)
+    assert set(shapes) == {(3,)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), found, collected(False))
+    batch = found[1]
+    log_prob = jax.nn.log_softmax(batch.obs @ weights["policy"])
+    np.testing.assert_allclose(batch.log_prob, jnp.take_along_axis(log_prob, batch.action[..., None], 2)[..., 0], 1e-4)
+    assert batch.terminated.any()
+    assert batch.truncated.any()
 
 
 class ClockState(NamedTuple):
@@ -261,7 +187,6 @@ KEEPS = "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is n
 REFUSED = [
     (CLOCK, uniform, {"num_envs": 0}, "rollout: num_envs must be .*0"),
     (CLOCK, uniform, {"num_steps": 2.0}, "rollout: num_steps must be .*2.0"),
-    (CLOCK, uniform, {"num_steps": True}, "rollout: num_steps must be .*True"),
     (
         CLOCK,
         uniform,
@@ -350,6 +275,39 @@ def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update
     assert (metrics["ratio_min"], metrics["ratio_max"]) == (1, 1)
     played = training.evaluate_episodes(clock(5), policy, 1.0, jax.random.key(0), 3)
     np.testing.assert_array_equal(played.episode_length, 5)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Shared:
+    """A Gaussian whose standard deviation `[D]` all elements share."""
+
+    loc: jax.Array
+    scale: jax.Array
+
+    def log_prob(self, value):
+        return jax.scipy.stats.norm.logpdf(value, self.loc, self.scale).sum(-1)
+
+    def sample(self, *, seed):
+        return self.loc + self.scale * jax.random.normal(seed, self.loc.shape)
+
+
+@pytest.mark.lenient_ranks
+@pytest.mark.parametrize("scale", [[0.1, 2.0], [[[0.1, 2.0]]]], ids=["[D]", "[1, 1, D]"])
+def test_recurrent_policies_may_share_a_leaf_of_their_distribution(scale):
+    def evaluate(params, batch):
+        mean = jnp.zeros((*batch.obs.shape[:-1], 2))
+        return Shared(mean, jnp.array(scale)), mean[..., 0], batch.carry
+
+    def step(key, state, action):
+        return envs.Step(state, jnp.ones(1), reward=0.0, terminated=False)
+
+    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.ones(1)), step, envs.Box((1,)), envs.Box((2,)), time_limit=9)
+    policy = pp.Policy(lambda key: {}, evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
+    rollout = pp.rollout(env, policy, num_envs=4, num_steps=200)
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(1), {}, rollout.init(jax.random.key(0)))
+    np.testing.assert_allclose(batch.action.std((0, 1)), [0.1, 2.0], rtol=0.1)
+    np.testing.assert_allclose(evaluate({}, batch)[0].log_prob(batch.action), batch.log_prob, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loose", ["reset", "step"])

@@ -49,30 +49,6 @@ def test_what_is_replaced_is_seen_by_later_episodes_only_without_tracing_again()
     np.testing.assert_array_equal(env.reset(KEY, N)[1], first)
 
 
-def test_a_loop_of_rollouts_equals_its_seeds_one_by_one():
-    """Each seed has its own, which is replaced between the rollouts."""
-    env = envs.normalize_observation(walk())
-    rollout = pp.rollout(env, policy, num_envs=N, num_steps=3)
-
-    def run(key, start):
-        def collect(state, key):
-            shared = optax.tree.get(state, "shared")
-            state = optax.tree.set(state, shared=shared | {"start": shared["start"] + start})
-            state, batch, _ = rollout.collect(key, PARAMS, state)
-            return state, batch.reward
-
-        return jax.lax.scan(collect, rollout.init(key), jax.random.split(key, 3))[1]
-
-    keys, starts = jax.random.split(KEY), jnp.array([100.0, 1000.0])
-    found = jax.jit(jax.vmap(run))(keys, starts)
-    np.testing.assert_array_equal(found, jnp.stack([run(*each) for each in zip(keys, starts, strict=True)]))
-    # Episodes begin at reset and after steps 1, 3, 5 and 7; it is replaced before steps 0, 3 and 6.
-    x = found.reshape(2, 9, N)[:, ::2]
-    for seed, start in enumerate(starts):
-        for step, replaced in enumerate((0, 1, 2, 2, 3)):
-            assert set(x[seed, step].tolist()) <= set((SHARED["start"] + replaced * start).tolist())
-
-
 def test_it_stays_whole_when_environments_are_divided_over_devices():
     rollout = pp.rollout(walk(), policy, num_envs=N, num_steps=3)
     spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))

@@ -1,6 +1,5 @@
 """Dict and Tuple spaces: laws, wrappers, networks, an update by hand, Gymnasium, and a recipe from the command line."""
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from ppo_parts import distributions, envs, networks, training
 from ppo_parts._parts.losses import entropy_of
 from ppo_parts.commands import export, watch
 from ppo_parts.recipes import cleanrl_ppo
+from tests.envs.test_host_envs import Scripted, by_name, host
 
 KEY = jax.random.key(0)
 SEEN = envs.Dict({
@@ -195,43 +195,30 @@ def test_what_does_not_fit_a_tree_is_refused(call, says):
         call()
 
 
-class Robot(gymnasium.Env):
+def robot():
     """Counts its steps; the reward is what it was told."""
-
-    observation_space = spaces.Dict({
+    seen = spaces.Dict({
         "camera": spaces.Box(0, 255, (2, 2), np.uint8), "kind": spaces.Discrete(3, start=5),
         "pair": spaces.Tuple((spaces.Box(-1, 9, (1,)),)),
     })  # fmt: skip
-    action_space = spaces.Tuple((spaces.Discrete(2, start=1), spaces.Dict({"arm": spaces.Box(-1, 1, (2,))})))
+    told = spaces.Tuple((spaces.Discrete(2, start=1), spaces.Dict({"arm": spaces.Box(-1, 1, (2,))})))
 
-    def seen(self):
-        return {
-            "camera": np.full((2, 2), self.time, np.uint8), "kind": 5 + self.time % 3,
-            "pair": (np.array([self.time], np.float32),),
-        }  # fmt: skip
+    def see(env):
+        pair = (np.array([env.time], np.float32),)
+        return {"camera": np.full((2, 2), env.time, np.uint8), "kind": 5 + env.time % 3, "pair": pair}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.seen(), {}
+    def act(env):
+        wheel, others = env.arrived[-1]
+        env.reward = float(10 * wheel + others["arm"].sum())
 
-    def step(self, action):
-        self.time += 1
-        return self.seen(), float(10 * action[0] + action[1]["arm"].sum()), False, self.time == 3, {}
+    return Scripted(3, obs_space=seen, action_space=told, see=see, act=act)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "vector"])
-def test_gymnasiums_trees_are_ours(vectorization):
-    gymnasium.register("Robot-v0", Robot)
-
-    def make(num_envs):
-        mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-        return gymnasium.make_vec("Robot-v0", num_envs, vectorization_mode="sync", vector_kwargs=mode)
-
-    env = envs.make("gym:Robot-v0") if vectorization == "sync" else envs.from_gymnasium(make)
+@pytest.mark.parametrize("make", [lambda: by_name(robot), lambda: host(*[robot] * 16)], ids=["by name", "vector"])
+def test_gymnasiums_trees_are_ours(make):
+    env = make()
     assert env.action_space.spaces[0] == envs.Discrete(2)
     assert env.observation_space.spaces["kind"] == envs.Discrete(3)
-    envs.check_laws(env, num_envs=2, num_steps=8)
     action = jnp.array([0, 1]), {"arm": jnp.array([[0.5, 0.25], [0.0, 0.0]])}
     state, _ = env.reset(KEY, 2)
     for _ in range(3):
@@ -239,7 +226,7 @@ def test_gymnasiums_trees_are_ours(vectorization):
     assert out.reward.tolist() == [10.75, 20.0]
     assert out.final_obs["pair"][0].tolist() == [[3.0], [3.0]]
     assert out.obs["kind"].tolist() == [0, 0]
-    del gymnasium.registry["Robot-v0"]
+    envs.check_laws(env, num_envs=2, num_steps=8)
 
 
 def test_a_recipe_with_hybrid_actions_from_the_command_line(tmp_path, capsys):

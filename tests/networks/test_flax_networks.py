@@ -40,6 +40,22 @@ def test_actor_critic_is_orthogonal_with_cleanrls_gains():
     assert params["Dense_2"]["kernel"].shape == (8, 3)
 
 
+def test_a_head_is_divided_among_the_choices():
+    space = envs.MultiDiscrete((2, 3))
+    head = jax.random.normal(jax.random.key(0), (4, 5))
+    available = jnp.array([[True, False, False, True, True]] * 4)
+    assert networks.action_size(space) == 5
+    policy = networks.action_distribution(space, head, available=available)
+    masked = pp.distributions.mask_logits(head, available)
+    expected = pp.distributions.MultiCategorical([masked[:, :2], masked[:, 2:]])
+    action = jnp.array([[0, 2]] * 4)
+    np.testing.assert_allclose(policy.log_prob(action), expected.log_prob(action), rtol=1e-6)
+    np.testing.assert_array_equal(policy.mode()[:, 0], 0)
+    np.testing.assert_allclose(policy.logits[:, 2:], expected.parts[1].logits, rtol=1e-6)
+    with pytest.raises(pp.errors.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
+        pp.distributions.MultiCategorical(head, nvec=(2, 4))
+
+
 @pytest.mark.parametrize("leading", [(), (7,), (2, 3)])
 def test_actor_critic_takes_any_leading_axes_and_flattens_what_is_seen(leading):
     policy = networks.actor_critic(env(DISCRETE, shape=(4, 2)), (8,))

@@ -1,50 +1,31 @@
 """Runs in environments on the host, whose state no checkpoint can store."""
 
 import json
+from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._folder import RunFolder
+from tests.envs.test_host_envs import Scripted, host
 from tests.runs import go, rows, tiny
 
-
-class Fragile(gymnasium.Env):
-    """Episodes of seven steps; observations count the steps of the process; may crash at one of them."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
-    steps, crash_at = 0, None
-
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        Fragile.steps += 1
-        if Fragile.steps == Fragile.crash_at:
-            raise RuntimeError("the simulator crashed")
-        self.time += 1
-        return np.array([self.time, 1], np.float32), 1.0, False, self.time == 7, {}
+crash = SimpleNamespace(steps_left=np.inf)
 
 
 @pytest.fixture(scope="module")
 def host_train():
-    def make(num_envs):
-        return SyncVectorEnv([Fragile] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    """Episodes of seven steps, each of which is paid 1."""
 
-    env = envs.prepare(envs.from_gymnasium(make), normalize=True, gamma=0.99)
-    return cleanrl_ppo.make_train(tiny(), env=env)
+    def act(env):
+        crash.steps_left -= 1
+        if crash.steps_left == 0:
+            raise RuntimeError("the simulator crashed")
 
-
-@pytest.fixture(autouse=True)
-def sound(monkeypatch):
-    monkeypatch.setattr(Fragile, "steps", 0)
-    monkeypatch.setattr(Fragile, "crash_at", None)
+    env = host(*[lambda: Scripted(7, reward=1.0, act=act)] * 2)
+    return cleanrl_ppo.make_train(tiny(), env=envs.prepare(env, normalize=True, gamma=0.99))
 
 
 def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_train, tmp_path, capsys):
@@ -66,15 +47,14 @@ def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_tra
     assert after == 2 * (host_train.num_updates * 8 + 2)  # statistics go on after a second reset
 
 
-def test_an_error_on_the_host_loses_no_update(host_train, tmp_path):
-    Fragile.crash_at = 7 * host_train.steps_per_update + 3
+def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch):
+    monkeypatch.setattr(crash, "steps_left", 7 * host_train.steps_per_update + 3)
     with pytest.raises(RuntimeError, match=r"^the simulator crashed$"):
         go(host_train, tmp_path, "run")
     folder = tmp_path / "run"
     recorded = len(rows(folder))
     assert recorded == 6  # two updates in each call; a checkpoint is due after every fourth
     assert RunFolder(folder).checkpoints.steps()[-1] == recorded  # saved because of the error
-    Fragile.crash_at = None
     go(host_train, None, "", resume=folder)
     assert len(rows(folder)) == host_train.num_updates
     assert json.loads((folder / "result.json").read_text())

@@ -2,56 +2,29 @@
 
 import dataclasses
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ppo_parts import envs
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _run
 from tests.common import assert_same
 from tests.runs import checkpoint, go, rows, steps, tiny
 
 
-class Faulty(gymnax.environments.environment.Environment):
-    """Never ends; from step 20 on, in update 2, the reward is not a number."""
-
-    def reset_env(self, key, params):
-        obs = jax.random.normal(key, (3,))
-        return obs, gymnax.environments.environment.EnvState(time=jnp.int32(0))
-
-    def step_env(self, key, state, action, params):
-        reward = jnp.where(state.time == 20, jnp.nan, 1.0)
-        state = state.replace(time=state.time + 1)
-        return jax.random.normal(key, (3,)), state, reward, jnp.zeros((), bool), {}
-
-    @property
-    def default_params(self):
-        return gymnax.environments.environment.EnvParams(max_steps_in_episode=1000)
-
-    def observation_space(self, params):
-        return gymnax.environments.spaces.Box(-10, 10, (3,))
-
-    def action_space(self, params=None):
-        return gymnax.environments.spaces.Discrete(2)
-
-
 @pytest.fixture(scope="module")
-def faulty():
-    from gymnax import registration
+def faulty_run():
+    """Never ends; in step 20, in update 2, the reward is not a number, which could spoil statistics permanently."""
 
-    registration.register("Faulty-v0", Faulty)
-    yield "Faulty-v0"
-    registration.registered_envs.remove("Faulty-v0")
-    del registration._registry["Faulty-v0"]
+    def step(key, time, action):
+        return envs.Step(time + 1, jax.random.normal(key, (3,)), jnp.where(time == 20, jnp.nan, 1.0), terminated=False)
 
-
-@pytest.fixture(scope="module")
-def faulty_run(faulty):
-    """With normalization, whose statistics a single NaN could spoil permanently."""
-    config = tiny(6, env_id=faulty, normalize_env=True)
-    return cleanrl_ppo.make_train(config), config
+    reset = lambda key: (jnp.int32(0), jax.random.normal(key, (3,)))  # noqa: E731
+    env = envs.auto_reset(reset, step, envs.Box((3,)), envs.Discrete(2))
+    config = tiny(6)
+    return cleanrl_ppo.make_train(config, envs.prepare(env, normalize=True, gamma=config.gamma)), config
 
 
 @pytest.fixture(scope="module")
