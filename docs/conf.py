@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 import ppo_parts
@@ -100,6 +102,7 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
@@ -162,6 +165,11 @@ def add_thumbnails(docname: str, doctree: nodes.document) -> None:
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Set off the place and the reference of a part, and list the fields whose annotations say what they mean."""
+    if what == "data":  # autodoc looks for its docstring where it is public, and then shows that of its type
+        constant = name.rpartition(".")[2]
+        modules = [module for module, at in sys.modules.items() if "ppo_parts." in module and constant in vars(at)]
+        found = [ModuleAnalyzer.for_module(module).find_attr_docs().get(("", constant)) for module in modules]
+        lines[:] = next(filter(None, found), [])
     text = re.sub(r"^(Place|Reference): ", r"**\1:** ", "\n".join(lines), flags=re.MULTILINE)
     lines[:] = re.sub(r"^\|(.*)\|\n\|[-|]+\|\n((?:\|.*\|\n?)+)", table, text, flags=re.MULTILINE).splitlines()
     if dataclasses.is_dataclass(value) and isinstance(value, type):
