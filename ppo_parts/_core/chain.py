@@ -125,7 +125,13 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
     for index, (part, own) in enumerate(zip(parts, state, strict=True)):
         check_batch(part, batch)
         given = batch
-        result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
+        try:
+            result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
+        except (KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, KeyError) or "NoneType" in str(error):
+                remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
+                error.add_note(f"raised by the part {part.name!r}: {remedy}")
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
         batch, new = result

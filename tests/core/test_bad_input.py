@@ -137,6 +137,9 @@ VALUE_ERRORS = {
     "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
     "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     # the learner
+    "no loss after the sampler depends on the parameters": lambda: update(
+        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))
+    ),
     "no part added a loss ... clipped_surrogate": lambda: update(GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": lambda: update(
         FULL, NORMALIZE, SURROGATE
@@ -487,6 +490,9 @@ REFUSED_BY_PYTHON = {
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
+    "raised by the part 'mine': declare what it reads": lambda: update(
+        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
+    ),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }
 
@@ -499,7 +505,7 @@ REFUSED_BY_PYTHON = {
             (ValueError, VALUE_ERRORS),
             (TypeError, TYPE_ERRORS),
             (pp.errors.ShapeError, SHAPE_ERRORS),
-            (TypeError, REFUSED_BY_PYTHON),
+            ((TypeError, KeyError), REFUSED_BY_PYTHON),
         )
         for says, call in rows.items()
     ],
