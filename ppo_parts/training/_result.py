@@ -37,7 +37,7 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
     episodes = np.nan_to_num(episodes)
-    if PARENT in row:  # members that copy each other are no independent seeds
+    if PARENT in row:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
         episodes = np.sum(episodes, axis=-1)

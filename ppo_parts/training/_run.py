@@ -182,7 +182,7 @@ class Loop:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
-        self.saved = self.done  # the update of the latest checkpoint
+        self.saved = self.done
 
     def tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
         for listen in listeners:
