@@ -128,7 +128,7 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         try:
             result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         except (KeyError, AttributeError, TypeError) as error:
-            if isinstance(error, KeyError) or "NoneType" in str(error):
+            if isinstance(error, KeyError) or ("NoneType" in str(error) and not isinstance(error, UserTypeError)):
                 remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
                 error.add_note(f"raised by the part {part.name!r}: {remedy}")
             raise
