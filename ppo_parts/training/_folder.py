@@ -45,10 +45,10 @@ def stored_run(folder: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        what = "it has no config.json" if folder.is_dir() else "there is no such folder"
-        beside = [] if folder.is_dir() else sorted(found.parent.name for found in folder.parent.glob("*/config.json"))
-        there = f"; {folder.parent} has {', '.join(beside[-8:])}" if beside else ""
-        raise RunNotFoundError(f"{folder} holds no run: {what}{there}") from None
+        around, what = (folder, "no config.json") if folder.is_dir() else (folder.parent, "no such folder")
+        runs = sorted(found.parent.name for found in around.glob("*/config.json"))
+        there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
+        raise RunNotFoundError(f"{folder} holds no run: there is {what}{there}") from None
     except (ValueError, RecursionError) as error:
         raise UserValueError(f"{path} cannot be read: {error}") from None
     kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
