@@ -118,9 +118,7 @@ def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[
 def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, Any]:
     """Run `parts` in order, each with its own state and its own key."""
     if len(parts) != len(state):
-        raise UserValueError(
-            f"chain: {len(parts)} parts but {len(state)} states: was the state made by this chain's init?"
-        )
+        raise UserValueError(f"chain: {len(parts)} parts but {len(state)} states: use the state of this chain's init")
     after = []
     for index, (part, own) in enumerate(zip(parts, state, strict=True)):
         check_batch(part, batch)

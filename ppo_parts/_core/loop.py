@@ -245,9 +245,7 @@ class PhaseLoop:
         batch, after = fold(self.spec.after, evaluated, state.after, context.replace(params=params))
         check_states("update", self.spec.after, state.after, after)
         if not batch.losses:
-            raise UserValueError(
-                "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
-            )
+            raise UserValueError("learner: no part added a loss: put one, e.g. clipped_surrogate(), after the sampler")
         means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
         batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
         # A gradient's further results are arrays, which a distribution need not be.

@@ -43,9 +43,7 @@ def frames_of(
     """
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
-        raise UserValueError(
-            "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
-        )
+        raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
     initial_carry = initial_carry_of(train.policy)
 
     @jax.jit

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -247,7 +247,7 @@ class _Replay:
         self.network, self.current = _compiled(evaluate)
         self.memory: dict[Any, Any] = {}  # the latest results of `_computed`
         self.estimates: dict[tuple[str, str], Estimates] = {}
-        self.axis: Any = "segment" if "segments" in record else "step"
+        self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
         indices = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
         self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)

@@ -305,9 +305,7 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     expected, actual = (subject.part.update(given, state, context)[0].losses for given in (seen, changed))
     for name, loss in expected.items():
         if loss.shape != shape:
-            return (
-                f"its loss {name!r} has shape {loss.shape}, not one number per element {shape}: leave elementwise out"
-            )
+            return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
         if wrong := difference(actual[name][kept], loss[kept]):
             return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
     return None

@@ -277,9 +277,7 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         ) from error
     with _locked(path):
         if (path / "config.json").exists():
-            raise RunExistsError(
-                f"{path} already holds a run: continue it with --resume {path}, or give another --name"
-            )
+            raise RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
         folder = RunWriter(path, stored, options)
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
             changed = changes(source.stored, config, options)

@@ -126,9 +126,7 @@ def plot_curve(
         if evaluation is not None:
             played = evaluation.reshape(len(returns), -1)
             at = np.isfinite(played).any(axis=1)
-            axes.plot(
-                env_steps[at], np.nanmean(played[at], axis=1), color="C1", marker=".", linewidth=0.8, label="evaluation"
-            )
+            axes.plot(env_steps[at], np.nanmean(played[at], axis=1), "C1.-", linewidth=0.8, label="evaluation")
 
 
 def resampled(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

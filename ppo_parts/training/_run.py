@@ -236,12 +236,8 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
 
 
 def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int) -> list[Row]:
-    number = len(next(iter(metrics.values())))
-    return [
-        {"update": done + i, "env_steps": (done + i + 1) * steps_per_update}
-        | {name: x[i] for name, x in metrics.items()}
-        for i in range(number)
-    ]
+    each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
+    return [{"update": i, "env_steps": (i + 1) * steps_per_update} | row for i, row in enumerate(each, done)]
 
 
 def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
