@@ -194,6 +194,9 @@ VALUE_ERRORS = {
         SURROGATE,
         batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
     ),
+    "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
+    "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
+    "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
     "shuffled_minibatches ... carry ... segment_minibatches()": lambda: update(
         GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
     ),
