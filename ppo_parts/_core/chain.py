@@ -118,14 +118,18 @@ def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[
 def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, Any]:
     """Run `parts` in order, each with its own state and its own key."""
     if len(parts) != len(state):
-        raise UserValueError(
-            f"chain: {len(parts)} parts but {len(state)} states: was the state made by this chain's init?"
-        )
+        raise UserValueError(f"chain: {len(parts)} parts but {len(state)} states: use the state of this chain's init")
     after = []
     for index, (part, own) in enumerate(zip(parts, state, strict=True)):
         check_batch(part, batch)
         given = batch
-        result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
+        try:
+            result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
+        except (KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, KeyError) or ("NoneType" in str(error) and not isinstance(error, UserTypeError)):
+                remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
+                error.add_note(f"raised by the part {part.name!r}: {remedy}")
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
         batch, new = result

@@ -188,8 +188,19 @@ class PhaseLoop:
         if isinstance(network, Microbatched) and all(part.elementwise for part in self.spec.after[first:]):
             found = self._differentiate_pieces(network, first, trained, minibatch, state, context)
         if found is None:
-            evaluate = self.context.evaluate
-            return jax.value_and_grad(self._loss, has_aux=True)(trained, minibatch, state, context, evaluate)
+            traced = list[Array]()
+
+            def loss(trained: Params) -> tuple[Array, Any]:
+                total, rest = self._loss(trained, minibatch, state, context, self.context.evaluate)
+                return watched(total, traced), rest
+
+            results = jax.value_and_grad(loss, has_aux=True)(trained)
+            if not traced:
+                raise UserValueError(
+                    "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the "
+                    "policy being trained computes, such as batch.current.value instead of batch.value"
+                )
+            return results
         output, gradient = found
         results = self._loss(trained, minibatch, state, context, lambda params, batch: output)
         return jax.tree.map(lambda x: x, results), gradient  # sorts the names of metrics, as `value_and_grad` does
@@ -234,9 +245,7 @@ class PhaseLoop:
         batch, after = fold(self.spec.after, evaluated, state.after, context.replace(params=params))
         check_states("update", self.spec.after, state.after, after)
         if not batch.losses:
-            raise UserValueError(
-                "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
-            )
+            raise UserValueError("learner: no part added a loss: put one, e.g. clipped_surrogate(), after the sampler")
         means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
         batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
         # A gradient's further results are arrays, which a distribution need not be.
@@ -260,6 +269,18 @@ class PhaseLoop:
                     f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
                 )
         return own, Metrics.of(measured)
+
+
+def watched(x: Array, traced: list[Array]) -> Array:
+    """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
+
+    def tangent_of(tangent: Array, result: Array, x: Array) -> Array:
+        traced.append(tangent)
+        return tangent
+
+    identity = jax.custom_jvp(lambda x: x)
+    identity.defjvps(tangent_of)
+    return identity(x)
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:

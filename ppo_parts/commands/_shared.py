@@ -22,16 +22,11 @@ def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argpar
     """Make a parser with the arguments that select a run and one of its checkpoints, and perhaps one of its seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
-    parser.add_argument(
-        "--checkpoint",
-        type=_checkpoint,
-        default="latest",
-        help='"latest" (default), "best", or the number of an update',
-    )
+    which = '"latest" (default), "best", or the number of an update'
+    parser.add_argument("--checkpoint", type=_checkpoint, default="latest", help=which)
     parser.add_argument("--recipe", help="module with the make_train of the run, instead of the one in config.json")
-    parser.add_argument(
-        "--trust", action="store_true", help="import any recipe, and any environment's module, that config.json names"
-    )
+    imports = "import any recipe, and any environment's module, that config.json names"
+    parser.add_argument("--trust", action="store_true", help=imports)
     if one_seed:
         parser.add_argument("--seed-index", type=int, default=0, help="which of several seeds, from 0 (default: 0)")
     return parser

@@ -129,7 +129,7 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
     steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
-    if PARENT in rows[0]:  # members that copy each other are no independent seeds
+    if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
         raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")

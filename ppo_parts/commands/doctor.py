@@ -135,9 +135,8 @@ def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findin
     cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
     series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
     series = {name: y for name, y in series.items() if len(y) > 1}
-    figure = require_package("matplotlib.figure", "train").Figure(
-        figsize=(8, 2 * len(series) or 1), layout="constrained"
-    )
+    size = 8, 2 * len(series) or 1
+    figure = require_package("matplotlib.figure", "train").Figure(figsize=size, layout="constrained")
     for i, (name, y) in enumerate(series.items(), 1):
         axes = figure.add_subplot(len(series), 1, i)
         axes.plot(y, color="C3" if name in cited else "C0")

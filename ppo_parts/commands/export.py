@@ -44,10 +44,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     """
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
-        raise UserValueError(
-            f"the policy cannot be exported: it plays {env.num_agents} agents at once, and only single-agent policies "
-            "can be"
-        )
+        raise UserValueError(f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one")
     _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported

@@ -43,9 +43,7 @@ def frames_of(
     """
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
-        raise UserValueError(
-            "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
-        )
+        raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
     initial_carry = initial_carry_of(train.policy)
 
     @jax.jit
@@ -104,9 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = run_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
     add_episodes(parser, 1)
-    parser.add_argument(
-        "--max-steps", type=positive, default=1000, help="limit on the steps of an episode (default: 1000)"
-    )
+    limit = "limit on the steps of an episode (default: 1000)"
+    parser.add_argument("--max-steps", type=positive, default=1000, help=limit)
     parser.add_argument("--fps", type=positive, default=30, help="frames per second, of a GIF at most 50 (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     given = parser.parse_args(arguments)

@@ -112,6 +112,9 @@ class _SyncVectorEnv(SyncVectorEnv):
         seen, *fields = zip(*each, strict=True)
         return self._stacked(seen), *fields, infos
 
+    def render(self) -> tuple[Any]:
+        return (self.envs[0].render(),)  # the others would not be shown
+
     def _stacked(self, each: Sequence[Any]) -> Any:
         return map_space(lambda space, *x: np.asarray(x), self.single_observation_space, *each)
 

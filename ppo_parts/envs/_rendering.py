@@ -37,15 +37,14 @@ def render_settings() -> dict[str, str]:
 
 @contextlib.contextmanager
 def opengl_errors() -> Iterator[None]:
-    """Explain how to draw without a display, where MuJoCo only reports that OpenGL is missing."""
+    """Explain how to draw without a display, where MuJoCo only reports that OpenGL or EGL is missing."""
     try:
         yield
     except Exception as error:
-        if "OpenGL" not in str(error):
+        if "OpenGL" not in str(error) and "EGL" not in str(error):
             raise
-        raise UserValueError(
-            f"MuJoCo cannot draw: {error}. On a machine without a display, set the environment variable MUJOCO_GL=egl"
-        ) from error
+        remedy = "Without a display, set the environment variable MUJOCO_GL to egl or, without an EGL device, to osmesa"
+        raise UserValueError(f"MuJoCo cannot draw: {str(error).rstrip('.')}. {remedy}") from error
 
 
 def as_frame(where: str, image: Any) -> np.ndarray:

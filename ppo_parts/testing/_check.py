@@ -94,13 +94,12 @@ def _update_once(part: Part, batch: Batch, context: Context, own: bool) -> None:
     except (UserError, ShapeError):
         raise
     except Exception as error:
-        remedy = ""
-        if not own:
-            remedy = (
-                ". It ran on example_batch() and example_context(), a linear policy with two actions: if the part is "
-                "right and needs others, pass batch= or context="
-            )
-        raise UserValueError(f"check_part: {part.name} raised {type(error).__name__}: {error}{remedy}") from error
+        remedy = (
+            ". It ran on example_batch() and example_context(), a linear policy with two actions: if the part is right "
+            "and needs others, pass batch= or context="
+        )
+        says = f"check_part: {part.name} raised {type(error).__name__}: {error}{'' if own else remedy}"
+        raise UserValueError(says) from error
 
 
 def _broken(law: Law, subject: Subject) -> str | None:
@@ -153,7 +152,7 @@ def check_hyperparameters(
 
         def apply(numeric: Mapping[str, Any], batch: Batch = given, after: bool = after) -> Any:
             out, new = Subject(make(**numeric), example_batch, context, after).apply(batch, state, context())
-            # What is counted where a range is known only at run time.
+            # A range that is known only at run time is checked by such a count.
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
             return out.replace(metrics=kept, reductions=()), new
 

@@ -29,12 +29,7 @@ CHAIN = """pp.chain(
 OPTIMIZER = "pp.clipped_adam(3e-4, max_grad_norm=0.5, eps=1e-5)"
 """An optimizer to begin with, if nothing is known about the program."""
 
-MODULES = {
-    "jnp": "jax.numpy",
-    "optax": "optax",
-    "pp": "ppo_parts",
-    "parts": "ppo_parts.recipes.libraries.parts",
-}
+MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "ppo_parts.recipes.libraries.parts"}
 """The modules that the text of an update may name; others have their full name."""
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -247,11 +247,8 @@ class _Replay:
         self.network, self.current = _compiled(evaluate)
         self.memory: dict[Any, Any] = {}  # the latest results of `_computed`
         self.estimates: dict[tuple[str, str], Estimates] = {}
-        self.axis: Any
-        self.axis, indices = (
-            "segment" if "segments" in record else "step",
-            record.get("segments", record.get("indices")),
-        )
+        self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
+        indices = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
         self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
@@ -295,8 +292,8 @@ class _Replay:
         if "weight" in self.record:
             sizes |= {"segments_per_minibatch": str(self.indices.shape[2]), "alpha": "0.6", "beta": "0.4"}
         name = "prioritized_sampler" if "weight" in self.record else f"{self.axis}_minibatches"
-        call_of = call._replace(function=f"pp.{name.replace('step_', 'shuffled_')}")
-        return update.swap(call, call_of.changed(**sizes))
+        renamed = call._replace(function=f"pp.{name.replace('step_', 'shuffled_')}")
+        return update.swap(call, renamed.changed(**sizes))
 
     def differences(self, update: Any, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
         """Compare everything up to a stage; that of the optimizer in so many steps."""
@@ -531,9 +528,7 @@ def _difference(stage: str, name: str, ours: Any, theirs: Any, allowed: Any, ste
     off = np.abs(np.where(np.isfinite(residual), residual, np.inf))
     differing: Any = np.flatnonzero(off.reshape(len(off), -1).max(axis=1) > 1) if steps else []
     step = int(differing[0]) if len(differing) else None
-    at = np.argmax(
-        off if step is None else np.where(np.arange(len(off)).reshape((-1,) + (1,) * (off.ndim - 1)) == step, off, -1)
-    )
+    at = np.argmax(off) if step is None else step * off[0].size + np.argmax(off[step])
     return Difference(stage, name, step, float(ours.flat[at]), float(theirs.flat[at]), residual.ravel())
 
 

@@ -89,9 +89,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
-    """The part computes the same without the fields that are not in `requires` and `reads`; `learner` relies on it to
-    reject what nothing reads.
-    """
+    """The part computes the same without the fields that are neither in `requires` nor in `reads`."""
     part = subject.part
     if part.reads is None or isinstance(part, Divider):
         return None
@@ -114,9 +112,7 @@ def _undeclared_reads(part: Part, run: Callable[..., Any], batch: Batch, state: 
             result, other = run(_without(batch, paths), state, context)
         except Exception:
             return True
-        return (
-            difference((_without(result, copied), other), (_without(expected, copied), after), exact=True) is not None
-        )
+        return bool(difference((_without(result, copied), other), (_without(expected, copied), after), exact=True))
 
     if not depends_on(undeclared):
         return []
@@ -161,9 +157,7 @@ def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
 
 
 def state_is_stable(subject: Subject) -> str | None:
-    """The state keeps its structure, shapes, dtypes and weak types, so that `jax.lax.scan` can carry it; so do the
-    state that `finish` returns and the parameters that `amend` returns.
-    """
+    """The state, also from `finish`, and the parameters from `amend` keep their structure, shapes and (weak) dtypes."""
     part = subject.part
     for dtype in DTYPES:
         batch, state, context = subject.inputs(0, dtype)
@@ -311,9 +305,7 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     expected, actual = (subject.part.update(given, state, context)[0].losses for given in (seen, changed))
     for name, loss in expected.items():
         if loss.shape != shape:
-            return (
-                f"its loss {name!r} has shape {loss.shape}, not one number per element {shape}: leave elementwise out"
-            )
+            return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
         if wrong := difference(actual[name][kept], loss[kept]):
             return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -170,13 +171,9 @@ def raw(tree: Any) -> Any:
 
 def _named(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(raw(state))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (
-            x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
-        )
-        for path, x in leaves
-    }
+    name_of = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    leaves = jax.tree_util.tree_leaves_with_path(raw(state))
+    return {name_of(path): x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x) for path, x in leaves}
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:

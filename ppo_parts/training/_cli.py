@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import jax
 
@@ -67,12 +67,7 @@ def main(
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
         if (file := _known(words, prog).config) is not None:
-            words = [*_words_in_file(file), *words]
-        for word in words:
-            flag, has_value, value = word.removeprefix("--").partition("=")
-            if has_value and hints.get(name := flag.replace("-", "_")) is bool:
-                remedy = f"write --{flag} or --no-{flag}, and true or false in a file"
-                raise UserValueError(f"takes no value, got {value!r}: {remedy}", argument=name)
+            words = [*_words_in_file(file, hints), *words]
         known = _known(words, prog)
         default = _defaults(known, presets, recipe)
         given = _parsed(default, tuple(presets), words, prog, sys.modules[make_train.__module__].__doc__)
@@ -202,11 +197,15 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _words_in_file(path: Path) -> list[str]:
+def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
     """Return the options in a YAML or JSON file as words of a command line."""
     words: list[str] = []
     for name, value in _content(path).items():
-        flag = str(name).replace("_", "-")
+        field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
+        if hints.get(field) is bool and not isinstance(value, bool):
+            raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
+        if isinstance(value, list) and field in hints and get_origin(hints[field]) is not tuple:
+            raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, list):

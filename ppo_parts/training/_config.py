@@ -210,7 +210,7 @@ class RunOptions:
 
 
 ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
-MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # which may be another one when the run is resumed
+MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
 KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 

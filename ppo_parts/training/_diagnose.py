@@ -120,10 +120,8 @@ def agreement(run: Run) -> float:
 def lost_in_evaluation(run: Run) -> float:
     """Return how far the last evaluations are below the return, in standard deviations; NaN if most was kept."""
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
-    progress = run.progress()
-    return (
-        progress * (late - played) / (late - early) if progress > 2 and late - played > (late - early) / 2 else np.nan
-    )
+    progress, lost = run.progress(), late - played
+    return progress * lost / (late - early) if progress > 2 and lost > (late - early) / 2 else np.nan
 
 
 def changed_output(run: Run) -> float:

@@ -45,10 +45,10 @@ def stored_run(folder: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        what = "it has no config.json" if folder.is_dir() else "there is no such folder"
-        beside = [] if folder.is_dir() else sorted(found.parent.name for found in folder.parent.glob("*/config.json"))
-        there = f"; {folder.parent} has {', '.join(beside[-8:])}" if beside else ""
-        raise RunNotFoundError(f"{folder} holds no run: {what}{there}") from None
+        around, what = (folder, "no config.json") if folder.is_dir() else (folder.parent, "no such folder")
+        runs = sorted(found.parent.name for found in around.glob("*/config.json"))
+        there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
+        raise RunNotFoundError(f"{folder} holds no run: there is {what}{there}") from None
     except (ValueError, RecursionError) as error:
         raise UserValueError(f"{path} cannot be read: {error}") from None
     kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
@@ -277,9 +277,7 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         ) from error
     with _locked(path):
         if (path / "config.json").exists():
-            raise RunExistsError(
-                f"{path} already holds a run: continue it with --resume {path}, or give another --name"
-            )
+            raise RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
         folder = RunWriter(path, stored, options)
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
             changed = changes(source.stored, config, options)

@@ -54,10 +54,8 @@ class _Printer(logging.Handler):
 def printed_messages() -> Iterator[None]:
     """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    logger.handlers = [
-        *(x for x in handlers if not isinstance(x, _Printer)),
-        _Printer(),
-    ]  # one, also in another context
+    others = [x for x in handlers if not isinstance(x, _Printer)]  # only one prints, also where contexts are nested
+    logger.handlers = [*others, _Printer()]
     logger.propagate = False  # otherwise a handler of the root logger prints them again
     logger.setLevel(logging.INFO)
     try:

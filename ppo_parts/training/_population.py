@@ -85,9 +85,8 @@ class Population(Train):
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Any:
         if self.members % mesh.size:
-            raise UserValueError(
-                f"must be a multiple of the {mesh.size} devices", where="population", argument="members"
-            )
+            says = f"must be a multiple of the {mesh.size} devices"
+            raise UserValueError(says, where="population", argument="members")
 
         def of_leaf(x: Any) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*mesh.axis_names) if x.shape else PartitionSpec())

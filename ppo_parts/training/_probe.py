@@ -45,11 +45,11 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         reset on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
         divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
-        `action_beyond`, of those beyond it;
-        `reward_mean`; `target_rms`, of the value targets; `terminated` and `truncated`, the numbers of ends;
-        `jump_at_end`, how far observations jump after an end, divided by the larger jump one step before or after it;
-        `dead_units`, the share of hidden units that no gradient reaches; `value_dominance`, the norm of the value
-        loss's gradient divided by the policy's, on the parameters that they share.
+        `action_beyond`, of those beyond it; `reward_mean`; `target_rms`, of the value targets; `terminated` and
+        `truncated`, the numbers of ends; `jump_at_end`, how far observations jump after an end, divided by the larger
+        jump one step before or after it; `dead_units`, the share of hidden units that no gradient reaches;
+        `value_dominance`, the norm of the value loss's gradient divided by the policy's, on the parameters that they
+        share.
     """
     settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | fields_of(config), state.learner.params
 

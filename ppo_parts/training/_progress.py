@@ -121,10 +121,7 @@ def tag(name: str) -> str:
 
 @contextlib.contextmanager
 def tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
-    """Write TensorBoard's event file.
-
-    A resumed run is `continued_at` so many environment steps; later events of a killed process are discarded.
-    """
+    """Write TensorBoard's event file; events of an earlier process after the step `continued_at` are discarded."""
     purge = None if continued_at is None else continued_at + 1
     suffix = "" if purge is None else f".{purge}"  # names resolve seconds, and two processes may start in one
     tensorboard_x = require_package("tensorboardX", "train")

@@ -21,7 +21,7 @@ from ._folder import RunFolder, recipe_of, stored_config
 from ._train import Train, TrainState
 
 RECIPES = "ppo_parts.recipes"
-"""The package whose modules a run may name as its recipe; others need the user's word."""
+"""The package whose modules a run may name as its recipe; the user has to trust any other."""
 
 
 def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:

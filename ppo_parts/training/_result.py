@@ -37,7 +37,7 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
     episodes = np.nan_to_num(episodes)
-    if PARENT in row:  # members that copy each other are no independent seeds
+    if PARENT in row:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
         episodes = np.sum(episodes, axis=-1)
@@ -126,9 +126,7 @@ def plot_curve(
         if evaluation is not None:
             played = evaluation.reshape(len(returns), -1)
             at = np.isfinite(played).any(axis=1)
-            axes.plot(
-                env_steps[at], np.nanmean(played[at], axis=1), color="C1", marker=".", linewidth=0.8, label="evaluation"
-            )
+            axes.plot(env_steps[at], np.nanmean(played[at], axis=1), "C1.-", linewidth=0.8, label="evaluation")
 
 
 def resampled(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

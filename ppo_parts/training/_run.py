@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def run(
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, done_before, state)
         with listeners(train, options, folder, done_before, on_rows) as opened:
-            loop.run(opened)
+            loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
         about["env_steps"] = loop.done * train.steps_per_update
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
@@ -104,6 +105,26 @@ def run(
     return result
 
 
+@contextlib.contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Log how long compiling takes and, before it begins, how long it took under this name the last time.
+
+    The times are kept in a file beside JAX's compilation cache, if that is a folder.
+    """
+    cache = jax.config.values["jax_compilation_cache_dir"]
+    path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
+    with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
+        known = {each: float(x) for each, x in dict(json.loads(path.read_bytes() if path else "{}")).items()}
+    logger.info(f"compiling, which took {known[name]:.1f} s the last time" if name in known else "compiling")
+    began = time.monotonic()
+    yield
+    known[name] = time.monotonic() - began
+    logger.info(f"compiled in {known[name]:.1f} s")
+    if path and jax.process_index() == 0:
+        with contextlib.suppress(OSError):  # it only informs
+            write_json(path, known)
+
+
 @dataclasses.dataclass
 class Loop:
     """The loop over updates, from a state to the end of the run or to a request to stop."""
@@ -123,16 +144,17 @@ class Loop:
         self.saved = self.done  # the update of the latest checkpoint
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
-    def run(self, listeners: list[OnRows]) -> None:
-        """Run all updates that remain, or those before a request to stop; call `listeners` with each row."""
+    def run(self, listeners: list[OnRows], name: str) -> None:
+        """Run all updates that remain, or those before a request to stop; call `listeners` with each row.
+
+        `name` is that of the program; see `compiling`.
+        """
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        logger.info("compiling")
-        began = time.monotonic()
-        self.state = self.program.start(self.state)
-        advance = self.program.advance_from(self.state)
-        logger.info(f"compiled in {time.monotonic() - began:.1f} s")
+        with compiling(name):
+            self.state = self.program.start(self.state)
+            advance = self.program.advance_from(self.state)
         overwrites = self.train.rollout.restart is None
         intervals = [x for x in (self.checkpoint_every, self.options.eval_every) if x is not None]
         began = last_save = time.monotonic()
@@ -182,7 +204,7 @@ class Loop:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
-        self.saved = self.done  # the update of the latest checkpoint
+        self.saved = self.done
 
     def tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
         for listen in listeners:
@@ -236,12 +258,8 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
 
 
 def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int) -> list[Row]:
-    number = len(next(iter(metrics.values())))
-    return [
-        {"update": done + i, "env_steps": (done + i + 1) * steps_per_update}
-        | {name: x[i] for name, x in metrics.items()}
-        for i in range(number)
-    ]
+    each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
+    return [{"update": i, "env_steps": (i + 1) * steps_per_update} | row for i, row in enumerate(each, done)]
 
 
 def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

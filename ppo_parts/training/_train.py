@@ -152,6 +152,8 @@ class Train:
                 where="Train.of",
                 argument="config",
             )
+        if not isinstance(policy, Policy):
+            raise UserTypeError(f"must be a ppo_parts.Policy, got {policy!r}", where="Train.of", argument="policy")
         check_env("Train.of", env)
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)

@@ -15,7 +15,7 @@ from PIL import Image
 import ppo_parts
 from ppo_parts import envs, training
 from ppo_parts.commands import compare, evaluate, export, watch
-from ppo_parts.envs._rendering import draw_grid, rendering
+from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._files import lines_of, replacing, write_json
@@ -355,17 +355,28 @@ def test_minatar_is_drawn_from_its_channels():
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "gym:CartPole-v1"])
 def test_gymnasium_draws(env_id):
     pytest.importorskip("pygame")
+    made, on_host = [], env_id.startswith("gym:")
     with rendering():
-        env = envs.make(env_id)
+        env = envs.make(env_id, **({"wrappers": (lambda env: made.append(env) or env,)} if on_host else {}))
     state, _ = env.reset(jax.random.key(0), 2)
+    for other in made[-1:]:
+        other.render = None  # is not called
     frame = env.render(state)
     assert frame.shape == (400, 600, 3)
     assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
-    if env_id.startswith("gym:"):
+    if on_host:
         env = envs.make(env_id)
         state, _ = env.reset(jax.random.key(0), 1)
         with pytest.raises(UserValueError, match='without render_mode="rgb_array"'):
             env.render(state)
+
+
+def test_how_to_draw_without_a_display_is_said():
+    for says in ("an OpenGL platform library has not been loaded", "Cannot initialize a EGL device display."):
+        with pytest.raises(UserValueError, match=f"{says.rstrip('.')}. Without a display, set"), opengl_errors():
+            raise ImportError(says)
+    with pytest.raises(ImportError), opengl_errors():
+        raise ImportError("another")
 
 
 # Weights & Biases.

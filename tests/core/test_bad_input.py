@@ -62,6 +62,11 @@ def own_sampler(axis, draw, name="mine", num_minibatches=2):
     return pp.sampler(name, plan, lambda item, batch, context: draw(item), num_minibatches=num_minibatches, axis=axis)
 
 
+def draws(draw, axis="step"):
+    """An update with a sampler whose `draw` returns `draw(item)`; an item is six indices."""
+    return lambda: update(GAE, own_sampler(axis, draw), SURROGATE)
+
+
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
 
 
@@ -116,9 +121,7 @@ ALONE = {  # samplers after which each advantage is standardized by itself
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
 }
 VALUE_ERRORS = {
-    "mine: draw must return at least one index, got shape (0,)": lambda: update(
-        GAE, own_sampler("step", lambda item: (item[:0], None)), SURROGATE
-    ),
+    "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
     # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
@@ -137,6 +140,9 @@ VALUE_ERRORS = {
     "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
     "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     # the learner
+    "no loss after the sampler depends on the parameters": lambda: update(
+        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))
+    ),
     "no part added a loss ... clipped_surrogate": lambda: update(GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": lambda: update(
         FULL, NORMALIZE, SURROGATE
@@ -191,6 +197,9 @@ VALUE_ERRORS = {
         SURROGATE,
         batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
     ),
+    "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
+    "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
+    "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
     "shuffled_minibatches ... carry ... segment_minibatches()": lambda: update(
         GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
     ),
@@ -356,9 +365,7 @@ TYPE_ERRORS = {
     "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
         lambda params, key: (), lambda batch: batch, "short"
     ),
-    "mine: draw must return (indices, weight), got an array of shape (6,)": lambda: update(
-        GAE, own_sampler("step", lambda item: item), SURROGATE
-    ),
+    "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
         "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
     ),
@@ -373,12 +380,8 @@ TYPE_ERRORS = {
             amend=lambda params, *rest: params,
         ),
     ),
-    "mine: draw must return integers, got float32": lambda: update(
-        GAE, own_sampler("step", lambda item: (item * 1.0, None)), SURROGATE
-    ),
-    "mine: draw must return Windows for axis='window'": lambda: update(
-        GAE, own_sampler("window", lambda item: (item, None)), SURROGATE
-    ),
+    "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
+    "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
@@ -453,14 +456,10 @@ SHAPE_ERRORS = {
     # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     # samplers, and what is sampled
-    "mine: draw must return indices of shape [M], got ()": lambda: update(
-        GAE, own_sampler("step", lambda item: (item[0], None)), SURROGATE
-    ),
-    "mine: draw must return one weight for each index, (6,), got ()": lambda: update(
-        GAE, own_sampler("step", lambda item: (item, jnp.ones(()))), SURROGATE
-    ),
-    "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)": lambda: update(
-        GAE, own_sampler("window", lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None)), VALUE
+    "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
+    "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
+    "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)": draws(
+        lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"
     ),
     "extras['x'] must begin with the axes [T, N] ... per_segment": lambda: update(
         batch=given(extras={"x": jnp.zeros(SEGMENTS)})
@@ -487,6 +486,9 @@ REFUSED_BY_PYTHON = {
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
+    "raised by the part 'mine': declare what it reads": lambda: update(
+        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
+    ),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }
 
@@ -499,7 +501,7 @@ REFUSED_BY_PYTHON = {
             (ValueError, VALUE_ERRORS),
             (TypeError, TYPE_ERRORS),
             (pp.errors.ShapeError, SHAPE_ERRORS),
-            (TypeError, REFUSED_BY_PYTHON),
+            ((TypeError, KeyError), REFUSED_BY_PYTHON),
         )
         for says, call in rows.items()
     ],

@@ -287,7 +287,7 @@ FAULTY = {
                 provides=("losses",),
                 elementwise=True,
             ),
-            "has shape (4,), not one number per element",
+            "has shape (4,), not one per element",
         ),
     ],
     "masked_elements_are_neutral": [

@@ -310,6 +310,24 @@ def test_drac_equals_a_loop_by_hand():
 # --- updates.md -------------------------------------------------------------------------------------------------------
 
 
+def test_sam_equals_a_loop_by_hand():
+    [line] = [line for line in lines("docs/gallery/README.md") if "contrib.sam" in line]
+    batch, params = double(), linear_params()
+    pipeline = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.given_indices(MINIBATCHES), pp.value_loss(coef=0.5))
+    optimizer = eval(line, {"optax": optax})
+    state, _ = train(pipeline, params, [batch], categorical, optimizer)
+
+    def loss(params, d):
+        return mean(0.25 * (d["obs"] @ params["value"] - d["target"]) ** 2, d["mask"])
+
+    for (d,) in cut(estimated(batch)):
+        gradient = jax.grad(loss)(params, d)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in gradient.values()))
+        worst = jax.tree.map(lambda x, g: x + 0.05 * g / norm, params, gradient)  # noqa: B023
+        params = jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(loss)(worst, d))
+    assert_equal(state.params, params)
+
+
 def test_redo_equals_a_step_by_hand():
     """Every unit is dormant, so that all parameters and moments are reset before a step of Adam, its second."""
     module, batch = card("updates", "Dormant units"), double(masked=False)
@@ -542,23 +560,38 @@ def test_ppg_equals_a_loop_by_hand():
     assert metrics[1]["auxiliary/kl_penalty"] > 0
 
 
-def test_daac_equals_a_loop_by_hand():
-    module, batch = card("values", "Decoupled advantages"), double()
-    params = {"policy": normal({"body": (OBS, 5), "logits": (5, ACTIONS), "advantage": (5, ACTIONS)}, 0)}
-    params |= normal({"value": OBS}, 1)
+@pytest.mark.parametrize("hides", [False, True])
+def test_daac_and_idaac_equal_a_loop_by_hand(hides):
+    module, batch = card("values", "Decoupled advantages"), double(masked=not hides)
+    shapes = {"body": (OBS, 5), "logits": (5, ACTIONS), "advantage": (5, ACTIONS)}
+    params = {"policy": normal(shapes | ({"order": 10} if hides else {}), 0), **normal({"value": OBS}, 1)}
+    other = (3 * np.arange(TIME) + 1) % TIME
 
     def policy_loss(policy, d):
         features = jnp.tanh(d["obs"] @ policy["body"])
         predicted = jnp.take_along_axis(features @ policy["advantage"], d["action"][:, None], axis=1)[:, 0]
         own = ppo(features @ policy["logits"], 0, d, critic=0, normalize=False)
-        return mean(own + 0.25 * (predicted - d["advantage"]) ** 2, d["mask"])
+        own += 0.25 * (predicted - d["advantage"]) ** 2
+        if hides:
+            both = jnp.concatenate([features, jnp.tanh(d["other"] @ policy["body"])], axis=1)
+            later = 1 / (1 + jnp.exp(-jax.lax.stop_gradient(both) @ policy["order"]))
+            unclear = 1 / (1 + jnp.exp(-both @ jax.lax.stop_gradient(policy["order"])))
+            right = jnp.where(d["later"], later, 1 - later)
+            own -= d["same"] * (jnp.log(right) + 0.0005 * (jnp.log(unclear) + jnp.log(1 - unclear)))
+        return mean(own, d["mask"])
 
     def value_loss(value, d):
         return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
 
     d = estimated(batch, gamma=0.999)
     d["advantage"] = normalized(d["advantage"], d["mask"])
-    *head, phases = module.daac.parts
+    ended = np.maximum(batch.terminated, batch.truncated)
+    episode = np.stack([ended[:t].sum(axis=0) for t in range(TIME)])
+    same = (episode[other] == episode) & (other != np.arange(TIME))[:, None]
+    later = np.repeat(other > np.arange(TIME), SEGMENTS)
+    d |= {"other": batch.obs[other].reshape(-1, OBS), "later": later, "same": same.reshape(-1)}
+    chain = module.decoupled([module.paired(lambda key, length: other)], [module.order]) if hides else module.daac
+    *head, phases = chain.parts
     drawn = pp.chain(*head, pp.phases(**{name: given(x.chain) for name, x in phases.phases.items()}))
     state, _ = train(drawn, params, [batch], module.evaluate, {name: optax.sgd(RATE) for name in phases.phases})
     expected = {
@@ -876,6 +909,33 @@ def test_burn_in_equals_a_loop_by_hand():
     assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * epochs))
 
 
+def test_heads_that_depend_on_each_other_equal_a_loop_by_hand():
+    module, rng, batch = card("networks", "Heads that depend on each other"), np.random.default_rng(3), double()
+    params = normal({"policy": (OBS, ACTIONS), "means": (OBS, ACTIONS * 2), "value": OBS}, 0)
+    move, strength = rng.integers(ACTIONS, size=(TIME, SEGMENTS)), rng.normal(size=(TIME, SEGMENTS, 2))
+
+    def policy(params, batch):
+        means = (batch.obs @ params["means"]).reshape(*batch.obs.shape[:-1], ACTIONS, 2)
+        return module.MoveThenStrength(batch.obs @ params["policy"], means), batch.obs @ params["value"]
+
+    def log_prob(params, d):
+        mean = (d["obs"] @ params["means"]).reshape(-1, ACTIONS, 2)[jnp.arange(len(d["obs"])), d["move"]]
+        density = jnp.exp(-(((d["strength"] - mean) / 0.5) ** 2) / 2) / (0.5 * np.sqrt(2 * np.pi))
+        return chosen(d["obs"] @ params["policy"], d["move"]) + jnp.sum(jnp.log(density), axis=1)
+
+    def loss(params, d):
+        ratio = jnp.exp(log_prob(params, d) - d["log_prob"])
+        value_loss = 0.5 * (d["obs"] @ params["value"] - d["target"]) ** 2
+        return mean(clipped(ratio, d["advantage"]) + value_loss, d["mask"])
+
+    d = estimated(batch, move=move, strength=strength)
+    d["log_prob"] = np.asarray(log_prob(params, d)) + 0.1 * rng.normal(size=TIME * SEGMENTS)
+    batch = batch.replace(action={"move": move, "strength": strength}, log_prob=d["log_prob"].reshape(TIME, SEGMENTS))
+    parts = pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
+    state, _ = train(pp.chain(*parts), params, [batch], policy)
+    assert_equal(state.params, descend(loss, params, [(d,)]))
+
+
 def test_options_equal_a_loop_by_hand():
     module, rng = card("networks", "Options"), np.random.default_rng(4)
     params = in_double(jax.jit(module.init)(KEY))
@@ -1064,7 +1124,7 @@ def test_trials_keep_their_task_and_show_what_happened():
         out = play(KEY, trial, action)
         (_, state, _), trial = out.state, out.state
         expected = [0.0 if ended else task + 1, *np.eye(3)[action], task * action, ended]
-        np.testing.assert_allclose(out.obs, expected)
+        np.testing.assert_allclose(out.obs, expected, rtol=1e-9)
         assert (float(trial[0]), float(state)) == (task, 1.0 if ended else 2.0)
         ends.append(bool(out.terminated))
     assert ends == [False, False, True]
@@ -1091,7 +1151,9 @@ def test_a_pool_plays_the_opponents_that_win_most():
     last = jax.jit(env.step)(KEY, found[0], jnp.ones(2000, int))[1]  # takes the last two, or leaves one
     np.testing.assert_array_equal(last.reward, np.where(index == 2, 1.0, -1.0))
     assert last.terminated.all()
-    batch = pp.Batch(terminated=last.terminated[None], reward=last.reward[None]).add_extras(opponent=index[None])
-    after = module.renewed(pool, jnp.array([7.0, 8.0]), batch, rate=0.1)
-    np.testing.assert_allclose(after["beaten"], [0.5, 0.45, 0.1], atol=1e-6)
-    np.testing.assert_array_equal(after["params"], [[7.0, 8.0], *logits[1:]])
+    with jax.enable_x64(True):
+        pool, reward = in_double((pool, last.reward[None]))
+        batch = pp.Batch(terminated=last.terminated[None], reward=reward).add_extras(opponent=index[None])
+        after = module.renewed(pool, jnp.array([7.0, 8.0]), batch, rate=0.1)
+        assert_equal(after["beaten"], jnp.array([0.5, 0.45, 0.1]))
+        np.testing.assert_array_equal(after["params"], [[7.0, 8.0], *logits[1:]])

@@ -1,9 +1,8 @@
-"""Parts for sequences of tokens: what only they add to the functions, and what they refuse."""
+"""Parts for sequences of tokens: what only they add to the functions."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import ppo_parts as pp
 from ppo_parts import functional as f
@@ -40,19 +39,3 @@ def test_aggregate_weighs_sequences_as_it_says():
         assert out.losses["given"].shape == (SEGMENTS,)
         ours = f.masked_mean(out.losses["given"], jnp.any(batch.mask.astype(bool), axis=0))
         np.testing.assert_allclose(ours, f.aggregate(losses["given"], by=by, length=length, mask=batch.mask), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: pp.tokens.group_advantage(group=0), "group must be at least 1"),
-        (lambda: pp.tokens.aggregate(by="sequence_mean", length=3), "leave it out"),
-        (
-            lambda: pp.policy_loss(pp.functional.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
-            "cov_low must be less than cov_high",
-        ),
-    ],
-)
-def test_refuses(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -26,6 +26,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.recipes.__main__ import listed
 from ppo_parts.training._cli import CACHE_LIMIT, fitting_preset, keep_compiled_programs, whole_number
 from ppo_parts.training._config import Range, declared
+from ppo_parts.training._run import compiling
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
@@ -191,7 +192,8 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         ("num_envs: 8\nnum_envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
         ("clip_coef: -1", "--clip-coef must lie in (0, inf), got -1.0"),
         ("hidden: [8, 0]", "--hidden must be at least 1, got 0"),
-        ("anneal_lr: yes please", "--anneal-lr takes no value, got 'yes please': write --anneal-lr or --no-anneal-lr"),
+        ("anneal-lr: yes please", "--anneal-lr must be true or false in .*mine.yaml, got 'yes please'"),
+        ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
     ):
         path.write_text(content)
         refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
@@ -201,7 +203,6 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option
         ("num_envs: 2.5", "'2.5' is not a whole number"),
-        ("name: [a, b]", "Unrecognized options: b"),
     ):
         path.write_text(content)
         with pytest.raises(SystemExit) as ended:
@@ -343,3 +344,20 @@ def test_programs_are_kept_in_the_cache_folder_of_the_user(settings, tmp_path, m
     jax.config.update("jax_compilation_cache_dir", "theirs")
     keep_compiled_programs()
     assert settings()["compilation_cache_dir"] == "theirs"
+
+
+def test_a_run_says_how_long_compiling_took_the_last_time(settings, tmp_path, caplog, monkeypatch):
+    def said(seconds):
+        clock = iter((0.0, seconds))
+        monkeypatch.setattr("time.monotonic", lambda: next(clock))
+        with compiling("recipe CartPole-v1"):
+            pass
+        return [record.message for record in caplog.records[-2:]]
+
+    caplog.set_level("INFO", "ppo_parts.training")
+    assert said(9.0) == ["compiling", "compiled in 9.0 s"]  # no folder, so that nothing is known the next time
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    assert said(8.0) == ["compiling", "compiled in 8.0 s"]
+    assert said(1.0) == ["compiling, which took 8.0 s the last time", "compiled in 1.0 s"]
+    (tmp_path / "jax_seconds.json").write_text("[not JSON")
+    assert said(1.0) == ["compiling", "compiled in 1.0 s"]

@@ -41,6 +41,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
         (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
         (tmp_path / "a" / "b", make_train, "latest", "b holds no run: there is no such folder$"),
         (tmp_path.with_name("b"), make_train, "latest", rf"no such folder; .* has .*{tmp_path.name}"),
+        (tmp_path.parent, make_train, "latest", rf"no config.json; .* has .*{tmp_path.name}"),
         (whole[0], lambda config: train, "latest", r"write def make_train\(config: Config\)"),
         (whole[0], pufferlib_ppo.make_train, "latest", r"of another recipe, .* \(.*, .*, .* and \d+ more\)"),
         (tmp_path, make_train, "latest", "no checkpoint in .*: there is none"),

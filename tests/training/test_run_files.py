@@ -129,7 +129,7 @@ def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, p
     (tmp_path / "file").touch()
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     for options, kind, message in (
-        ({"name": "whole", "directory": place}, FileExistsError, r"whole already holds a run: continue it with --res"),
+        ({"name": "whole", "directory": place}, FileExistsError, r"whole holds a run: continue it with --res"),
         ({"resume": place / "nowhere"}, FileNotFoundError, r"nowhere holds no run: there is no such folder"),
         ({"name": "run", "directory": tmp_path / "file"}, RunFolderError, "Not a directory; give another --directory"),
         ({"name": "run", "directory": tmp_path}, RunFolderError, "run cannot be written"),

@@ -63,6 +63,7 @@ NOT_ONE = (0, -1, True, 1.5, "3", None, float("nan"))  # number of at least 1
 NO_PATH = (None, 3, b"x", ["x"])
 SUMMARIES = (training.iqm, training.bootstrap, training.summary)
 WITH_PATH = (training.read_metrics, lambda x: write_json(x, {}))
+CONFIG = training.Config(env_id="a", total_timesteps=1, num_envs=1, num_steps=1)
 BAD = {
     "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True)],
     "level": [lambda x=x: training.bootstrap([1.0], level=x) for x in (0, 2, "a", None)],
@@ -72,6 +73,7 @@ BAD = {
     "num_seeds": [lambda x=x: training.vmap_over_seeds(abs, x) for x in NOT_ONE],
     "rows": [lambda x=x: training.column(x, "loss") for x in (None, 3, [3])],
     "config": [lambda x=x: training.Train.of(x, None, None, None, None) for x in (None, 3)],
+    "policy": [lambda x=x: training.Train.of(CONFIG, None, x, None, None) for x in (None, abs)],
     "low": [lambda x=x: training.at_least(x) for x in ("a", None, float("nan"))],
     "high": [lambda: training.between(2, 1)],
     "folder": [lambda x=x: training.load(x) for x in NO_PATH],
