@@ -22,7 +22,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 SITE = ROOT / "build" / "site"
 INSIDE = (SITE.as_uri() + "/", "data:")
 PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/results")
-PAGES += ("docs/generated/ppo_parts.Learner.html", "docs/generated/ppo_parts.functional.importance_sampling_weight.html")
+PAGES += tuple(f"docs/generated/ppo_parts.{name}.html" for name in ("Learner", "functional.importance_sampling_weight"))
 QUESTIONS = {  # and the page that answers it
     "how do I resume a run": "docs/training",
     "time limit truncation": "docs/rollouts",
