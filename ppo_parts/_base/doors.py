@@ -68,7 +68,7 @@ def check_as(where: str, name: str, value: Any, hint: Any) -> None:
     if int in kinds and isinstance(value, float) and value.is_integer():
         remedy = f": write {int(value)}"
     error = UserValueError if words else UserTypeError
-    raise error(f"must be {allowed}, got {value!r}{remedy}", where=where, argument=name)
+    raise error(f"must be {allowed}, got {value!r:.200}{remedy}", where=where, argument=name)
 
 
 def is_known(hint: Any) -> bool:

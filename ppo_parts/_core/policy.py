@@ -24,10 +24,9 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     if isinstance(result, Output):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
         raise UserTypeError(
             "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry); "
-            f"got {got}"
+            f"got {kind(result)}"
         )
     return Output(*result)
 

@@ -503,7 +503,9 @@ def _takes_context(f: Callable[..., Any]) -> bool:
 
 def kind(x: Any) -> str:
     """Describe a value of an unexpected kind in an error message."""
-    return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
+    if isinstance(x, jax.Array):
+        return f"an array of shape {x.shape}"
+    return f"{len(x)} items" if type(x) is tuple else type(x).__name__
 
 
 def field_at(batch: Batch, path: str) -> Any:

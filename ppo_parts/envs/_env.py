@@ -178,7 +178,7 @@ def check_env(where: str, env: Any) -> None:
     """Raise unless `env` is an `Env`."""
     if not isinstance(env, Env):
         raise UserTypeError(
-            f"{where}: {env!r} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "
+            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "
             "envs.Env(...)"
         )
 

@@ -366,6 +366,7 @@ TYPE_ERRORS = {
         lambda params, key: (), lambda batch: batch, "short"
     ),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
+    "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
         "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
     ),
