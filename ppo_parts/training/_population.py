@@ -88,10 +88,8 @@ class Population(Train):
             says = f"must be a multiple of the {mesh.size} devices"
             raise UserValueError(says, where="population", argument="members")
 
-        def of_leaf(x: Any) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*mesh.axis_names) if x.shape else PartitionSpec())
-
-        return jax.tree.map(of_leaf, self.state_shapes())
+        divided, whole = (NamedSharding(mesh, PartitionSpec(*names)) for names in (mesh.axis_names, ()))
+        return jax.tree.map(lambda x: divided if x.shape else whole, self.state_shapes())
 
     def collect(self, state: Any) -> Collected:
         return jax.vmap(lambda given, state: self.member(**given).collect(state))(state.hyperparameters, state.members)

@@ -87,7 +87,7 @@ def sweep_with_ray(
 
     Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
     """
-    tune, suggested = require_package("ray.tune", "ray"), suggestions(config, search)
+    tune, draw = require_package("ray.tune", "ray"), functools.partial(drawn, suggestions(config, search))
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
         make_train = import_recipe(recipe_of(make_train), folder)
         config = stored_config(config_type(make_train), {"config": in_json(config)})
@@ -100,16 +100,11 @@ def sweep_with_ray(
         tuner = tune.Tuner.restore(path, trainable=kind, restart_errored=True)
     else:
         goal = {"metric": "episode_return", "mode": "max"}
-        searcher = require_package("ray.tune.search.optuna", "ray").OptunaSearch
-        chosen = tune.TuneConfig(
-            **goal,
-            num_samples=trials,
-            reuse_actors=True,
-            search_alg=searcher(functools.partial(drawn, suggested), **goal),
-            scheduler=tune.schedulers.ASHAScheduler(max_t=updates // each),
-        )
+        search_alg = require_package("ray.tune.search.optuna", "ray").OptunaSearch(draw, **goal)
+        scheduler = tune.schedulers.ASHAScheduler(max_t=updates // each)
+        how: Any = {"search_alg": search_alg, "scheduler": scheduler, "num_samples": trials, "reuse_actors": True}
         where = tune.RunConfig(name=folder.name, storage_path=str(folder.parent.resolve()))
-        tuner = tune.Tuner(kind, tune_config=chosen, run_config=where)
+        tuner = tune.Tuner(kind, tune_config=tune.TuneConfig(**goal, **how), run_config=where)
     found = tuner.fit()
     known = [x for x in found if np.isfinite((x.metrics or {}).get("episode_return", np.nan))]
     complete = sum(x.metrics["updates"] == updates // each * each for x in known)

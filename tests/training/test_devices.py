@@ -78,6 +78,18 @@ def check_seeds(place):
     assert_same(checkpoint(several), checkpoint(expected))
 
 
+def check_population(place):
+    """Four members on two devices: the bits of one device, also after a selection."""
+    config, ranges = recipe.Config(total_timesteps=64), {"learning_rate": training.between(1e-3, 1e-1)}
+    train = training.population(recipe.make_train, ranges, members=4, every=2, fraction=0.25)(config)
+    (expected, _), (several, _) = (go(train, place, f"on_{n}", config, num_devices=n) for n in (1, 2))
+    assert rows(several)[1]["population/parent"] != [0, 1, 2, 3]
+    assert rows(several) == rows(expected)
+    assert_same(checkpoint(several), checkpoint(expected))
+    with pytest.raises(ValueError, match="members must be a multiple of the 3 devices"):
+        go(train, place, "on_3", config, num_devices=3)
+
+
 def check_refusals():
     """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
     train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
@@ -114,6 +126,7 @@ def check_runs(place):
     check_one_ahead(Path(place) / "ahead")
     check_environments(Path(place) / "environments")
     check_seeds(Path(place) / "seeds")
+    check_population(Path(place) / "population")
 
 
 def test_runs_on_several_devices(tmp_path):
