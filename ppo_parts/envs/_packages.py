@@ -160,7 +160,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     def entries(x: Any) -> Any:
         names = getattr(x, "_fields", getattr(x, "__dataclass_fields__", None))
         if names is None:
-            return x.astype(jnp.float32)
+            return jnp.asarray(x, jnp.float32)
         return {name: entries(getattr(x, name)) for name in names if name != "action_mask"}
 
     def seen(observation: Any) -> Observation:

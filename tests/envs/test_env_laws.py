@@ -491,11 +491,10 @@ def test_choices_with_a_mask_each_stay_choices(monkeypatch):
     """And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available."""
     mask = jnp.array([[True, False, True], [False, False, False]])
 
-    def walk(state):
-        return state.replace(obs=state.x, reward=state.x, done=state.x)
-
     monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([3, 3])))
-    monkeypatch.setattr(env_fakes.Jumanji, "seen", lambda self, state: env_fakes.Seen(state.x, walk(state), mask))
+    monkeypatch.setattr(
+        env_fakes.Jumanji, "seen", lambda self, state: env_fakes.Seen(state.x, state.replace(obs=state.x), mask)
+    )
     env = envs.make("jumanji:Walk-v0")
     assert env.action_space == envs.MultiDiscrete((3, 3))
     reset, step = compiled(env)
