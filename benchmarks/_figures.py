@@ -207,6 +207,18 @@ def devices(path: Path) -> None:
     save(figure, path)
 
 
+def pareto(path: Path) -> None:
+    """What policies earn and what it costs, with each weight of the cost, beside what can be reached."""
+    figure, (axes,) = canvas(1, width=5)
+    costs = np.linspace(0, 1)
+    axes.plot(costs, np.sqrt(costs), color="gray", linewidth=1, label="best possible")
+    for i, (weight, (earned, cost)) in enumerate(records("gallery")["several objectives"]["results"]["front"].items()):
+        axes.plot(cost, earned, "o", color=f"C{i}", alpha=0.6, label=f"weight {weight}")
+    axes.set(xlabel="mean cost of a step", ylabel="mean reward of a step")
+    axes.legend()
+    save(figure, path)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "learning_cartpole.png": functools.partial(learning, name="cartpole"),
     **{
@@ -221,4 +233,5 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "sweep_cartpole.png": importance,
     "parts_cpu.png": parts,
     "devices.png": devices,
+    "pareto.png": pareto,
 }

@@ -191,7 +191,8 @@ def objectives(weight: float) -> Variant:
     module = card("values", "Several objectives")
 
     def measured(batch: pp.Batch) -> pp.Batch:
-        return batch.add_metrics(weighted=jnp.mean(batch.reward[..., 0] - 2 * batch.reward[..., 1]))
+        earned, cost = jnp.mean(batch.reward[..., 0]), jnp.mean(batch.reward[..., 1])
+        return batch.add_metrics(weighted=earned - 2 * cost, earned=earned, cost=cost)
 
     first, *rest = module.weighted((1.0, -weight)).parts
     chain = pp.chain(first, pp.stateless(measured, name="measured", place="before_sampler"), *rest)
@@ -350,6 +351,17 @@ def curve_of(variant: Variant, seeds: range) -> np.ndarray:
     return side_by_side(run)(keys_of(seeds)).T
 
 
+def front(seeds: range) -> dict[str, list[Any]]:
+    """The mean reward and cost, `[2, seeds]`, that policies with each weight of the cost reach."""
+
+    def reached(train: training.Train, key: jax.Array) -> jax.Array:
+        metrics = train(key).metrics
+        return jnp.stack([metrics[name][-1] for name in ("earned", "cost")])
+
+    runs = {weight: functools.partial(reached, train_of(objectives(weight))) for weight in (0.5, 0.7, 1.0, 2.0, 4.0)}
+    return {f"{weight:g}": side_by_side(run)(keys_of(seeds)).T.tolist() for weight, run in runs.items()}
+
+
 def main() -> None:
     """Command line."""
     options = parser(__doc__, seeds=10, first_seed=1)
@@ -361,5 +373,6 @@ def main() -> None:
         variant = VARIANTS[name]()
         curve = curve_of(variant, seeds := seeds_of(given))
         found = {"task": variant.task, "measure": variant.measure, "without": variant.without, "seeds": list(seeds)}
+        found |= {"front": front(seeds)} if name == "several objectives" else {}
         print(f"{name:30} {curve[0].mean():10.4g} {curve[-1].mean():10.4g}", flush=True)
         write(f"{RESULTS}/gallery.jsonl#{name}", found | {"curve": [[float(f"{x:.4g}") for x in row] for row in curve]})
