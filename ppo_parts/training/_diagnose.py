@@ -145,6 +145,11 @@ def entropy_lost(run: Run) -> float:
     return max(early - late, 1 - late / early if early > 0 else -np.inf)
 
 
+def collapsed(run: Run) -> bool:
+    """Return whether the policy became deterministic while the return did not rise."""
+    return entropy_lost(run) > 0.8 and run.progress() < 2.5
+
+
 def learned_values_long(run: Run) -> bool:
     """Return whether a run has 100 updates and 100,000 environment steps, and the value loss did not fall."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
@@ -211,7 +216,7 @@ RULES = (
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02),
+         when=lambda run: run.early("value_loss") < 0.02 and not collapsed(run)),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -253,9 +258,13 @@ RULES = (
          "a learning rate of 3e-4", lambda run: run.early("approx_kl"),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
          ("advantage_lost", "stops_at_once", "clip_small")),
+    Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
+         "training lowers the return, as if rewards had the opposite sign",
+         "look at the sign in wrappers of the reward, and at what they pay for", Run.progress,
+         unless=("learning_rate_large", "epochs_many", "policy_differs")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
-         entropy_lost, lambda run: run.progress() < 2.5),
+         entropy_lost, collapsed),
     Rule("evaluation_apart", "likely", "standard deviations lost in evaluation", -INF, 3,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
