@@ -375,6 +375,15 @@ def update(link: Link, *names: str) -> list[str]:
     return table(head, rows)
 
 
+def budget(link: Link, name: str) -> list[str]:
+    """The pieces of a training step: milliseconds, and relative to their floors."""
+
+    def times(row: Record) -> str:
+        return f"{short(row['ms'])} (x{short(row['ms'] / row['floor_ms'])})"
+
+    return by_size(rows_of("budget", name), times, lambda row: row["piece"])
+
+
 def sized(row: Record) -> str:
     """A size, "128x64"."""
     return "x".join(map(str, row["size"]))

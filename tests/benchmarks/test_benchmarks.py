@@ -46,6 +46,17 @@ def test_parts_are_recorded_and_printed(tmp_path, monkeypatch, capsys):
     assert "part gae  direction forward  size 4x8  method ours" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "budget.jsonl"
+    run(monkeypatch, "budget", "--sizes", "4x4", "--rounds", 1, "--json", f"{path}#cpu")
+    *pieces, whole = _records.read(path)["cpu"]["results"]
+    assert whole["piece"] == "whole"
+    assert {"rollout", "backward", "optimizer"} < {row["piece"] for row in pieces}
+    assert whole["floor_ms"] == pytest.approx(sum(row["floor_ms"] for row in pieces))
+    assert all(row["ms"] > row["floor_ms"] > 0 for row in (whole, *pieces) if row["piece"] != "backward")
+
+
 def test_wrong_numbers_are_not_timed():
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):

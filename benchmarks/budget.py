@@ -1,0 +1,144 @@
+"""Where the time of a training step goes: the pieces of CleanRL's PPO, each beside what its arithmetic takes.
+
+    taskset -c 0 python -m benchmarks budget --json benchmarks/results/budget.jsonl#cpu_one_core
+
+Every piece runs in a loop of one compiled program. Its *floor* is the time of its products, its tanh and its bytes at
+the rates that this machine reaches in programs of one operation: the product of 2048 rows with a hidden layer, their
+tanh, and `x + 1`. The whole is one program that collects a rollout and updates; it may take less than its pieces,
+because XLA fuses across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, functional
+
+from . import _timing, parts, update
+from ._options import parser, size
+from ._records import collect
+from .update import EPOCHS, MINIBATCHES, OBS, POLICY, WIDTH
+
+SIZES = ((128, 4), (128, 64), (128, 2048))
+ROWS = 2048  # larger minibatches are evaluated in pieces
+KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (update.ACTIONS + 1) * WIDTH  # of the actor and the critic
+UNITS = 4 * WIDTH  # hidden ones
+Piece = tuple[Any, tuple[Any, ...], int, float]  # a method, its arguments, its calls in an update, the floor of a call
+
+
+def limits() -> dict[str, float]:
+    """Seconds for a multiplication with its addition, a tanh and a byte."""
+    x, kernel = jnp.ones((ROWS, WIDTH)), jnp.ones((WIDTH, WIDTH))
+    cases = {"product": (jnp.matmul, x, kernel), "tanh": (jnp.tanh, x), "byte": (lambda x: x + 1, x)}
+    amounts = {"product": x.size * WIDTH, "tanh": x.size, "byte": 2 * x.nbytes}
+    loops = {name: parts.loop_of(method, tuple(args)) for name, (method, *args) in cases.items()}
+    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds=15)
+    return {name: min(taken[name]) / loops[name][1] / amount for name, amount in amounts.items()}
+
+
+def pieces(steps: int, environments: int, unit: dict[str, float]) -> dict[str, Piece]:
+    """The pieces by name."""
+    params, context = POLICY.init(jax.random.key(0)), pp.Context(key=jax.random.key(0))
+    estimator = pp.gae(**update.ESTIMATE)
+    batch = update.rollout(jax.random.key(1), params, steps, environments)
+    batch = estimator.update(batch, estimator.init(params), context)[0]
+    samples, key = batch.value.size, jax.random.key_data(jax.random.key(2))
+    minibatches, rows = EPOCHS * MINIBATCHES, samples // MINIBATCHES
+    each = min(rows, ROWS)  # rows of an evaluation
+    evaluations = minibatches * rows // each
+    fields = (batch.obs, batch.action, batch.log_prob, batch.value, batch.advantage, batch.target)
+    flat = jax.tree.map(lambda x: x.reshape(samples, *x.shape[2:]), fields)
+    obs, action, log_prob, value, advantage, target = jax.tree.map(lambda x: x[:rows], flat)
+    collector = pp.rollout(envs.make("CartPole-v1"), POLICY, num_envs=environments, num_steps=steps)
+
+    def forward(params: Any, obs: Any) -> Any:
+        distribution, value, *_ = POLICY(params, pp.Batch(obs=obs))
+        return distribution.logits, value
+
+    def gradient(params: Any, obs: Any, *cotangents: Any) -> Any:
+        return jax.vjp(lambda params: forward(params, obs), params)[1](cotangents)
+
+    def loss(outputs: Any, action: Any, log_prob: Any, value: Any, advantage: Any, target: Any) -> Any:
+        logits, now = outputs
+        policy, advantage = distributions.Categorical(logits), functional.advantage_normalize(advantage)
+        of_policy = functional.clipped_surrogate(policy.log_prob(action) - log_prob, advantage, clip_eps=update.CLIP)
+        of_value = functional.clipped_value_loss(now, value, target, clip_eps=update.CLIP)
+        return jnp.mean(of_policy + update.VALUE_COEF * of_value - update.ENTROPY_COEF * policy.entropy())
+
+    def step(gradient: Any, state: Any, params: Any) -> Any:
+        updates, state = update.OPTIMIZER.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def size_of(*arrays: Any) -> float:
+        return unit["byte"] * sum(x.nbytes for x in jax.tree.leaves(arrays))
+
+    evaluated = unit["product"] * KERNELS + unit["tanh"] * UNITS  # of one row
+    differentiated = unit["product"] * (2 * KERNELS - 2 * OBS * WIDTH) + unit["byte"] * 4 * UNITS
+    outputs, minibatch = forward(params, obs), (action, log_prob, value, advantage, target)
+    begin = collector.init(jax.random.key(3))
+    return {
+        "rollout": (
+            lambda state, params: collector.collect(jax.random.key(4), params, state)[:2],
+            (begin, params), 1, (samples + environments) * evaluated + size_of(fields[:4]),
+        ),
+        "advantages": (
+            lambda batch: estimator.update(batch, estimator.init(None), context)[0], (batch,), 1,
+            size_of(batch.reward, batch.value, batch.next_value, fields[-2:]),
+        ),
+        "shuffle": (
+            lambda key: functional.permutation(jax.random.wrap_key_data(key), samples), (key,), EPOCHS,
+            4 * samples * unit["byte"],
+        ),
+        "gather": (
+            lambda flat, order: jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), flat),
+            (flat, functional.permutation(jax.random.key(2), samples)[:rows]), minibatches, 2 * size_of(obs, minibatch),
+        ),
+        "forward": (forward, (params, obs[:each]), evaluations, each * evaluated),
+        "forward and backward": (
+            gradient, (params, obs[:each], *jax.tree.map(lambda x: x[:each], outputs)), evaluations,
+            each * (evaluated + differentiated),
+        ),
+        "loss": (jax.value_and_grad(loss), (outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
+        "optimizer": (
+            step, (params, update.OPTIMIZER.init(params), params), minibatches, size_of(*[params] * 7),
+        ),
+    }  # fmt: skip
+
+
+def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """A row for each piece, and one for the whole."""
+    found = pieces(steps, environments, limits())
+    (collect_rollout, (begin, params), *_), learner = found["rollout"], update.RECIPES["cleanrl"][0]
+
+    def whole(begin: Any, state: Any) -> Any:
+        begin, batch = collect_rollout(begin, state.params)
+        return begin, learner.update(jax.random.key(5), state, batch)
+
+    found["whole"] = (whole, (begin, learner.init(params)), 1, 0.0)
+    loops = {name: parts.loop_of(method, args) for name, (method, args, *_) in found.items()}
+    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
+    ms = {
+        name: 1e3 * calls * _timing.quartiles(taken[name])["median"] / loops[name][1]
+        for name, (*_, calls, _) in found.items()
+    }
+    floors = {name: 1e3 * calls * floor for name, (*_, calls, floor) in found.items()}
+    for times in (ms, floors):
+        times["backward"] = times.pop("forward and backward") - times["forward"]
+    pieced = [name for name in ms if name != "whole"]
+    floors["whole"] = sum(floors[name] for name in pieced)
+    for name in (*pieced, "whole"):
+        yield {"size": [steps, environments], "piece": name, "ms": ms[name], "floor_ms": floors[name]}
+
+
+def main() -> None:
+    """Print a row for each piece at each size; write them with `--json`."""
+    options = parser(__doc__, rounds=15, json=None)
+    options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
+    given = options.parse_args()
+    collect(given.json, (row for sized in given.sizes for row in measure(*sized, given.rounds)))
