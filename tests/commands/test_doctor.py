@@ -106,6 +106,13 @@ def test_saturated_actions_are_not_a_fault_where_returns_rise():
     assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.99}, CONFIG) == []
 
 
+def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards():
+    falling = HEALTHY | {"episode_return": HEALTHY["episode_return"][::-1]}
+    assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
+    collapsed = HEALTHY | PLANTED["reward_scale_small"][0] | PLANTED["entropy_collapsed"][0]
+    assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
+
+
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
     chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
     metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
