@@ -37,19 +37,6 @@ def test_claims_mujoco_returns_are_those_of_the_records():
     assert three["mean_95"][0] < 1360 < three["mean_95"][1]  # Tianshou's
 
 
-def test_claims_step_size_on_humanoid():
-    """The same seeds with a rate annealed over 1M and over 3M steps, at the same number of steps."""
-    whole = {(x["task"], x["variant"], x["env_steps"] > 2e6): x["curve"] for x in _tables.whole_runs()}
-    found = {}
-    for (task, variant, long), curve in whole.items():
-        if long:
-            last = whole[task, variant, False][-1]
-            then = min(curve, key=lambda row: abs(row["env_steps"] - last["env_steps"]))
-            found[task] = _pages.difference(*(x["last_100_episodes"] for x in (last, then)))
-    assert f"a difference of {_pages.signed(found.pop('Humanoid-v5'))} (last 100" in words("docs/results.md")
-    assert all(change["95"][0] < 0 < change["95"][1] for change in found.values())
-
-
 def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     found = results("humanoid", "preset_1")
     training = _pages.interval(found["last_100_episodes"])
