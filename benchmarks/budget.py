@@ -4,8 +4,8 @@
 
 Every piece runs in a loop of one compiled program. Its *floor* is the time of its products, its tanh and its bytes at
 the rates that this machine reaches in programs of one operation: the product of 2048 rows with a hidden layer, their
-tanh, and `x + 1`. The whole is one program that collects a rollout and updates; it may take less than its pieces,
-because XLA fuses across them.
+tanh, and `x + 1`. All times are the shortest of the rounds. The whole is one program that collects a rollout and
+updates; it may take less than its pieces, because XLA fuses across them.
 """
 
 from __future__ import annotations
@@ -123,10 +123,7 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
     found["whole"] = (whole, (begin, learner.init(params)), 1, 0.0)
     loops = {name: parts.loop_of(method, args) for name, (method, args, *_) in found.items()}
     taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
-    ms = {
-        name: 1e3 * calls * _timing.quartiles(taken[name])["median"] / loops[name][1]
-        for name, (*_, calls, _) in found.items()
-    }
+    ms = {name: 1e3 * calls * min(taken[name]) / loops[name][1] for name, (*_, calls, _) in found.items()}
     floors = {name: 1e3 * calls * floor for name, (*_, calls, floor) in found.items()}
     for times in (ms, floors):
         times["backward"] = times.pop("forward and backward") - times["forward"]
