@@ -21,6 +21,7 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.envs._wrappers import with_observations
 
 from ._options import parser
 from ._records import RESULTS, ROOT, write
@@ -66,20 +67,6 @@ def line(name: str) -> Any:
     [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]
     symmetry = {"mirrored": lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x}  # of Pendulum-v1
     return eval(code, {"pp": pp, "optax": optax, "F": pp.functional} | symmetry)
-
-
-def with_observations(env: envs.Env, change: Callable[[Any], Any]) -> envs.Env:
-    """An environment to train in, with other observations."""
-
-    def reset(key: jax.Array, num_envs: int) -> tuple[Any, Any]:
-        state, obs = env.reset(key, num_envs)
-        return state, change(obs)
-
-    def step(key: jax.Array, state: Any, action: Any) -> tuple[Any, envs.Transition]:
-        state, out = env.step(key, state, action)
-        return state, out._replace(obs=change(out.obs), final_obs=change(out.final_obs))
-
-    return env._replace(reset=reset, step=step)
 
 
 def featured(env: envs.Env) -> envs.Env:

@@ -206,7 +206,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         return shown(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
 
     def evaluation(state: NormalizedState) -> Env:
-        frozen = _with_observations(env.evaluation(state.inner), lambda obs: shown(state.moments, obs))
+        frozen = with_observations(env.evaluation(state.inner), lambda obs: shown(state.moments, obs))
         return frozen._replace(observation_space=space)
 
     wrapped = _with_state(env, begin, proceed)
@@ -299,7 +299,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
             obs = obs._replace(obs=with_agent_id(obs.obs))
         return folded(obs.obs if obs.available is None and obs.privileged is None else obs)
 
-    inner = _with_observations(env, each_agent)
+    inner = with_observations(env, each_agent)
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
@@ -391,7 +391,7 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
     )
 
 
-def _with_observations(env: Env, change: Callable[[Any], Any]) -> Env:
+def with_observations(env: Env, change: Callable[[Any], Any]) -> Env:
     """Change the observations that leave the environment."""
 
     def begin(state: Any, obs: Any, before: Any) -> tuple[Any, Any]:
