@@ -12,6 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.networks._conv import convolve_by_products
+from ppo_parts.networks._flax import Layers
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
@@ -134,18 +135,37 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], atol=1e-6), whole.carry, later.carry)
 
 
-def test_the_parallel_scan_of_a_min_gru_is_one_step_after_another():
-    policy = networks.actor_critic(env(DISCRETE), (4,), shared=True, memory="mingru")
+@pytest.mark.parametrize("memory", ["mingru", "lru"])
+def test_the_parallel_scan_of_a_memory_is_one_step_after_another(memory):
+    policy = networks.actor_critic(env(DISCRETE), (4,), shared=True, memory=memory)
     params = jax.jit(policy.init)(jax.random.key(0))
     obs, reset = jax.random.normal(jax.random.key(1), (7, 2, 5)), jnp.zeros((7, 2), bool).at[4, 1].set(True)
-    carry = jax.random.normal(jax.random.key(2), (2, 4))
+    carry = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(2), (2, 4)), policy.initial_carry(2))
     evaluate = jax.jit(policy.evaluate)
     whole = evaluate(params, pp.Batch(obs=obs, carry=carry, reset=reset))
     for t in range(7):
         step = evaluate(params, pp.Batch(obs=obs[t : t + 1], carry=carry, reset=reset[t : t + 1]))
         np.testing.assert_allclose(whole.value[t], step.value[0], atol=1e-6)
         carry = step.carry
-    np.testing.assert_allclose(whole.carry, carry, atol=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), whole.carry, carry)
+
+
+def test_the_states_of_an_lru_are_those_of_its_equation():
+    x, reset = jax.random.normal(jax.random.key(0), (9, 2, 4)), jnp.zeros((9, 2), bool).at[5, 1].set(True)
+    carry = tuple(jax.random.normal(jax.random.key(1), (2, 2, 4)))
+    network = Layers(lambda module, *inputs: networks.recurrent(*inputs, "lru"))
+    params = network.init(jax.random.key(2), x, carry, reset)
+    _, after = jax.jit(network.apply)(params, x, carry, reset)
+    given = params["params"]["LRU_0"]
+    eigenvalue = np.exp(-np.exp(given["decay"]) + 1j * np.asarray(given["angle"]))
+    assert (np.abs(eigenvalue) > 0.9).all()
+    assert (np.abs(eigenvalue) < 0.999).all()
+    state = np.asarray(carry[0] + 1j * carry[1])
+    for t in range(9):
+        inputs = x[t] @ given["Dense_0"]["kernel"]
+        inputs = np.sqrt(1 - np.abs(eigenvalue) ** 2) * (inputs[:, :4] + 1j * inputs[:, 4:])
+        state = eigenvalue * state * (1 - reset[t, :, None]) + inputs
+    np.testing.assert_allclose(after[0] + 1j * after[1], state, atol=1e-5)
 
 
 def agents_batch(agents, memory, policy):
@@ -208,7 +228,7 @@ BOUNDED = env(envs.Box((2,), -1.0, 1.0))
         ("actor_critic", env(DISCRETE), {"hidden": 64}, "hidden must be a tuple with the units of each layer, got 64"),
         ("actor_critic", env(DISCRETE), {"hidden": (64, 0)}, "hidden must be at least 1, got 0"),
         ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
-        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
+        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
         ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
         ("actor_critic", BOUNDED, {"log_std": "a"}, "log_std must be a number"),
         ("actor_critic", BOUNDED, {"log_std": [0.0, 1.0]}, "log_std must be a number|one number"),
