@@ -65,9 +65,9 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
         carry: the state before the first step: `[N, ..., H]`, or two such arrays for "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
         cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan.
-            "mingru" holds what it has seen, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, where only the input
-            determines :math:`z_t`, and units begin with memories of 1 to 1000 steps. "lru" recalls sequences,
-            :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before a gated
+            "mingru" keeps what it has seen, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, where only the input
+            determines :math:`z_t`, and units begin with memories of 1 to 1000 steps, uniformly. "lru" recalls
+            sequences, :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before a gated
             layer with a residual connection.
 
     Returns:
@@ -170,10 +170,8 @@ def encoded(space: Any, x: Any) -> Array:
         if not is_image(space):
             return flat(x, space)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
-        return nn.relu(dense(256)(convolved(x, largest_pixel(space))))
+        return nn.relu(dense(256)(convolved(x, largest_pixel("actor_critic", space))))
 
-    if not is_tree(space):
-        return flat(x, space)
     return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
 
 
@@ -206,8 +204,8 @@ def actor_critic(
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are converted to float32 and flattened. Those of a `Dict` or `Tuple` are concatenated, discrete ones as
-    one-hot vectors, and images (at least 36 x 36 pixels) after `nature_cnn`'s convolutions and a layer of 256 units. Of
+    Observations are converted to float32 and flattened, discrete ones to one-hot vectors, and images (at least 36 x 36
+    pixels) by `nature_cnn`'s convolutions and a layer of 256 units; those of a `Dict` or `Tuple` are concatenated. Of
     an `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
     given, instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and
     1 in the value head. The standard deviation of continuous actions is a parameter.
@@ -268,8 +266,8 @@ def actor_critic(
     spaces = env.observation_space, env.privileged_space
     for each in (each for space in spaces if space is not None for each in leaf_spaces(space)):
         array_shape("observations", each)
-        if is_image(each) and is_tree(env.observation_space):
-            largest_pixel(each)  # raises if its bounds do not tell
+        if is_image(each):
+            largest_pixel("actor_critic", each)  # raises if its bounds do not tell
 
     def layers(module: nn.Module, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
         size, features = action_size(env.action_space), None
@@ -338,7 +336,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     if not is_discrete(env.action_space):
         raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
-    largest = largest_pixel(env.observation_space)
+    largest = largest_pixel("nature_cnn", env.observation_space)
 
     def layers(module: nn.Module, frames: Array) -> Output:
         x = nn.relu(dense(features)(convolved(frames, largest)))

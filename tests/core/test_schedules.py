@@ -78,7 +78,7 @@ def test_a_threshold_out_of_range_is_named_in_the_report():
         (lambda step: jnp.nan, r"clip_eps must lie in \(0, inf\], but its schedule is nan at step 0"),
         (lambda step: -0.2 + step, r"its schedule is -0\.2 at step 0"),
         (lambda step: 0.0 * step, r"its schedule is 0 at step 0"),
-        (pp.linear_schedule(0.2, -0.1, 100), r"its schedule is -0\.1 in the end"),
+        (pp.linear_schedule(0.2, -0.1, 100), r"its schedule is -0\.1 at the end"),
         (lambda step: jnp.ones(3), r"one number at every step, but its schedule returns shape \(3,\)"),
     ],
 )
