@@ -125,12 +125,18 @@ def test_folded_agents_are_environments_of_their_own():
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
-def test_agents_whose_observations_are_pictures_have_no_number_appended():
-    def reset(key, num_envs):
-        obs = jnp.zeros((num_envs, 3, 3, 4, 1))
-        return (), envs.Observation(obs)
+def showing(agents, shape):
+    """An environment that shows zeros of this shape to each agent."""
 
-    env = envs.Env(reset, None, envs.Box((3, 4, 1)), envs.Discrete(2), lambda state: env, num_agents=3)
+    def reset(key, num_envs):
+        return (), envs.Observation(jnp.zeros((num_envs, agents, *shape)))
+
+    env = envs.Env(reset, None, envs.Box(shape), envs.Discrete(2), lambda state: env, num_agents=agents)
+    return env
+
+
+def test_agents_whose_observations_are_pictures_have_no_number_appended():
+    env = showing(3, (3, 4, 1))
     assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
     with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
         envs.fold_agents(env, agent_id=True)
@@ -138,11 +144,7 @@ def test_agents_whose_observations_are_pictures_have_no_number_appended():
 
 def test_agents_can_be_folded_without_a_change_of_observations():
     """Then a policy can be exported: there is nothing to apply to an observation."""
-
-    def reset(key, num_envs):
-        return (), envs.Observation(jnp.zeros((num_envs, 1, 3)))
-
-    env = envs.Env(reset, None, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=1)
+    env = showing(1, (3,))
     assert envs.fold_agents(env).observe is None
     assert envs.fold_agents(env).act is None
     named = envs.fold_agents(env, agent_id=True)
@@ -170,10 +172,12 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
     plain, wrapped = (policy(params, pp.Batch(obs=x)) for x in (obs[None], envs.Observation(obs[None])))
     np.testing.assert_array_equal(plain.value, wrapped.value)
     privileged = jnp.arange(12.0 * AGENTS).reshape(3, AGENTS, 4)
-    _, _, folded = seen(
-        lambda obs: obs._replace(privileged=privileged[: len(obs.obs)]), privileged_space=envs.Box((4,))
-    )
+    change = lambda obs: obs._replace(privileged=privileged[: len(obs.obs)])  # noqa: E731
+    _, _, folded = seen(change, privileged_space=envs.Box((4,)))
     np.testing.assert_array_equal(folded.privileged, privileged.reshape(-1, 4))
+
+
+CENTRALIZED = dataclasses.replace(SMALL, critic="centralized")
 
 
 def without_ended():
@@ -187,10 +191,7 @@ def without_ended():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (
-            lambda: ippo.make_train(dataclasses.replace(SMALL, critic="centralized"), probe()),
-            "critic must be one of 'lo",
-        ),
+        (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
         (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
         (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
         (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),

@@ -40,10 +40,7 @@ LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
 UNKNOWN = [
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"),
-    (
-        "HalfCheetah-v5",
-        r"no environment 'HalfCheetah-v5', but Gymnasium has, for one agent: .* is 'gym:HalfCheetah-v5'",
-    ),
+    ("HalfCheetah-v5", "no environment 'HalfCheetah-v5', but Gymnasium has, for one agent: .* is 'gym:HalfCheetah-v5'"),
     ("CartPole-v0", r"Gymnasium has, .*; gymnax has CartPole-v1"),
     ("walker", r"gymnax has no environment 'walker'; it has .*CartPole-v1.*Pendulum-v1"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
@@ -124,7 +121,7 @@ def pendulum(**changed):
 
 
 GYMNAX = gymnax.environments.spaces
-TREES = GYMNAX.Dict({"a": GYMNAX.Discrete(2)})
+TREES, WHOLE = GYMNAX.Dict({"a": GYMNAX.Discrete(2)}), GYMNAX.Box(0, 9, (1,), jnp.int32)
 FINITE = r"rescale_action: bounds must be finite, with low <= high, got low="
 NO_ENVIRONMENT = (
     envs.clip_action, envs.rescale_action, envs.flatten_action, envs.clip_reward, envs.prepare, envs.check,
@@ -155,10 +152,7 @@ REFUSED = [
     (lambda: envs.rescale_action(envs.make("CartPole-v1")), r"rescale_action: .* discrete"),
     (lambda: envs.rescale_action(pendulum(action_space=envs.Box((1,), -1.0, np.inf))), FINITE),
     (lambda: envs.rescale_action(pendulum(action_space=SimpleNamespace(low=1, high=-1, shape=(1,)))), FINITE),
-    (
-        lambda: envs.rescale_action(pendulum(action_space=GYMNAX.Box(0, 9, (1,), jnp.int32))),
-        "rescale_action: the actions are integers",
-    ),
+    (lambda: envs.rescale_action(pendulum(action_space=WHOLE)), "rescale_action: the actions are integers"),
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),

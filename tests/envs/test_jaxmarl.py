@@ -203,13 +203,13 @@ def test_real_environments_by_name(env_id):
     holds(out)
 
 
+UNPLAYABLE = ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
+
+
 @pytest.mark.parametrize(
     ("env_id", "says"),
     [
-        *(
-            (name, f"{name} (cannot be|with the settings)")
-            for name in ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
-        ),
+        *((name, f"{name} (cannot be|with the settings)") for name in UNPLAYABLE),
         ("MPE_simple_spread", "MPE_simple_spread_v3"),
         ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
         ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),

@@ -237,6 +237,7 @@ def test_moments_hold_after_float32_has_ended_counting():
 
 
 AGENTS = replayed(2)
+PRIVILEGED = AGENTS._replace(privileged_space=envs.Box((4,)))
 ONE = replayed(1)
 
 
@@ -247,17 +248,14 @@ ONE = replayed(1)
         (lambda: envs.normalize_reward(ONE, gamma=lambda step: 0.9), "gamma must be a number"),
         (lambda: envs.normalize_reward(ONE, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\]"),
         (lambda: envs.normalize_observation(ONE, eps=-1.0), r"normalize_observation: eps must lie in \[0, inf\]"),
-        (
-            lambda: envs.normalize_observation(ONE, per_agent=True),
-            "per_agent=True needs an axis of agents",
-        ),
+        (lambda: envs.normalize_observation(ONE, per_agent=True), "per_agent=True needs an axis of agents"),
         (lambda: envs.normalize_reward(ONE, gamma=0.9, per_agent=True), "per_agent=True needs an axis of agents"),
         (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True changes .* set normalize=True"),
         (lambda: envs.prepare(AGENTS, obs_clip=1.0), r"prepare: obs_clip=1\.0 changes .* set normalize=True"),
         (lambda: envs.prepare(AGENTS, normalize=True), "prepare: normalize=True needs gamma"),
         (
-            lambda: envs.normalize_observation(AGENTS._replace(privileged_space=envs.Box((4,)))),
-            r"2 agents have a privileged part \(Box.*set privileged .* to None",
+            lambda: envs.normalize_observation(PRIVILEGED),
+            r"2 agents have a privileged part \(Box.*set privileged .* None",
         ),
     ],
 )
