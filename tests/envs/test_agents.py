@@ -12,7 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import ippo
-from tests.common import compiled
+from tests.common import compiled, refused
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 AGENTS, EPISODE = 2, 4
@@ -188,19 +188,13 @@ def without_ended():
     return probe()._replace(step=step)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
-        (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
-        (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
-        (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),
-        (lambda: envs.check(without_ended()), "with several agents, ended must say where the episode of all ended"),
-    ],
+test_what_does_not_fit_several_agents_is_refused = refused(
+    (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
+    (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
+    (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
+    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),
+    (lambda: envs.check(without_ended()), "with several agents, ended must say where the episode of all ended"),
 )
-def test_what_does_not_fit_several_agents_is_refused(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
 
 
 def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):

@@ -15,7 +15,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import _registry
 from tests import env_fakes
-from tests.common import compiled
+from tests.common import compiled, refused
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
 
@@ -129,7 +129,7 @@ NO_ENVIRONMENT = (
     networks.actor_critic, networks.multi_agent_actor_critic, networks.nature_cnn,
     lambda env: pp.rollout(env, lambda params, batch: None, num_envs=1, num_steps=1),
 )  # fmt: skip
-REFUSED = [
+test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
     (lambda: envs.Discrete("x"), "n must be a whole number"),
     (lambda: envs.Discrete(0), "n must be at least 1"),
     (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
@@ -156,13 +156,7 @@ REFUSED = [
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),
-]
-
-
-@pytest.mark.parametrize(("make", "says"), REFUSED)
-def test_what_cannot_be_made_or_wrapped_is_refused_at_the_door(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
+)
 
 
 def test_sizes_of_spaces():

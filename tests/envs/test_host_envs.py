@@ -18,8 +18,9 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
-from tests.common import Categorical
+from tests.common import Categorical, refused
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # of what the tests make on purpose
 LIMITS = (2, 3, 100)
 KEY = jax.random.key(0)
 
@@ -408,7 +409,7 @@ def reporting(name):
 
 
 PIXEL, REALS, INTEGERS = whole(0, 255, np.uint8), whole(-np.inf, np.inf, np.float64), whole(-(2**40), 2**40, np.int64)
-REFUSED_WHEN_PLAYED = [
+test_what_a_host_environment_must_not_return_is_named = refused(
     (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\] must be .*; got None'),
     (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
     (changed(terminated=np.zeros(2)), r"terminated of step must be boolean, got float64: return terminated > 0"),
@@ -431,18 +432,11 @@ REFUSED_WHEN_PLAYED = [
     (lambda: constant(PIXEL, [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
     (lambda: constant(PIXEL, [7], reward=1e39), "reward of step contains 1e.39, which float32"),
     (lambda: constant(PIXEL, [7], reward=2**24 + 1), "reward of step contains 16777217, which float"),
-]
+    by=lambda env: play(env, 2),
+)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's, about observations outside of their space
-@pytest.mark.parametrize(("make", "says"), REFUSED_WHEN_PLAYED, ids=[says[:40] for _, says in REFUSED_WHEN_PLAYED])
-def test_what_a_host_environment_must_not_return_is_named(make, says):
-    env = make()
-    with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
-        play(env, 2)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("space", "given"),
     [
@@ -471,23 +465,17 @@ INFO = r"(make|from_gymnasium): info must be (a string or a tuple of strings|nam
 LIMIT = r"max_episode_steps must be a positive integer, or -1 .*, got"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
-        (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
-        (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
-        (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: .*with one axis"),
-        (lambda: scripted(timeout=0), r"timeout must lie in \(0, inf\]"),
-        (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
-        *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, ("return",), (1,))),
-        (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
-        *((lambda n=n: envs.make(f"{GYM},max_episode_steps={n}"), LIMIT) for n in ("1e2", "0", "word")),
-    ],
+test_environments_that_would_be_played_wrongly_are_refused = refused(
+    (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
+    (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
+    (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
+    (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: .*with one axis"),
+    (lambda: scripted(timeout=0), r"timeout must lie in \(0, inf\]"),
+    (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
+    *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, ("return",), (1,))),
+    (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
+    *((lambda n=n: envs.make(f"{GYM},max_episode_steps={n}"), LIMIT) for n in ("1e2", "0", "word")),
 )
-def test_environments_that_would_be_played_wrongly_are_refused(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
 
 
 def test_a_simulator_that_is_missing_is_named(monkeypatch):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import ppo_parts as pp
 from ppo_parts import envs
+from tests.common import refused
 
 pytestmark = pytest.mark.lenient_ranks
 
@@ -149,19 +149,14 @@ def box(*shape):
     return SimpleNamespace(shape=shape, low=0.0, high=1.0)
 
 
-@pytest.mark.parametrize(
-    ("env", "says"),
-    [
-        (changed(action_space={"a": box(2), "b": box(1)}), r"agents' boxes of actions differ .*b \(1,\)"),
-        (changed(action_space={"a": box(2), "b": TWO}), "some agents have discrete actions and some do not"),
-        (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
-        (changed(action_space={0: TWO}), WRAP),
-        (type("Resetting", (MABraxEnv,), {"auto_reset": True})(), r"final observations .* are lost.*auto_reset=False"),
-    ],
+test_what_does_not_fit_into_arrays_is_refused = refused(
+    (changed(action_space={"a": box(2), "b": box(1)}), r"agents' boxes of actions differ .*b \(1,\)"),
+    (changed(action_space={"a": box(2), "b": TWO}), "some agents have discrete actions and some do not"),
+    (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
+    (changed(action_space={0: TWO}), WRAP),
+    (type("Resetting", (MABraxEnv,), {"auto_reset": True})(), r"final observations .* are lost.*auto_reset=False"),
+    by=envs.from_jaxmarl,
 )
-def test_what_does_not_fit_into_arrays_is_refused(env, says):
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.from_jaxmarl(env)
 
 
 def the_dead_are_paid(out):
@@ -203,22 +198,21 @@ def test_real_environments_by_name(env_id):
     holds(out)
 
 
+def make_agents(env_id):
+    pytest.importorskip("jaxmarl")
+    return envs.make_agents(env_id)
+
+
 UNPLAYABLE = ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
 
 
-@pytest.mark.parametrize(
-    ("env_id", "says"),
-    [
-        *((name, f"{name} (cannot be|with the settings)") for name in UNPLAYABLE),
-        ("MPE_simple_spread", "MPE_simple_spread_v3"),
-        ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
-        ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),
-    ],
+test_names_that_are_unknown_or_cannot_be_played_are_refused = refused(
+    *((name, f"{name} (cannot be|with the settings)") for name in UNPLAYABLE),
+    ("MPE_simple_spread", "MPE_simple_spread_v3"),
+    ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
+    ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),
+    by=make_agents,
 )
-def test_names_that_are_unknown_or_cannot_be_played_are_refused(env_id, says):
-    pytest.importorskip("jaxmarl")
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.make_agents(env_id)
 
 
 def test_an_environment_can_be_made_while_tracing():

@@ -12,6 +12,7 @@ from ppo_parts import distributions, envs, networks, training
 from ppo_parts._parts.losses import entropy_of
 from ppo_parts.commands import export, watch
 from ppo_parts.recipes import cleanrl_ppo
+from tests.common import refused
 from tests.envs.test_host_envs import Scripted, by_name, host
 
 KEY = jax.random.key(0)
@@ -124,7 +125,7 @@ def move(n):
 
 
 FEWER, KIND = envs.Dict(TAKEN.spaces | {"move": envs.Discrete(2)}), envs.Dict({"kind": envs.Discrete(4)})
-REFUSED = [
+test_what_does_not_fit_a_tree_is_refused = refused(
     (lambda: envs.Dict({}), "Dict: spaces must be a dict of spaces, got {}"),
     (lambda: envs.Tuple((3,)), r"Tuple: spaces must be a tuple of spaces, got \(3,\)"),
     (acting(move), r"the policy's actions are int32\[2\], but the environment takes .*: return distributions.Joint"),
@@ -141,13 +142,7 @@ REFUSED = [
     (lambda: envs.fold_agents(sorting()._replace(num_agents=2), agent_id=True), "flatten them first"),
     (lambda: envs.check(sorting()._replace(action_space=FEWER)), r"available must be boolean of shape \(2, 2\)"),
     (lambda: envs.check(sorting()._replace(observation_space=KIND)), "entries of observation_space have the shapes"),
-]
-
-
-@pytest.mark.parametrize(("call", "says"), REFUSED)
-def test_what_does_not_fit_a_tree_is_refused(call, says):
-    with pytest.raises(pp.errors.UserError, match=rf"(?s){says}"):
-        call()
+)
 
 
 def robot():
