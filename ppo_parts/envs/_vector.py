@@ -222,7 +222,10 @@ class Observations:
     """The observations of one space of an environment."""
 
     def __init__(self, space: Any) -> None:
-        self.shape, self.dtype, self.starts = array_shape("observations", space), obs_dtype(space), starts_of(space)
+        # On the device, floats have 32 bits at most, and integers, too, unless x64 is on.
+        dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+        self.dtype = FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+        self.shape, self.starts = array_shape("observations", space), starts_of(space)
         self.remedy = (
             f"the observation space is {space}; give it the dtype of what the environment returns, or convert that in "
             "a wrapper; integers keep 64 bits with jax_enable_x64"
@@ -280,12 +283,6 @@ def policy_space(space: Any) -> Any:
         f"{space} is not supported: actions must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary space "
         "with one axis, or a Dict or Tuple of them; change them in a wrapper"
     )
-
-
-def obs_dtype(space: Any) -> np.dtype[Any]:
-    """Return the dtype of observations on the device: floats have 32 bits at most; integers also, unless x64 is on."""
-    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-    return FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _names(info: Any, hidden: set[str] = frozenset()) -> str:  # type: ignore[assignment]
