@@ -388,10 +388,8 @@ test_arguments_of_automatic_resets_are_checked = refused(
 
 def test_a_termination_at_the_time_limit_is_a_termination():
     env = resetting(lambda key, x, action: envs.Step(x, x[None], 0.0, terminated=action == 1), time_limit=1)
-    reset, step = compiled(env)
-    state, _ = reset(jax.random.key(0), 2)
-    _, out = step(jax.random.key(0), state, jnp.array([0, 1]))
-    assert (out.terminated.tolist(), out.truncated.tolist()) == ([False, True], [True, False])
+    out = play(env, lambda key, obs: jnp.array([0, 1]), 2, 1, seed=0).out
+    assert (out.terminated.tolist(), out.truncated.tolist()) == ([[False, True]], [[True, False]])
 
 
 # --- adapters ---
@@ -462,21 +460,15 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
         taken.append(1)
         return jnp.zeros((), jnp.int32)
 
-    env = envs.make("pgx:nim", opponent=takes_one)
-    reset, step = compiled(env)
-    state, obs = reset(jax.random.key(0), 32)
-    assert set(obs.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
-    outs = []
-    for t in range(6):
+    def act(key, obs):
         left = obs.obs[:, 0]
-        action = ((left == 5) | (left == 2)).astype(jnp.int32)
-        state, out = step(jax.random.key(t), state, action)
-        obs = out.obs
-        outs.append(out)
-    ended = np.stack([out.terminated for out in outs])
-    assert ended.sum() >= 64
-    assert np.stack([out.info["won"] for out in outs])[ended].all()
-    assert (np.stack([out.reward for out in outs])[ended] == 1).all()
+        return ((left == 5) | (left == 2)).astype(jnp.int32)
+
+    played = play(envs.make("pgx:nim", opponent=takes_one), act, 32, 6, seed=0)
+    assert set(played.first.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
+    assert played.ended.sum() >= 64
+    assert played.out.info["won"][played.ended].all()
+    assert (played.out.reward[played.ended] == 1).all()
     assert taken
 
 

@@ -14,8 +14,9 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import _registry
+from ppo_parts.envs._laws import play
 from tests import env_fakes
-from tests.common import compiled, refused
+from tests.common import refused
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
 
@@ -196,10 +197,7 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
         return envs.Step(state + 1, jnp.zeros(1), reward=rewards[state], terminated=False)
 
     reset = lambda key: (jnp.zeros((), int), jnp.zeros(1))  # noqa: E731
-    reset, step = compiled(envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))))
-    state, outs = reset(jax.random.key(0), 1)[0], []
-    for _ in rewards:
-        state, out = step(jax.random.key(0), state, jnp.zeros(1, int))
-        outs.append(out)
-    np.testing.assert_array_equal([out.reward[0] for out in outs], [-1, 0, np.inf, np.nan])
-    assert [float(out.episode_return[0]) for out in outs[:2]] == [-3, -3]
+    env = envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2)))
+    out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
+    np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
+    np.testing.assert_array_equal(out.episode_return[:2, 0], [-3, -3])
