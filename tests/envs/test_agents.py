@@ -1,7 +1,6 @@
 """Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.recipes import ippo
 from tests.common import compiled, refused
 
@@ -30,32 +30,20 @@ def probe(mortal: bool = False) -> envs.Env:
 
     def reset(key, num_envs):
         obs = see(key, num_envs)
-        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.Observation(obs)
+        return EpisodeState.begin(obs, num_envs, AGENTS), envs.Observation(obs)
 
     def step(key, state, action):
-        obs, time, collected = state
-        wanted = jnp.abs(obs[..., 0] - jnp.arange(AGENTS))
-        reward = (action == wanted).astype(jnp.float32)
-        new, time, collected = see(key, obs.shape[0]), time + 1, collected + reward
-        ended = time == EPISODE
-        gone = (time >= 2)[:, None] & (jnp.arange(AGENTS) == 1)
-        out = envs.Transition(
-            obs=envs.Observation(new),
-            reward=reward,
-            terminated=gone if mortal else jnp.zeros_like(gone),
-            truncated=jnp.broadcast_to(ended[:, None], gone.shape) & (~gone if mortal else True),
-            final_obs=envs.Observation(new + 0.5),
-            episode_return=collected,
-            episode_length=time,
-            mask=~((time > 2)[:, None] & (jnp.arange(AGENTS) == 1)) if mortal else None,
-            ended=ended,
-            info={"first": collected[:, 0] > 0},
-        )
-        keep = ~ended
-        return (new, time * keep, collected * keep[:, None]), out
+        wanted, time = jnp.abs(state.inner[..., 0] - jnp.arange(AGENTS)), state.episode_length + 1
+        reward, new = (action == wanted).astype(jnp.float32), see(key, len(time))
+        ended, mortals = time == EPISODE, mortal & (jnp.arange(AGENTS) == 1)
+        gone = (time >= 2)[:, None] & mortals
+        fields = {"obs": envs.Observation(new), "final_obs": envs.Observation(new + 0.5), "ended": ended}
+        fields |= {"terminated": gone, "truncated": ended[:, None] & ~gone}
+        fields |= {"mask": ~((time > 2)[:, None] & mortals) if mortal else None}
+        fields |= {"info": {"first": state.episode_return[:, 0] + reward[:, 0] > 0}}
+        return state.advance(new, ended, reward, **fields)
 
-    spaces = SimpleNamespace(shape=(1,)), SimpleNamespace(n=2, shape=())
-    env = envs.Env(reset, step, *spaces, lambda state: env, num_agents=AGENTS)
+    env = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: env, num_agents=AGENTS)
     return env
 
 

@@ -15,9 +15,15 @@ pytestmark = pytest.mark.lenient_ranks
 
 
 class Dwindling:
-    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps."""
+    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps.
+
+    It counts how often new episodes are computed.
+    """
 
     name, agents = "Dwindling", ["a", "b"]
+
+    def __init__(self):
+        self.resets = []
 
     def observation_space(self, agent):
         return SimpleNamespace(shape=(2,) if agent == "a" else (1,))
@@ -30,6 +36,7 @@ class Dwindling:
         return {"a": jnp.stack([time, -time]), "b": time[None]}
 
     def reset(self, key):
+        jax.debug.callback(lambda: self.resets.append(1))
         return self.see(0), {"time": 0}
 
     def step_env(self, key, state, action):
@@ -47,20 +54,9 @@ def played(env, steps, action):
     return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), steps))[1]
 
 
-class Counted(Dwindling):
-    """Counts how often new episodes are computed."""
-
-    def __init__(self):
-        self.resets = []
-
-    def reset(self, key):
-        jax.debug.callback(lambda: self.resets.append(1))
-        return super().reset(key)
-
-
 def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the_next_episode():
-    counted = Counted()
-    env = envs.from_jaxmarl(counted)
+    dwindling = Dwindling()
+    env = envs.from_jaxmarl(dwindling)
     assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
     obs, out = played(env, 6, [2, 1])
     assert obs.obs.shape == (3, 2, 2)
@@ -78,7 +74,7 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
     np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # it is still given 10
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
     jax.effects_barrier()
-    assert len(counted.resets) == 2  # at first, and in the one step in which an episode ended
+    assert len(dwindling.resets) == 2  # at first, and in the one step in which an episode ended
 
 
 def test_a_time_limit_is_what_the_caller_says():
