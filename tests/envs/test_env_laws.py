@@ -480,8 +480,10 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
 
     params = jnp.array([0.0, 50.0])
     env = envs.make("pgx:nim", opponent=envs.frozen_opponent(always_two, params))
-    _, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 16)
-    assert set(obs.obs[:, 0].tolist()) == {3.0, 5.0}
+    played = play(env, lambda key, obs: jnp.zeros(16, int), 16, 2, seed=0)
+    assert set(played.first.obs[:, 0].tolist()) == {3.0, 5.0}
+    assert played.ended.any(axis=0).all()
+    assert (played.out.reward[played.ended] == -1).all()
     with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
         envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
 
