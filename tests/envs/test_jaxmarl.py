@@ -162,6 +162,7 @@ def the_dead_are_paid(out):
     assert np.any(~moving & ~ended & np.any(moving, axis=-1, keepdims=True))  # some were dead while others were not
     assert out.mask is None
     assert set(out.info) == {"won"}
+    assert not np.any(np.asarray(out.info["won"]) & ended[..., 0])  # whoever walks into the wall dies
     np.testing.assert_array_equal(out.terminated | out.truncated, np.broadcast_to(ended, moving.shape))
 
 
