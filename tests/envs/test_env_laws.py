@@ -27,9 +27,10 @@ from tests.env_fakes import LIMIT
 pytestmark = pytest.mark.lenient_ranks  # the packages'
 
 
-@pytest.fixture
-def fakes(monkeypatch):
-    env_fakes.install(monkeypatch)
+@pytest.fixture(autouse=True)
+def fakes(request, monkeypatch):
+    if request.node.get_closest_marker("envs") is None:
+        env_fakes.install(monkeypatch)
 
 
 FAKES = {
@@ -42,7 +43,6 @@ FAKES = {
 }
 
 
-@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("env_id", FAKES)
 def test_each_adapter_follows_the_laws(env_id):
     """Both ends occur where the stand-in has both; Nim ends only by terminations."""
@@ -395,7 +395,6 @@ def test_a_termination_at_the_time_limit_is_a_termination():
 # --- adapters ---
 
 
-@pytest.mark.usefixtures("fakes")
 def test_policy_and_critic_may_see_different_entries_of_the_observations():
     """The stand-in's entries are each other's negative."""
     env = envs.make("playground:Walk", obs_key="privileged_state")
@@ -418,7 +417,6 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
         envs.check(env._replace(privileged_space=None))
 
 
-@pytest.mark.usefixtures("fakes")
 def test_combinations_of_choices_become_one_action():
     env = envs.make("jumanji:Walk-v0")
     assert (env.action_space.n, set(env.observation_space.spaces)) == (6, {"place", "time"})
@@ -430,7 +428,6 @@ def test_combinations_of_choices_become_one_action():
     assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
 
 
-@pytest.mark.usefixtures("fakes")
 def test_choices_with_a_mask_each_stay_choices(monkeypatch):
     """And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available."""
     mask = jnp.array([[True, False, True], [False, False, False]])
@@ -450,7 +447,6 @@ def test_choices_with_a_mask_each_stay_choices(monkeypatch):
     assert envs.check_laws(env, num_steps=20).episodes > 0
 
 
-@pytest.mark.usefixtures("fakes")
 def test_the_opponent_acts_between_the_turns_of_the_policy():
     """In Nim with 5 matches, an opponent who always takes 1 loses against: take 2 at 5 or 2, and 1 at 4 or 1."""
     taken = []
@@ -472,7 +468,6 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
     assert taken
 
 
-@pytest.mark.usefixtures("fakes")
 def test_a_policy_that_is_frozen_plays_the_opponent():
     def always_two(params, batch):
         logits = jnp.broadcast_to(params, (*batch.obs.obs.shape[:-1], 2))
@@ -488,7 +483,6 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
         envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
 
 
-@pytest.mark.usefixtures("fakes")
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([4])))
     with pytest.raises(pp.errors.UserValueError, match="Walk-v0 has several agents, or actions"):
