@@ -502,11 +502,8 @@ def _stage(number: str) -> str:
 
 def _with_key(part: Part, key: Any) -> Part:
     """Return a part that draws its random numbers from this key."""
-
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        return part.update(batch, state, context.replace(key=key))
-
-    return dataclasses.replace(part, update=update)
+    run = part.update
+    return dataclasses.replace(part, update=lambda batch, state, context: run(batch, state, context.replace(key=key)))
 
 
 def _row(tree: Any, index: Any) -> Any:
