@@ -423,6 +423,7 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (masked_as(lambda mask: None), r"environment 0 reports no info\['action_mask'\] of reset"),
     (masked_as(lambda mask: mask[0]), r"0 or 1 for each of the options \(2, 3\), but that of environment 0 is array"),
     (masked_as(lambda mask: np.array([1, 1, 0, 0, 0])), r"leaves no action"),
+    (lambda: by_name(masked(lambda mask: 1), ",action_mask=action_mask"), r"0 or 1 for each .* environment 0 is 1"),
     (reporting("success"), r"0 ended an episode without a number info\['success'\].* it reports pair, time, won"),
     (reporting("pair"), r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info="),
     # No cast changes a number.
