@@ -29,12 +29,8 @@ def first_difference(fault, without=()):
     return testing.compare_update(record, made[0], evaluate, made[1]).first
 
 
-def test_no_fault_no_difference():
-    assert first_difference(None) is None
-
-
 def test_faults_are_located():
-    expected = {fault: stage for stage, faults in numpy_ppo.FAULTS.items() for fault in faults}
+    expected = {None: None, **{fault: stage for stage, faults in numpy_ppo.FAULTS.items() for fault in faults}}
     found = {fault: first_difference(fault) for fault in expected}
     assert {fault: first and first.stage for fault, first in found.items()} == expected
 
