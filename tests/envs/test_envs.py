@@ -18,6 +18,14 @@ from ppo_parts.envs._laws import play
 from tests import env_fakes
 from tests.common import refused
 
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch):
+    """Stand-ins of packages, and no prefixes but those that come with this one."""
+    env_fakes.install(monkeypatch)
+    monkeypatch.setattr(_registry, "_registered", {})
+
+
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
 
 
@@ -39,7 +47,7 @@ def test_every_gymnax_environment_steps(env_id):
 
 LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
-UNKNOWN = [
+test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"),
     ("HalfCheetah-v5", "no environment 'HalfCheetah-v5', but Gymnasium has, for one agent: .* is 'gym:HalfCheetah-v5'"),
     ("CartPole-v0", r"Gymnasium has, .*; gymnax has CartPole-v1"),
@@ -59,19 +67,11 @@ UNKNOWN = [
     ("CartPole-v1,max_steps_in_episode=abc", f"{NUMBER} number, such as 500, got 'abc'"),
     ("CartPole-v1,max_steps_in_episode=0", f"{NUMBER} whole number of at least 1, got 0"),
     ("CartPole-v1,length=None", "length must be a number"),
-]
+    by=envs.make,
+)
 
 
-@pytest.mark.parametrize(("env_id", "says"), UNKNOWN, ids=[str(env_id) for env_id, _ in UNKNOWN])
-def test_a_wrong_name_or_setting_is_said_with_those_there_are(env_id, says, monkeypatch):
-    env_fakes.install(monkeypatch)
-    monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises((pp.errors.UserValueError, pp.errors.UserTypeError), match=says):
-        envs.make(env_id)
-
-
-def test_settings_may_follow_the_name(monkeypatch):
-    monkeypatch.setattr(_registry, "_registered", {})
+def test_settings_may_follow_the_name():
     given = []
     envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
     env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),words=(async, a),text='a=in, b',times=3"
@@ -83,8 +83,7 @@ def test_settings_may_follow_the_name(monkeypatch):
         envs.make(env_id, times=9.8)
 
 
-def test_a_prefix_of_your_own(monkeypatch):
-    monkeypatch.setattr(_registry, "_registered", {})
+def test_a_prefix_of_your_own():
     envs.register("mine", lambda name, **settings: envs.make("CartPole-v1") if name == "walk" else settings)
     assert envs.make("mine:walk").observation_space.shape == (4,)
     assert "mine" in envs.prefixes()
