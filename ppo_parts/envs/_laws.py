@@ -79,8 +79,9 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     obs, available, privileged = as_observation(obs)
     shapes = map_space(lambda space: getattr(space, "shape", None), env.observation_space)
     given = jax.tree.map(lambda x: x.shape[len(each) :], obs)
-    expected, seen = getattr(env.privileged_space, "shape", None), getattr(privileged, "shape", None)
-    if (None if seen is None else seen[len(each) :]) != (None if expected is None else tuple(expected)):
+    expected = None if env.privileged_space is None else map_space(lambda x: tuple(x.shape), env.privileged_space)
+    if jax.tree.map(lambda x: x.shape[len(each) :], privileged) != expected:
+        seen = jax.tree.map(jnp.shape, privileged)
         raise ShapeError(
             f"check: privileged_space has shape {expected}, but obs.privileged {seen} for {each} environments: give "
             "both, or neither"

@@ -107,7 +107,8 @@ def prepare(
 
     Args:
         env: the environment.
-        normalize: apply `normalize_observation` and `normalize_reward`.
+        normalize: apply `normalize_observation`, unless observations have nothing to standardize, and
+            `normalize_reward`.
         gamma: the learner's discount, for `normalize_reward`.
         rescale: apply `rescale_action` instead of `clip_action`.
         per_agent: each agent has its own statistics; see `normalize_observation`.
@@ -131,8 +132,23 @@ def prepare(
         return env
     if gamma is None:
         raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
-    clip = {} if obs_clip is None else {"clip": obs_clip}
-    return normalize_reward(normalize_observation(env, per_agent=per_agent, **clip), gamma=gamma, per_agent=per_agent)
+    if obs_clip is not None:
+        env = normalize_observation(env, per_agent=per_agent, clip=obs_clip)
+    elif any(standardized_leaves(env)):
+        env = normalize_observation(env, per_agent=per_agent)
+    return normalize_reward(env, gamma=gamma, per_agent=per_agent)
+
+
+def is_standardized(space: Any, tree: Any) -> bool:
+    """Return whether the numbers of a space, which is that of observations or a part of it, are standardized."""
+    integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
+    return not is_discrete(space) and not (is_tree(tree) and (integers or is_image(space)))
+
+
+def standardized_leaves(env: Env) -> list[bool]:
+    """Return whether each leaf of an observation, the privileged ones included, is standardized."""
+    trees = [tree for tree in (env.observation_space, env.privileged_space) if tree is not None]
+    return [is_standardized(space, tree) for tree in trees for space in leaf_spaces(tree)]
 
 
 @checked
@@ -144,8 +160,9 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     a rollout.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
-    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized; of a `Dict` or `Tuple`, the
-    boxes that are neither images nor integers. With several agents, each counts as an environment, unless it is absent.
+    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for what is discrete;
+    of a `Dict` or `Tuple`, the boxes that are neither images nor integers. With several agents, each counts as an
+    environment, unless it is absent.
 
     Args:
         env: environment whose observations are arrays, or trees of them.
@@ -161,19 +178,17 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     check_env("normalize_observation", env)
     clip, eps = _constants("normalize_observation", clip, eps)
 
-    def is_standardized(space: Any) -> bool:
-        integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
-        return not is_tree(env.observation_space) or not (integers or is_discrete(space) or is_image(space))
+    def standardized(tree: Any) -> Any:
+        def scaled(space: Any) -> Any:
+            shape = array_shape("observations", space)
+            return Box(shape, -clip, clip) if is_standardized(space, tree) else space
 
-    def standardized(space: Any) -> Any:
-        shape = array_shape("observations", space)
-        return Box(shape, -clip, clip) if is_standardized(space) else space
+        return None if tree is None else space_of(map_space(scaled, tree))
 
-    space = space_of(map_space(standardized, env.observation_space))
-    picked = [is_standardized(leaf) for leaf in leaf_spaces(env.observation_space)]
+    spaces = {name: standardized(getattr(env, name)) for name in ("observation_space", "privileged_space")}
+    picked = standardized_leaves(env)
     if not any(picked):
         raise UserValueError(f"normalize_observation: {env.observation_space} has nothing to standardize: leave it out")
-    picked.append(True)  # what is privileged
     axes = 1 if env.num_agents is None else 2
     rows = _rows("normalize_observation", env, per_agent)
     if env.num_agents is not None and env.privileged_space is not None:
@@ -207,10 +222,10 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
     def evaluation(state: NormalizedState) -> Env:
         frozen = with_observations(env.evaluation(state.inner), lambda obs: shown(state.moments, obs))
-        return frozen._replace(observation_space=space)
+        return frozen._replace(**spaces)
 
     wrapped = _with_state(env, begin, proceed)
-    return wrapped._replace(observation_space=space, observe=observe, evaluation=evaluation)
+    return wrapped._replace(**spaces, observe=observe, evaluation=evaluation)
 
 
 @checked

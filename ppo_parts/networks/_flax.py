@@ -17,7 +17,7 @@ from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env
-from ..envs._spaces import array_shape, is_image, is_tree, leaf_spaces, map_space
+from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
 from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel
@@ -67,8 +67,8 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
         cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan.
             "mingru" keeps what it has seen, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, where only the input
             determines :math:`z_t`, and units begin with memories of 1 to 1000 steps, uniformly. "lru" recalls
-            sequences, :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before a gated
-            layer with a residual connection.
+            sequences, :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before
+            a gated layer with a residual connection.
 
     Returns:
         The outputs `[T, N, ..., H]`, and the state after the last step.

@@ -202,3 +202,32 @@ def test_a_recipe_with_hybrid_actions_from_the_command_line(tmp_path, capsys):
     expected = jax.jit(act)(*inputs.values())
     np.testing.assert_array_equal(found["action['club']"], expected["action['club']"])
     np.testing.assert_allclose(found["action['stroke']"], expected["action['stroke']"], atol=1e-5)
+
+
+def test_what_is_discrete_alone_or_privileged_is_encoded_and_not_standardized():
+    def seen(x):
+        return envs.Observation(jnp.int32(3), privileged={"card": jnp.int32(2), "speed": 50 + x * jnp.ones(2)})
+
+    def step(key, x, action):
+        return envs.Step(x + 1, seen(x + 1), 1.0, x > 3)
+
+    critic = envs.Dict({"card": envs.Discrete(4), "speed": envs.Box((2,))})
+    env = envs.auto_reset(
+        lambda key: (jnp.zeros(()), seen(0.0)), step, envs.Discrete(500), envs.Discrete(2), privileged_space=critic
+    )
+    prepared = envs.prepare(env, normalize=True, gamma=0.9)
+    envs.check(prepared)
+    assert prepared.observation_space == envs.Discrete(500)
+    assert prepared.privileged_space.spaces["speed"].low == -10
+    state, _ = prepared.reset(jax.random.key(0), 2)
+    _, out = prepared.step(jax.random.key(1), state, jnp.zeros(2, int))
+    np.testing.assert_allclose(out.obs.privileged["speed"], 1, atol=1e-4)  # of the two that were seen
+    assert (out.obs.obs == 3).all()
+    assert (out.obs.privileged["card"] == 2).all()
+    params = networks.actor_critic(prepared, (4,)).init(jax.random.key(0))["params"]
+    assert [params[f"Dense_{i}"]["kernel"].shape[0] for i in (0, 2)] == [500, 6]
+    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape \{'card': \(\)\}, but obs.privileged"):
+        envs.check(env._replace(privileged_space=envs.Dict({"card": envs.Discrete(4)})))
+    alone = envs.auto_reset(lambda key: (0, jnp.int32(3)), step, envs.Discrete(500), envs.Discrete(2))
+    with pytest.raises(ValueError, match=r"Discrete\(n=500\) has nothing to standardize"):
+        envs.normalize_observation(alone)
