@@ -13,8 +13,8 @@ from .._base.command_line import positive, seed
 from .._base.errors import UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
-from ..training._cli import keep_compiled_programs
 from ..training._messages import printed_messages
+from ..training._program import keep_compiled_programs
 from ..training._recipe import import_recipe
 
 

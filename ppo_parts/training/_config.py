@@ -35,10 +35,8 @@ class Range:
 
     def __post_init__(self) -> None:
         check_as("Range", "open_low", self.open_low, bool)
-        for name, x in {"low": self.low, "high": self.high}.items():
-            check_number("Range", name, x, -np.inf, schedule=False)
-        if not self.low <= self.high:
-            raise UserValueError(f"must be at least low, {self.low}, got {self.high}", where="Range", argument="high")
+        check_number("Range", "low", self.low, -np.inf, schedule=False)
+        check_number("Range", "high", self.high, self.low, schedule=False)
 
     def __str__(self) -> str:
         low = "(" if self.open_low or self.low == -np.inf else "["

@@ -31,6 +31,7 @@ from ._evaluate import EVALUATION
 from ._files import Row, lines_of, plain, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
 from ._processes import broadcast_first, is_first, together
+from ._statistics import finite_mean
 from ._train import Train
 
 JAX_SETTINGS = (
@@ -199,7 +200,10 @@ class RunFolder:
     @functools.cached_property
     def judged(self) -> dict[int, float]:
         """The `best_metric` of each update."""
-        return {row["update"]: value_in(row, str(self.options.best_metric)) for row, _ in valid_rows(self.log_path)}
+        return self.judge(row for row, _ in valid_rows(self.log_path))
+
+    def judge(self, rows: Iterable[Row]) -> dict[int, float]:
+        return {row["update"]: finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
     def rows(self, before: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
@@ -215,12 +219,6 @@ class RunFolder:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def value_in(row: Row, metric: str) -> float:
-    x: Any = np.asarray(row.get(metric, np.nan), float)
-    known = np.isfinite(x)
-    return float(np.mean(x[known])) if known.any() else np.nan
-
-
 def best_checkpoint(
     values: Mapping[int, float], steps: Iterable[int], options: RunOptions, num_updates: int
 ) -> tuple[int, float] | None:
@@ -230,11 +228,8 @@ def best_checkpoint(
     before it, so that it does not depend on when checkpoints are saved. `values` are those of each update.
     """
     window = 1 if str(options.best_metric).startswith(EVALUATION) else max(1, num_updates // 10)
-    judged = {}
-    for step in sorted(steps):
-        x = np.array([values.get(update, np.nan) for update in range(max(0, step - window), step)])
-        if np.isfinite(x).any():
-            judged[step] = float(np.nanmean(x))
+    means = {step: finite_mean([values.get(i, np.nan) for i in range(step - window, step)]) for step in sorted(steps)}
+    judged = {step: x for step, x in means.items() if np.isfinite(x)}
     best = (min if options.best_mode == "min" else max)(judged, key=judged.__getitem__, default=None)
     return None if best is None else (best, judged[best])
 
@@ -325,7 +320,7 @@ class RunWriter(RunFolder):
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
             raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
         if self.options.best_metric is not None:
-            self.judged.update((row["update"], value_in(row, self.options.best_metric)) for row in rows)
+            self.judged.update(self.judge(rows))
 
     def tail(self, first: int) -> Iterator[Row]:
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
@@ -386,15 +381,12 @@ def _unused(path: Path) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process; the operating system releases the lock however the process ends."""
     filelock = require_package("filelock", "train")
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        with contextlib.suppress(NotImplementedError):  # no locks on this file system
-            lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RunExistsError(f"{folder} is being written by another process") from None
-    except OSError as error:
-        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            with contextlib.suppress(NotImplementedError):  # no locks on this file system
+                held.enter_context(filelock.FileLock(folder / ".lock", timeout=0))
+        except filelock.Timeout:
+            raise RunExistsError(f"{folder} is being written by another process") from None
+        except OSError as error:
+            raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
         yield
-    finally:
-        lock.release()

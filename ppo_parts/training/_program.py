@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +16,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._base.errors import UserValueError
+from .._base.extras import require_package
 from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._config import RunOptions
 from ._evaluate import metrics_of
+from ._messages import logger
 from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
 
@@ -25,6 +29,9 @@ SECONDS = 0.5
 """Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
 ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
+
+CACHE_LIMIT = 2**30
+"""Bytes of compiled programs that JAX keeps; it deletes what was not used for the longest time."""
 
 Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 """`advance(state, most) -> (state, metrics)` runs at most `most` updates; each metric has one value per update."""
@@ -146,6 +153,31 @@ def compiler_options() -> dict[str, Any]:
     """
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]
     return {"xla_backend_optimization_level": 2} if by_default else {}
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win.
+
+    JAX neither keeps programs that call the host (environments on the host), nor writes programs in other processes
+    than the first of a distributed run.
+    """
+    settings = jax.config.values
+    if settings["jax_compilation_cache_dir"] is not None or not settings["jax_enable_compilation_cache"]:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo_parts" / "jax"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it: nobody else may write there
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        logger.warning(
+            f"compiled programs are not kept: {error}; XDG_CACHE_HOME is the folder for them, and "
+            "JAX_ENABLE_COMPILATION_CACHE=0 keeps none"
+        )
+        return
+    require_package("filelock", "train")  # with which JAX limits the size, and several processes share the folder
+    options = {"persistent_cache_min_compile_time_secs": 0.0, "compilation_cache_max_size": CACHE_LIMIT}
+    for name, value in {"compilation_cache_dir": str(folder), **options}.items():
+        if f"JAX_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_{name}", value)
 
 
 AXIS = "devices"

@@ -12,6 +12,13 @@ from .._base.hyperparameters import check_count, check_number
 from ..functional._common import is_real
 
 
+def finite_mean(x: Any) -> float:
+    """Compute the mean of the numbers that are finite; NaN without any."""
+    x = np.asarray(x, float)
+    known = np.isfinite(x)
+    return float(np.mean(x, where=known)) if known.any() else np.nan
+
+
 def iqm(x: np.ndarray) -> float:
     """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
     return float(iqm_over_seeds(_numbers("iqm", x)))

@@ -24,8 +24,9 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.recipes.__main__ import listed
-from ppo_parts.training._cli import CACHE_LIMIT, fitting_preset, keep_compiled_programs, whole_number
+from ppo_parts.training._cli import fitting_preset, whole_number
 from ppo_parts.training._config import Range, declared
+from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import compiling
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax

@@ -15,7 +15,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._sweep import objective, sweep
+from ppo_parts.training._search import objective, sweep
 from tests.commands import recipe
 from tests.runs import tiny
 
@@ -121,7 +121,7 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
     stand_in.Trainable = Trainable
     for name in ("ray", "ray.tune"):
         monkeypatch.setitem(sys.modules, name, stand_in)
-    monkeypatch.setattr(training._ray, "keep_compiled_programs", lambda: None)
+    monkeypatch.setattr(training._search, "keep_compiled_programs", lambda: None)
     kind = training.trainable(make_train, Config(), updates=15, num_seeds=2)
     made.clear()
     trial, other = kind({"learning_rate": 0.5, "num_steps": 3}), kind({"learning_rate": 1.5, "num_steps": 3})
