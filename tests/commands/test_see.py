@@ -43,7 +43,9 @@ def bare(folder, tmp_path):
 
 def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     """Also if the recipe was run as a command: then by the name to import it by."""
-    assert json.loads((folder / "config.json").read_text())["recipe"] == "tests.commands.recipe"
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["recipe"] == "tests.commands.recipe"
+    assert stored["run"]["checkpoint_every"] is stored["run"]["log_every"] is None  # fractions also of a longer run
     run = training.load(folder)
     assert run.config == recipe.Config()
     assert run.update == run.train.num_updates == 2

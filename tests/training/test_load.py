@@ -10,7 +10,6 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._config import kept_options, stored_options, validate
 from tests.common import assert_same
 from tests.runs import UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, raw, rows, steps, tiny
 
@@ -97,9 +96,3 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
     assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
     assert stored["run"]["eval_episodes"] == 3
     assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
-
-
-def test_intervals_that_are_not_given_are_not_recorded(train):
-    """They are fractions of each run, also of one that continues it with another length."""
-    kept = stored_options({"run": kept_options(validate(training.RunOptions(), train))})
-    assert (kept.checkpoint_every, kept.log_every) == (None, None)

@@ -1,7 +1,6 @@
 """The metrics file: what is damaged is noticed, and a policy does not depend on it."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _progress
 from ppo_parts.training._files import lines_of, valid_rows
-from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
 from tests.runs import checkpoint, go, rows, tiny
 
@@ -102,12 +100,3 @@ def test_speed_is_that_of_the_call_without_compiling(train, monkeypatch):
     for updates in ([0], [1, 2]):
         listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]
-
-
-def test_a_handler_that_python_did_not_set_is_replaced_by_the_default():
-    before = signal.getsignal(signal.SIGUSR2)
-    interrupt = Interrupt()
-    interrupt._before = {signal.SIGUSR2: None}
-    interrupt.__exit__()
-    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-    signal.signal(signal.SIGUSR2, before)

@@ -1,5 +1,6 @@
 """A run that ended before its time continues as if nothing had happened, or says why it cannot."""
 
+import dataclasses
 import errno
 import json
 import re
@@ -28,18 +29,6 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
     assert_same_run(folder, expected)
     assert steps(folder) == steps(expected)
     assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
-
-
-def test_resume_from_the_command_line_keeps_the_configuration_and_the_options(whole):
-    seen = []
-
-    def run(train, config, options):
-        seen.append((config, options.eval_episodes, options.tensorboard, options.num_seeds))
-        return {}
-
-    given = ["--resume", str(whole[0]), "--eval-episodes", "7"]
-    training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, given, run=run)
-    assert seen == [(tiny(), 7, True, 1)]
 
 
 def full_disk(*args, **given):
@@ -94,13 +83,15 @@ def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path
     assert_same_run(folder, evaluated[0])
 
 
-def test_resume_keeps_options_that_were_given_anew(train, broken, capsys):
+def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(broken, capsys):
     """And names what is not as it was, which may change the last bits."""
     path = broken / "config.json"
     path.write_text(path.read_text().replace('"jax_enable_x64": false', '"jax_enable_x64": true'))
-    go(train, None, "", resume=broken, eval_episodes=2, eval_every=6)
-    stored = json.loads((broken / "config.json").read_text())["run"]
-    assert (stored["eval_every"], stored["log_every"]) == (6, 2)
+    given = ["--resume", str(broken), "--eval-episodes", "2", "--eval-every", "6", "--no-progress"]
+    result = training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, given)
+    assert result["config"] == dataclasses.asdict(tiny())
+    stored = json.loads(path.read_text())["run"]
+    assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
     assert "begun with jax_enable_x64 True (now False): the last bits may differ" in capsys.readouterr().err
     assert list(evaluations(broken)) == [12]
 

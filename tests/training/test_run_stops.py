@@ -21,17 +21,22 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_signal_saves_first(train, whole, tmp_path, capsys):
-    number = signal.SIGTERM
-    before = signal.getsignal(number)
-    folder, result = go(train, tmp_path, "run", program=acting(6, lambda: signal.raise_signal(number)))
-    assert signal.getsignal(number) is before
-    assert (result["interrupted_by"], result["env_steps"]) == ("SIGTERM", 6 * 16)
+@pytest.mark.parametrize(("by", "reason"), [("SIGTERM", None), ("StopRun", "enough")])
+def test_a_run_that_is_asked_to_stop_is_saved_first(train, whole, tmp_path, capsys, by, reason):
+    def stop(new):
+        if new[-1]["update"] >= 5:
+            raise training.StopRun("enough")
+
+    before = signal.getsignal(signal.SIGTERM)
+    how = {"on_rows": stop} if reason else {"program": acting(6, lambda: signal.raise_signal(signal.SIGTERM))}
+    folder, result = go(train, tmp_path, "run", **how)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (result["interrupted_by"], result.get("reason"), result["env_steps"]) == (by, reason, 6 * 16)
     assert int(checkpoint(folder)["step"]) == 6
     assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
     assert not (folder / "result.json").exists()
     folder, result = go(train, None, "", resume=folder, eval_episodes=3)
-    assert "interrupted_by" not in result
+    assert not {"interrupted_by", "reason"} & result.keys()
     assert_same_run(folder, whole[0])
 
 
@@ -56,18 +61,19 @@ def test_signal_again_ends_the_process(monkeypatch):
     assert interrupt.asked == "SIGINT"
 
 
-@pytest.mark.parametrize("name", _processes.STOP)
-def test_signals_that_stop(name):
-    with Interrupt() as interrupt:
-        signal.raise_signal(signal.Signals[name])
-    assert interrupt.asked == name
-
-
-def test_signal_that_nohup_ignores_stays_ignored():
+def test_signals_that_stop():
+    """Not the one that nohup ignores; and a handler that Python did not set is replaced by the default."""
+    for name in _processes.STOP:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.Signals[name])
+        assert interrupt.asked == name
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGHUP)
     assert not interrupt.asked
+    interrupt._before = {signal.SIGHUP: None}
+    interrupt.__exit__()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_signal_while_processes_agree_counts_in_the_next_call(monkeypatch):
@@ -91,20 +97,6 @@ def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
     assert_same_run(folder, evaluated[0])
     for mine, written in zip(seen, rows(folder), strict=True):
         assert {name: None if np.isnan(x) else x for name, x in mine.items()} == written
-
-
-def test_on_rows_may_stop_the_run_which_is_saved_first(train, whole, tmp_path, capsys):
-    def stop(new):
-        if new[-1]["update"] >= 5:
-            raise training.StopRun("enough")
-
-    folder, result = go(train, tmp_path, "run", on_rows=stop)
-    assert (result["interrupted_by"], result["reason"], result["env_steps"]) == ("StopRun", "enough", 6 * 16)
-    assert int(checkpoint(folder)["step"]) == 6
-    assert "interrupted after update 6 of 12" in capsys.readouterr().out
-    folder, result = go(train, None, "", resume=folder, eval_episodes=3)
-    assert "reason" not in result
-    assert_same_run(folder, whole[0])
 
 
 def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
