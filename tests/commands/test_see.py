@@ -1,6 +1,7 @@
 """What is done with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -54,7 +55,9 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert recipe_of(config) == "__main__"  # a console
     main.__file__ = "/somewhere/mine.py"
-    assert recipe_of(config) == "mine"
+    own = functools.partial(cleanrl_ppo.make_train, env=None)  # whose arguments the program has
+    assert recipe_of(config) == recipe_of(own) == "mine"
+    assert recipe_of(functools.partial(cleanrl_ppo.make_train)) == cleanrl_ppo.__name__
     main.__spec__ = types.SimpleNamespace(name="ppo_parts.recipes.cleanrl_ppo")
     assert recipe_of(config) == "ppo_parts.recipes.cleanrl_ppo"
 
@@ -114,23 +117,15 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
         sys.modules.pop(module, None)
 
 
-@pytest.mark.parametrize("flag", ["--json", "--output"])
-def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, flag, monkeypatch):
+def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, monkeypatch):
     """And nothing is left beside it."""
-    extension = "json" if flag == "--json" else "gif"
-    (tmp_path / f"there.{extension}").mkdir()
     monkeypatch.setattr("ppo_parts.commands._shared.load", lambda *args, **given: pytest.fail("loaded"))
-    commands = [evaluate.main, compare.main] if flag == "--json" else [watch.main, export.main, compare.main]
-    for command in commands:
-        for path, says in (
-            (tmp_path / f"there.{extension}", "Is a directory"),
-            (tmp_path / f"no/x.{extension}", "there is no such folder"),
-        ):
-            given = path.with_suffix(".png") if command is compare.main and flag == "--output" else path
-            if "there" in path.name:
-                given.mkdir(exist_ok=True)
+    outputs = [(watch, "--output", "x.gif"), (export, "--output", "x.onnx"), (compare, "--output", "x.png")]
+    for command, flag, name in (*outputs, (evaluate, "--json", "x.json"), (compare, "--json", "x.json")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for path, says in ((tmp_path / name, "Is a directory"), (tmp_path / "no" / name, "there is no such folder")):
             with pytest.raises(SystemExit, match=f"^error: .*: {says}"):
-                command([str(folder), flag, str(given)])
+                command.main([str(folder), flag, str(path)])
     assert not list(tmp_path.rglob("*tmp*"))
 
 
@@ -267,24 +262,23 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
 
 
 def test_compare_refuses_what_cannot_be_compared(tmp_path):
-    a, b = written(tmp_path / "a", 2, 1.0), written(tmp_path / "b", 1, 1.0, seed=2, env_id="run")
-    with pytest.raises(SystemExit, match=r"runs of different environments cannot be compared: .*a: walk, .*b: run"):
-        compare.main([str(a), str(b)])
-    with pytest.raises(UserValueError, match="two runs have the same seed"):
-        compare.read_curve("a", [a, a])
-    with pytest.raises(UserValueError, match="no update has won; there are env_steps, episode_return, update"):
-        compare.read_curve("a", [a], "won")
-    with pytest.raises(UserValueError, match=r"no update has evaluation/won; .*; evaluations .* need --eval-every"):
-        compare.read_curve("a", [a], "evaluation/won")
-    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the extension of an image format: .*\.png"):
-        compare.main([str(a), "--output", "x.foo"])
-    (a / "metrics.jsonl").write_bytes(b"")
-    with pytest.raises(UserValueError, match="there are no metrics yet"):
-        compare.read_curve("a", [a])
+    a, b = (str(written(tmp_path / x, 2, 1.0, seed=seed, env_id=x)) for seed, x in ((1, "a"), (3, "b")))
+    none, part = (str(written(tmp_path / x, 1, 1.0)) for x in ("none", "part"))
     row = {"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}
-    (a / "metrics.jsonl").write_bytes(lines_of([row]))
-    with pytest.raises(UserValueError, match="has not been measured in every seed"):
-        compare.read_curve("a", [a])
+    for path, rows in ((none, []), (part, [row])):
+        (Path(path) / "metrics.jsonl").write_bytes(lines_of(rows))
+    for argv, says in (
+        ([a, b], "runs of different environments cannot be compared: .*a: a, .*b: b"),
+        ([f"x={a},{b}"], "x: the runs use several environments, a, b"),
+        ([f"x={a},{a}"], "two runs have the same seed"),
+        ([a, "--metric", "won"], "no update has won; there are env_steps, episode_return, update"),
+        ([a, "--metric", "evaluation/won"], "no update has evaluation/won; .*; evaluations .* need --eval-every"),
+        ([a, "--output", "x.foo"], r"x\.foo must end with the extension of an image format: .*\.png"),
+        ([none], "there are no metrics yet"),
+        ([part], "has not been measured in every seed"),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: .*{says}"):
+            compare.main(argv)
 
 
 # Watch.
