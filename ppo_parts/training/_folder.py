@@ -34,10 +34,8 @@ from ._processes import broadcast_first, is_first, together
 from ._statistics import finite_mean
 from ._train import Train
 
-JAX_SETTINGS = (
-    *("jax_enable_x64", "jax_default_prng_impl"),  # they change the arrays of a state
-    *("jax_threefry_partitionable", "jax_default_matmul_precision"),
-)
+JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
+"""They change the arrays of a state, or the last bits of its numbers."""
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
@@ -243,9 +241,10 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
     state does not fit.
     """
     with contextlib.ExitStack() as stack:
+        folder, done, state = None, 0, None
         with together("open the folder of the run"):
-            opened = stack.enter_context(_opened(train, config, options)) if is_first() else (None, 0, None)
-        folder, done, state = opened
+            if is_first():
+                folder, done, state = stack.enter_context(_opened(train, config, options))
         if jax.process_count() > 1:
             numbers = np.asarray([done, state is not None], np.int32)
             done, restored = broadcast_first(numbers, numbers).tolist()
@@ -264,8 +263,11 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         return
     stored = describe(config, options, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
+    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
+    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        path = _new_folder(config, options)
+        path = _unused(options.directory / name) if options.name is None else options.directory / options.name
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(
             f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
@@ -361,14 +363,6 @@ def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, 
             argument="total_timesteps",
         )
     return run, update, state
-
-
-def _new_folder(config: Any, options: RunOptions) -> Path:
-    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
-    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = _unused(options.directory / name) if options.name is None else options.directory / options.name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _unused(path: Path) -> Path:
