@@ -118,18 +118,12 @@ def acting(after: int, action: Callable[[], None]) -> type[Program]:
     """As `ByTwos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
 
     class Acting(ByTwos):
-        def advance_from(self, state: Any) -> Any:
-            advance, done = super().advance_from(state), 0
+        done = 0
 
-            def advance_then_act(state: Any, most: int) -> Any:
-                nonlocal done
-                state, measured = advance(state, most)
-                done += len(measured["loss"])
-                if done == after:
-                    action()
-                return state, measured
-
-            return advance_then_act
+        def adapt(self, updates, seconds):
+            self.done += updates
+            if self.done == after:
+                action()
 
     return Acting
 
