@@ -115,7 +115,10 @@ def in_json(config: Any) -> dict[str, Any]:
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
     now = {**in_json(config), "num_seeds": options.num_seeds}
-    then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
+    return differences({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
     return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
 

@@ -26,7 +26,7 @@ from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
 from ._files import plain, write_json, write_whole
-from ._folder import in_json, listed, recipe_of, stored_config
+from ._folder import differences, in_json, listed, recipe_of, stored_config
 from ._program import keep_compiled_programs
 from ._recipe import config_type, import_recipe
 from ._statistics import finite_mean
@@ -46,7 +46,7 @@ def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping
     """Raise if a folder has trials of another search, and otherwise record this one in it."""
     path, now = folder / "search.json", plain({**in_json(config), "num_seeds": num_seeds, "search": search})
     then = json.loads(path.read_text()) if path.exists() else now
-    if changed := {name: (then.get(name), now.get(name)) for name in then | now if then.get(name) != now.get(name)}:
+    if changed := differences(then, now):
         raise UserValueError(
             f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
         )

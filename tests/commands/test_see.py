@@ -190,6 +190,11 @@ def test_one_seed_has_an_interval_over_its_episodes():
     assert "over episodes" in evaluate.describe(result)
     agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
     assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
+    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # what comes after the seeds is one sample
+    seeds.episode_return[1] *= 3
+    result = evaluate.summarize(seeds)
+    assert result["episode_return"]["per_seed"] == [5.0, 15.0]
+    assert (result["episode_length"], result["terminated"], result["truncated"]) == (7.0, 8, 0)
 
 
 def test_commands_end_with_one_sentence(folder, capsys):

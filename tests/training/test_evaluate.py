@@ -2,11 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts.training._evaluate import metrics_of
 from tests.common import Categorical, assert_same
 from tests.envs.test_rollout import clock
 from tests.runs import checkpoint, evaluations, rows, scalars
@@ -53,15 +51,3 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
     seen = scalars(folder)
     for name in found[12]:
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
-
-
-def test_evaluate_metrics_of_agents_are_means_over_them():
-    """Whatever comes after the seeds is one sample."""
-    shape = (3, 4, 2)  # seeds, episodes, agents
-    returns = np.arange(24.0).reshape(shape)
-    played = training.EpisodeResults(returns, np.full((3, 4), 7), np.ones((3, 4), bool), np.zeros((3, 4), bool))
-    found = metrics_of(played, seed_axes=1)
-    assert found["evaluation/episode_return"].tolist() == returns.mean((1, 2)).tolist()
-    assert found["evaluation/episode_length"].tolist() == [7] * 3
-    assert found["evaluation/terminated"].tolist() == [4] * 3
-    assert metrics_of(played)["evaluation/episode_return"] == 11.5
