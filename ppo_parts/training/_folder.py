@@ -192,11 +192,22 @@ class RunFolder:
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:
-        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        if self.options.best_metric is None:
+        """Return the best of the checkpoints and of a `new` one, and its value; None without any.
+
+        Of equal ones, it is the first. The value is that of the evaluation at the checkpoint, or the mean over the last
+        tenth of the run's updates before it, so that it does not depend on when checkpoints are saved.
+        """
+        metric = self.options.best_metric
+        if metric is None:
             return None
-        steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
-        return best_checkpoint(self.judged, steps, self.options, self.stored.get("num_updates", 1))
+        window = 1 if metric.startswith(EVALUATION) else max(1, self.stored.get("num_updates", 1) // 10)
+        found = {}
+        for step in sorted({*self.checkpoints.steps(), *(() if new is None else (new,))}):
+            mean = finite_mean([self.judged.get(update, np.nan) for update in range(step - window, step)])
+            if np.isfinite(mean):
+                found[step] = mean
+        best = (min if self.options.best_mode == "min" else max)(found, key=found.__getitem__, default=None)
+        return None if best is None else (best, found[best])
 
     @functools.cached_property
     def judged(self) -> dict[int, float]:
@@ -218,21 +229,6 @@ class RunFolder:
             state = f"is damaged and has only {known}" if self.log_path.exists() else "is missing, and with it all"
             message = f"{self.log_path} {state} of the {before} updates before the checkpoint, which is sound"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def best_checkpoint(
-    values: Mapping[int, float], steps: Iterable[int], options: RunOptions, num_updates: int
-) -> tuple[int, float] | None:
-    """Return the best of the checkpoints by `values`, the first of equal ones, and its value; None without any.
-
-    The value is that of the evaluation at the checkpoint, or the mean over the last tenth of the run's `num_updates`
-    before it, so that it does not depend on when checkpoints are saved. `values` are those of each update.
-    """
-    window = 1 if str(options.best_metric).startswith(EVALUATION) else max(1, num_updates // 10)
-    means = {step: finite_mean([values.get(i, np.nan) for i in range(step - window, step)]) for step in sorted(steps)}
-    judged = {step: x for step, x in means.items() if np.isfinite(x)}
-    best = (min if options.best_mode == "min" else max)(judged, key=judged.__getitem__, default=None)
-    return None if best is None else (best, judged[best])
 
 
 @contextlib.contextmanager

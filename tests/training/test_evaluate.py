@@ -15,7 +15,7 @@ def coin(params, batch):
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
-def test_evaluate_plays_whole_episodes(kind):
+def test_evaluate_plays_the_whole_first_episode_of_each_environment(kind):
     played = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4)
     assert played.episode_return.tolist() == [21.0] * 4  # 0 + 1 + ... + 6
     assert played.episode_length.tolist() == [7] * 4
@@ -24,16 +24,14 @@ def test_evaluate_plays_whole_episodes(kind):
     cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
     assert cut.episode_length.tolist() == [5] * 4
     assert not (cut.terminated | cut.truncated).any()
-    with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
-        training.evaluate_episodes(None, coin, jnp.zeros(2), jax.random.key(0), 4)
-
-
-def test_evaluate_counts_the_first_episode_of_each_environment():
-    """Environment n ends after n + 2 steps; the short ones would have had more episodes."""
-    played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
+    # Environment n ends after n + 2 steps; the short ones would have had more episodes.
+    env = clock(jnp.arange(4) + 2, kind)
+    played = training.evaluate_episodes(env, coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
     assert played.episode_length.tolist() == [2, 3, 4, 5]
     assert played.episode_return.tolist() == [1, 3, 6, 10]
-    assert played.truncated.all()
+    assert getattr(played, kind).all()
+    with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
+        training.evaluate_episodes(None, coin, jnp.zeros(2), jax.random.key(0), 4)
 
 
 def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
