@@ -46,6 +46,7 @@ class Program:
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
+        placed: how the run is divided over devices.
     """
 
     train: Train
@@ -54,20 +55,15 @@ class Program:
     updates = 1  # of the next call, which takes about `SECONDS`
 
     def __post_init__(self) -> None:
-        _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
-
-    @functools.cached_property
-    def placed(self) -> Placement:
-        """How the run is divided over devices."""
-        return placement(self.train, self.options)
+        self.placed = placement(self.train, self.options)
+        self._keys = seed_keys(self.seed, self.options.num_seeds)
+        self._rows = min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         function: Callable[..., Any] = self.train.compiled_init
         given, kind = self._keys, "keys"
         if restored is not None:
-            if self.train.rollout.restart is None:
-                return self.placed.put(restored)
             function, given, kind = self.train.continued, restored, "state"
         begin = self.placed.jit(vmap_over_seeds(function, self.options.num_seeds), (kind,), "state")
         with host_errors():
@@ -136,14 +132,6 @@ class Program:
 
         return self.placed.jit(play, ("keys", "state", "number"), "episodes")
 
-    @property
-    def _rows(self) -> int:
-        return min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
-
-    @functools.cached_property
-    def _keys(self) -> jax.Array:
-        return seed_keys(self.seed, self.options.num_seeds)
-
 
 def compiler_options() -> dict[str, Any]:
     """Return the options of `jax.jit` with which runs are compiled.
@@ -209,9 +197,6 @@ class Placement(NamedTuple):
             whole = NamedSharding(self.mesh, PartitionSpec())
             options["out_shardings"] = jax.tree.map(lambda kind: self.state if kind == "state" else whole, result)
         return jax.jit(function, **options)
-
-    def put(self, state: Any) -> Any:
-        return state if self.mesh is None else jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:
         """Return arrays as each process can read them; all processes of the run must call this."""
