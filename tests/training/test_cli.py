@@ -28,6 +28,7 @@ from ppo_parts.training._cli import fitting_preset, whole_number
 from ppo_parts.training._config import Range, declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import compiling
+from tests.runs import ROOT
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
@@ -277,12 +278,8 @@ def test_commands_of_the_pages_give_a_configuration():
     def make_train(config):
         raise Reached(config)
 
-    root, others = (
-        Path(__file__).parents[2],
-        {"--help", "--config", "--sweep", "--resume", "--distributed", "--num-devices"},
-    )
-    seen = set()
-    for page in (root / "README.md", *root.glob("docs/*.md")):
+    others, seen = {"--help", "--config", "--sweep", "--resume", "--distributed", "--num-devices"}, set()
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
         for recipe, options in re.findall(r"python -m ppo_parts.recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
             argv = shlex.split(options.replace("\\\n", " "))  # a command may continue on the next line
             if not others & set(argv):

@@ -95,10 +95,8 @@ def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
 
 
 def test_several_workers_share_a_study(tmp_path):
-    given, colors = (
-        {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12},
-        matplotlib.rcParams["axes.prop_cycle"],
-    )
+    given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
+    colors = matplotlib.rcParams["axes.prop_cycle"]
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
     with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
