@@ -161,12 +161,11 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
 
 def status(*arguments) -> int:
     """The exit status of the command."""
-    before, sys.argv = sys.argv, ["doctor", *map(str, arguments)]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
+        patch.delitem(sys.modules, doctor.__name__)  # as in a process of its own
         with pytest.raises(SystemExit) as ended:
-            runpy.run_module("ppo_parts.doctor", run_name="__main__")
-    finally:
-        sys.argv = before
+            runpy.run_module(doctor.__name__, run_name="__main__")
     return ended.value.code
 
 
