@@ -74,22 +74,18 @@ COMMANDS = {"evaluate": evaluate.main, "watch": watch.main, "export": export.mai
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("module", "env_id", "named"),
     [
-        ({"recipe": "spy"}, "the recipe spy"),
-        ({"recipe": "spy.recipes"}, "the recipe spy.recipes"),
-        ({"recipe": "ppo_parts.recipes_of.spy"}, "the recipe ppo_parts.recipes_of.spy"),
-        ({"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:spy:Env-v0"}, "the environment gym:spy:Env-v0"),
-        (
-            {"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:A-v0,env_id='spy:B-v0'"},
-            "the environment gym:A-v0,env_id",
-        ),
+        ("spy", "CartPole-v1", "the recipe spy"),
+        ("spy.recipes", "CartPole-v1", "the recipe spy.recipes"),
+        ("ppo_parts.recipes_of.spy", "CartPole-v1", "the recipe ppo_parts.recipes_of.spy"),
+        ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
+        ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
     ],
 )
-def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, changes, named):
+def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, module, env_id, named):
     """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
-    config = dataclasses.asdict(cleanrl_ppo.Config(env_id=changes.pop("env_id", "CartPole-v1")))
-    path = bare(**changes, config=config)
+    path = bare(recipe=module, config=dataclasses.asdict(cleanrl_ppo.Config(env_id=env_id)))
     for place in (path, path / "recipes_of"):
         place.mkdir(exist_ok=True)
         (place / "spy.py").write_text("print('imported')")
@@ -100,7 +96,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
     for command in COMMANDS.values():
         with pytest.raises(SystemExit, match=f"^error: {says}"):
             command([str(path)])
-    recipe = {} if "spy" in changes["recipe"] else {"make_train": cleanrl_ppo.make_train}
+    recipe = {} if "spy" in module else {"make_train": cleanrl_ppo.make_train}
     with pytest.raises(UserValueError, match=says):
         training.load(path, **recipe)
     if recipe:
@@ -112,8 +108,8 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
         with pytest.raises((SystemExit, UserValueError, ModuleNotFoundError)):
             training.load(path, **recipe, trust=True)
         assert "imported" in capsys.readouterr().out
-    for module in ("spy", "ppo_parts.recipes_of.spy", "ppo_parts.recipes_of"):
-        sys.modules.pop(module, None)
+    for name in ("spy", "ppo_parts.recipes_of.spy", "ppo_parts.recipes_of"):
+        sys.modules.pop(name, None)
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, monkeypatch):
@@ -155,11 +151,9 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
                 command([str(folder), "--recipe", name])
     with pytest.raises(SystemExit, match="no checkpoint in"):  # so that its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
-    changed = bare(
-        recipe="ppo_parts.recipes.cleanrl_ppo", config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk"))
-    )
+    bare(recipe=cleanrl_ppo.__name__, config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
     with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): name the module .* --recipe my_module"):
-        evaluate.main([str(changed)])
+        evaluate.main([str(path)])
 
 
 # Evaluate.
