@@ -29,24 +29,14 @@ HEALTHY = {
     "early_stopped": np.zeros(UPDATES),
     "epochs": np.full(UPDATES, 4.0),
     "nonfinite/gradient": np.zeros(UPDATES),
-    "probe/log_ratio": 1e-6,
-    "probe/log_ratio_inside": 1e-6,
-    "probe/value_change": 1e-6,
-    "probe/memory_after_reset": 0.0,
-    "probe/same_envs": 0.0,
-    "probe/obs_rms": 1.0,
-    "probe/obs_std": 1.0,
-    "probe/obs_seen": 1.0,
-    "probe/action_at_bound": 0.2,
-    "probe/action_beyond": 0.1,
-    "probe/reward_mean": 1.0,
-    "probe/target_rms": 20.0,
-    "probe/terminated": 4.0,
-    "probe/truncated": 0.0,
-    "probe/jump_at_end": 9.0,
-    "probe/dead_units": 0.0,
-    "probe/value_dominance": 20.0,
 }
+PROBED = {
+    "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
+    "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1, "reward_mean": 1.0,
+    "target_rms": 20.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
+    "value_dominance": 20.0,
+}  # fmt: skip
+HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
     "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "gamma": 0.99, "clip_coef": 0.2,
     "ent_coef": 0.01,
