@@ -168,37 +168,27 @@ def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch)
     assert json.loads((folder / "result.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def faulty_run():
-    """Never ends; in step 20, in update 2, the reward is not a number, which could spoil statistics permanently."""
+def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_path, capsys):
+    """In step 20, in update 2, the reward is not a number, which could spoil statistics of endless episodes.
+
+    The update changes nothing, and is counted; all that is kept is finite.
+    """
 
     def step(key, time, action):
         return envs.Step(time + 1, jax.random.normal(key, (3,)), jnp.where(time == 20, jnp.nan, 1.0), terminated=False)
 
     reset = lambda key: (jnp.int32(0), jax.random.normal(key, (3,)))  # noqa: E731
-    env = envs.auto_reset(reset, step, envs.Box((3,)), envs.Discrete(2))
-    config = tiny(6)
-    return cleanrl_ppo.make_train(config, envs.prepare(env, normalize=True, gamma=config.gamma)), config
-
-
-@pytest.fixture(scope="module")
-def stopped(faulty_run, place):
-    train, config = faulty_run
+    env, config = envs.auto_reset(reset, step, envs.Box((3,)), envs.Discrete(2)), tiny(6)
+    train = cleanrl_ppo.make_train(config, envs.prepare(env, normalize=True, gamma=config.gamma))
     message = (
         r"^update 3: non-finite numbers arose first in reward \(2 elements\), then in .*"
         r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
     )
     with pytest.raises(FloatingPointError, match=message):
-        go(train, place, "stopped", config, log_every=6, checkpoint_every=1)
-    return place / "stopped"
-
-
-def test_nonfinite_remedy_that_is_offered_works(faulty_run, stopped, capsys):
-    """The update changes nothing, and is counted; all that is kept is finite."""
-    train, config = faulty_run
-    assert [row["nonfinite/reward"] for row in rows(stopped)] == [0, 0, 2]
+        go(train, tmp_path, "run", config, log_every=6, checkpoint_every=1)
+    assert [row["nonfinite/reward"] for row in rows(tmp_path / "run")] == [0, 0, 2]
     options = {"on_nonfinite": "skip", "checkpoint_every": 1, "keep_checkpoints": None}
-    folder, result = go(train, None, "", config, resume=stopped, **options)
+    folder, result = go(train, None, "", config, resume=tmp_path / "run", **options)
     found = rows(folder)
     assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
     assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
