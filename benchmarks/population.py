@@ -19,8 +19,7 @@ import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._cli import keep_compiled_programs
-from ppo_parts.training._program import compiler_options
+from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
 from ._options import parser
 from ._pages import difference, interval

@@ -1,8 +1,6 @@
 """Helpers for tests of training runs: a tiny run, ways to run it, and readers of its files."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ppo_parts.commands.doctor import events_in
+from ppo_parts.doctor import events_in
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
 
@@ -27,19 +25,6 @@ def tiny(updates: int = UPDATES, **changes) -> Config:
     """CartPole with a network of 8 units and `updates` updates of 2 environments times 8 steps."""
     sizes = {"num_envs": 2, "num_steps": 8, "hidden": (8,), "num_minibatches": 2, "update_epochs": 1}
     return Config(**{"total_timesteps": updates * STEPS_PER_UPDATE, **sizes, **changes})
-
-
-def arguments(config: Config) -> list[str]:
-    """The command line of a `tiny` configuration."""
-    names = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs", "seed")
-    given = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(config, name)))]
-    return [*given, "--hidden", *map(str, config.hidden)]
-
-
-def start(*argv: str) -> subprocess.Popen:
-    """Start the recipe in its own process."""
-    command = [sys.executable, "-m", "ppo_parts.recipes.cleanrl_ppo", "--no-progress", *argv]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
@@ -133,18 +118,12 @@ def acting(after: int, action: Callable[[], None]) -> type[Program]:
     """As `ByTwos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
 
     class Acting(ByTwos):
-        def advance_from(self, state: Any) -> Any:
-            advance, done = super().advance_from(state), 0
+        done = 0
 
-            def advance_then_act(state: Any, most: int) -> Any:
-                nonlocal done
-                state, measured = advance(state, most)
-                done += len(measured["loss"])
-                if done == after:
-                    action()
-                return state, measured
-
-            return advance_then_act
+        def adapt(self, updates, seconds):
+            self.done += updates
+            if self.done == after:
+                action()
 
     return Acting
 

@@ -30,15 +30,15 @@ from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
-from ._ray import trainable as trainable
 from ._recipe import LoadedRun as LoadedRun
 from ._recipe import load as load
 from ._recipe import recipe as recipe
 from ._run import run as run
+from ._search import objective as objective
+from ._search import trainable as trainable
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
 from ._statistics import summary as summary
-from ._sweep import objective as objective
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState

@@ -47,10 +47,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the numbers of the complete checkpoints, in order."""
-        try:
-            return sorted(int(name) for name in os.listdir(self.directory) if name.isdecimal())
-        except FileNotFoundError:
-            return []
+        return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdecimal())
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
         """Write `state` as checkpoint `step`, and remove the older ones, except for the latest `keep` and `best`.
@@ -70,7 +67,8 @@ class Checkpoints:
         except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
         finally:
-            self._discard_partial()
+            for partial in self.directory.glob(f"*{PARTIAL}*"):
+                shutil.rmtree(partial, ignore_errors=True)
         for old in [] if self._keep is None else self.steps()[: -self._keep]:
             if old != best:  # renamed first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"
@@ -134,10 +132,6 @@ class Checkpoints:
                 checkpointer.wait_until_finished()
         finally:
             log.setLevel(level)
-
-    def _discard_partial(self) -> None:
-        for partial in self.directory.glob(f"*{PARTIAL}*"):
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checksum(arrays: dict[str, Any]) -> np.ndarray:

@@ -6,14 +6,11 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
-
-import jax
 
 from .._base.doors import check_as
 from .._base.errors import UserError, UserTypeError, UserValueError
@@ -25,14 +22,11 @@ from ._config import Range, RunOptions, check_config, declared, stored_options
 from ._folder import check_recipe, recipe_of, stored_config, stored_run
 from ._messages import logger, printed_messages
 from ._processes import initialize
-from ._program import devices_of
+from ._program import devices_of, keep_compiled_programs
 from ._recipe import check_trusted
 from ._run import run as run_on_host
-from ._sweep import sweep
+from ._search import sweep
 from ._train import Train
-
-CACHE_LIMIT = 2**30
-"""Bytes of compiled programs that JAX keeps; it deletes what was not used for the longest time."""
 
 
 def main(
@@ -142,31 +136,6 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
         raise SystemExit(f"error: {error.filename}: {error.strerror}" if known else f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-
-
-def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win.
-
-    JAX neither keeps programs that call the host (environments on the host), nor writes programs in other processes
-    than the first of a distributed run.
-    """
-    settings = jax.config.values
-    if settings["jax_compilation_cache_dir"] is not None or not settings["jax_enable_compilation_cache"]:
-        return
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo_parts" / "jax"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it: nobody else may write there
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        logger.warning(
-            f"compiled programs are not kept: {error}; XDG_CACHE_HOME is the folder for them, and "
-            "JAX_ENABLE_COMPILATION_CACHE=0 keeps none"
-        )
-        return
-    require_package("filelock", "train")  # with which JAX limits the size, and several processes share the folder
-    options = {"persistent_cache_min_compile_time_secs": 0.0, "compilation_cache_max_size": CACHE_LIMIT}
-    for name, value in {"compilation_cache_dir": str(folder), **options}.items():
-        if f"JAX_{name.upper()}" not in os.environ:
-            jax.config.update(f"jax_{name}", value)
 
 
 def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:

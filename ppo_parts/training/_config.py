@@ -35,10 +35,8 @@ class Range:
 
     def __post_init__(self) -> None:
         check_as("Range", "open_low", self.open_low, bool)
-        for name, x in {"low": self.low, "high": self.high}.items():
-            check_number("Range", name, x, -np.inf, schedule=False)
-        if not self.low <= self.high:
-            raise UserValueError(f"must be at least low, {self.low}, got {self.high}", where="Range", argument="high")
+        check_number("Range", "low", self.low, -np.inf, schedule=False)
+        check_number("Range", "high", self.high, self.low, schedule=False)
 
     def __str__(self) -> str:
         low = "(" if self.open_low or self.low == -np.inf else "["
@@ -228,30 +226,15 @@ def stored_options(stored: Mapping[str, Any]) -> RunOptions:
 
 def validate(options: RunOptions, train: Train) -> RunOptions:
     check_config(options, where="run")
-    for name, message in _contradictions(options):
+    for name, message in _contradictions(options, train):
         raise UserValueError(message, where="run", argument=name)
     if options.track:
         require_package("wandb", "track")  # fails now rather than after compiling
-    measured = set(train.shapes[1])
-    if options.eval_episodes:
-        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
-        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
-        if options.eval_every is not None:
-            measured |= {EVALUATION + name for name in metric_names(played)}
-    best = options.best_metric
-    if best is not None and best not in measured:
-        without = best.startswith(EVALUATION) and options.eval_every is None
-        hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
-        raise UserValueError(
-            f"must be measured in this run, got {best!r}{hint} there are {', '.join(map(repr, sorted(measured)))}",
-            where="run",
-            argument="best_metric",
-        )
     return options
 
 
-def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
-    """Yield the options that do not go together: the name of one, and what is wrong with it."""
+def _contradictions(options: RunOptions, train: Train) -> Iterator[tuple[str, str]]:
+    """Yield the options that do not go together, or not with the run: the name of one, and what is wrong with it."""
     name, resume, directory = options.name, options.resume, options.directory
     path = Path("run" if name is None else name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
@@ -271,3 +254,14 @@ def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
     for name in ("eval_every", "eval_mode"):
         if getattr(options, name) and not options.eval_episodes:
             yield name, "needs eval_episodes, the number of episodes in an evaluation"
+    best, measured = options.best_metric, set(train.shapes[1])
+    if options.eval_episodes:
+        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
+        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
+        if options.eval_every is not None:
+            measured |= {EVALUATION + name for name in metric_names(played)}
+    if best is not None and best not in measured:
+        without = best.startswith(EVALUATION) and options.eval_every is None
+        hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
+        there = ", ".join(map(repr, sorted(measured)))
+        yield "best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}"

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError
 from ._probe import fields_of
 from ._run import first_nonfinite
 
@@ -305,8 +304,6 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
         >>> [(found.name, found.value) for found in training.diagnose(metrics)]
         [('learning_rate_large', 0.5)]
     """
-    if not isinstance(metrics, Mapping):
-        raise UserTypeError(f"must map names to arrays, got {metrics!r:.100}", where="diagnose", argument="metrics")
     run, seen = Run(metrics, config), dict[str, Finding]()
     for rule in RULES:
         value = run.late(rule.metric) if rule.value is None else rule.value(run)

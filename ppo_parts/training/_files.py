@@ -59,7 +59,7 @@ def plain(x: Any) -> Any:
         return {key: plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
         return [plain(value) for value in x]
-    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
+    if hasattr(x, "__array__"):
         return plain(np.asarray(x).tolist())
     if isinstance(x, float) and not np.isfinite(x):
         return None  # JSON has no NaN

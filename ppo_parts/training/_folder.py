@@ -31,12 +31,11 @@ from ._evaluate import EVALUATION
 from ._files import Row, lines_of, plain, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
 from ._processes import broadcast_first, is_first, together
+from ._statistics import finite_mean
 from ._train import Train
 
-JAX_SETTINGS = (
-    *("jax_enable_x64", "jax_default_prng_impl"),  # they change the arrays of a state
-    *("jax_threefry_partitionable", "jax_default_matmul_precision"),
-)
+JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
+"""They change the arrays of a state, or the last bits of its numbers."""
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
@@ -116,7 +115,10 @@ def in_json(config: Any) -> dict[str, Any]:
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
     now = {**in_json(config), "num_seeds": options.num_seeds}
-    then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
+    return differences({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
     return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
 
@@ -190,16 +192,30 @@ class RunFolder:
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:
-        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        if self.options.best_metric is None:
+        """Return the best of the checkpoints and of a `new` one, and its value; None without any.
+
+        Of equal ones, it is the first. The value is that of the evaluation at the checkpoint, or the mean over the last
+        tenth of the run's updates before it, so that it does not depend on when checkpoints are saved.
+        """
+        metric = self.options.best_metric
+        if metric is None:
             return None
-        steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
-        return best_checkpoint(self.judged, steps, self.options, self.stored.get("num_updates", 1))
+        window = 1 if metric.startswith(EVALUATION) else max(1, self.stored.get("num_updates", 1) // 10)
+        found = {}
+        for step in sorted({*self.checkpoints.steps(), *(() if new is None else (new,))}):
+            mean = finite_mean([self.judged.get(update, np.nan) for update in range(step - window, step)])
+            if np.isfinite(mean):
+                found[step] = mean
+        best = (min if self.options.best_mode == "min" else max)(found, key=found.__getitem__, default=None)
+        return None if best is None else (best, found[best])
 
     @functools.cached_property
     def judged(self) -> dict[int, float]:
         """The `best_metric` of each update."""
-        return {row["update"]: value_in(row, str(self.options.best_metric)) for row, _ in valid_rows(self.log_path)}
+        return self.judge(row for row, _ in valid_rows(self.log_path))
+
+    def judge(self, rows: Iterable[Row]) -> dict[int, float]:
+        return {row["update"]: finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
     def rows(self, before: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
@@ -215,30 +231,6 @@ class RunFolder:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def value_in(row: Row, metric: str) -> float:
-    x: Any = np.asarray(row.get(metric, np.nan), float)
-    known = np.isfinite(x)
-    return float(np.mean(x[known])) if known.any() else np.nan
-
-
-def best_checkpoint(
-    values: Mapping[int, float], steps: Iterable[int], options: RunOptions, num_updates: int
-) -> tuple[int, float] | None:
-    """Return the best of the checkpoints by `values`, the first of equal ones, and its value; None without any.
-
-    The value is that of the evaluation at the checkpoint, or the mean over the last tenth of the run's `num_updates`
-    before it, so that it does not depend on when checkpoints are saved. `values` are those of each update.
-    """
-    window = 1 if str(options.best_metric).startswith(EVALUATION) else max(1, num_updates // 10)
-    judged = {}
-    for step in sorted(steps):
-        x = np.array([values.get(update, np.nan) for update in range(max(0, step - window), step)])
-        if np.isfinite(x).any():
-            judged[step] = float(np.nanmean(x))
-    best = (min if options.best_mode == "min" else max)(judged, key=judged.__getitem__, default=None)
-    return None if best is None else (best, judged[best])
-
-
 @contextlib.contextmanager
 def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter | None, int, Any]]:
     """Open the folder of a new run, or of the run to resume, and lock it against other writers.
@@ -248,9 +240,10 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
     state does not fit.
     """
     with contextlib.ExitStack() as stack:
+        folder, done, state = None, 0, None
         with together("open the folder of the run"):
-            opened = stack.enter_context(_opened(train, config, options)) if is_first() else (None, 0, None)
-        folder, done, state = opened
+            if is_first():
+                folder, done, state = stack.enter_context(_opened(train, config, options))
         if jax.process_count() > 1:
             numbers = np.asarray([done, state is not None], np.int32)
             done, restored = broadcast_first(numbers, numbers).tolist()
@@ -269,8 +262,11 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         return
     stored = describe(config, options, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
+    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
+    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        path = _new_folder(config, options)
+        path = _unused(options.directory / name) if options.name is None else options.directory / options.name
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(
             f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
@@ -325,7 +321,7 @@ class RunWriter(RunFolder):
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
             raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
         if self.options.best_metric is not None:
-            self.judged.update((row["update"], value_in(row, self.options.best_metric)) for row in rows)
+            self.judged.update(self.judge(rows))
 
     def tail(self, first: int) -> Iterator[Row]:
         return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
@@ -368,14 +364,6 @@ def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, 
     return run, update, state
 
 
-def _new_folder(config: Any, options: RunOptions) -> Path:
-    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
-    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = _unused(options.directory / name) if options.name is None else options.directory / options.name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _unused(path: Path) -> Path:
     """Return `path`, or if it exists, the first of the same path with the suffixes -2, -3, ... that does not."""
     paths = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
@@ -386,15 +374,12 @@ def _unused(path: Path) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process; the operating system releases the lock however the process ends."""
     filelock = require_package("filelock", "train")
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        with contextlib.suppress(NotImplementedError):  # no locks on this file system
-            lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RunExistsError(f"{folder} is being written by another process") from None
-    except OSError as error:
-        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            with contextlib.suppress(NotImplementedError):  # no locks on this file system
+                held.enter_context(filelock.FileLock(folder / ".lock", timeout=0))
+        except filelock.Timeout:
+            raise RunExistsError(f"{folder} is being written by another process") from None
+        except OSError as error:
+            raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
         yield
-    finally:
-        lock.release()

@@ -17,8 +17,8 @@ from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
 from ._config import Range, check_config
+from ._search import check_fields, check_metric
 from ._train import Collected, Train, TrainState
-from ._trials import check_fields, check_metric
 
 PARENT = "population/parent"
 """The metric that only populations have: the member whose state each member continues."""

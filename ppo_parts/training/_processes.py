@@ -110,7 +110,7 @@ def noticing_losses() -> Iterator[None]:
 
 
 STOP = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")  # the last is submitit's
-REASONS = (*STOP, "StopRun")
+REASONS = (None, *STOP, "StopRun")
 SAVE = "SIGUSR1"
 TOGETHER = 0.2
 """Seconds within which signals count as one: a closing terminal, or a wrapper that forwards them, sends several."""
@@ -140,9 +140,9 @@ class Interrupt:
 
         A signal that arrives during the call counts in the next one, because the other processes do not know of it yet.
         """
-        (number,) = agree(REASONS.index(self.asked) + 1 if self.asked in REASONS else 0)
-        if number:
-            self.ask(REASONS[int(number) - 1])
+        (number,) = agree(REASONS.index(self.asked))
+        if reason := REASONS[int(number)]:
+            self.ask(reason)
         return number > 0
 
     def __enter__(self) -> Interrupt:

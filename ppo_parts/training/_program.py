@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +16,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._base.errors import UserValueError
+from .._base.extras import require_package
 from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._config import RunOptions
 from ._evaluate import metrics_of
+from ._messages import logger
 from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
 
@@ -25,6 +29,9 @@ SECONDS = 0.5
 """Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
 ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
+
+CACHE_LIMIT = 2**30
+"""Bytes of compiled programs that JAX keeps; it deletes what was not used for the longest time."""
 
 Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 """`advance(state, most) -> (state, metrics)` runs at most `most` updates; each metric has one value per update."""
@@ -39,6 +46,7 @@ class Program:
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
+        placed: how the run is divided over devices.
     """
 
     train: Train
@@ -47,20 +55,15 @@ class Program:
     updates = 1  # of the next call, which takes about `SECONDS`
 
     def __post_init__(self) -> None:
-        _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
-
-    @functools.cached_property
-    def placed(self) -> Placement:
-        """How the run is divided over devices."""
-        return placement(self.train, self.options)
+        self.placed = placement(self.train, self.options)
+        self._keys = seed_keys(self.seed, self.options.num_seeds)
+        self._rows = min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         function: Callable[..., Any] = self.train.compiled_init
         given, kind = self._keys, "keys"
         if restored is not None:
-            if self.train.rollout.restart is None:
-                return self.placed.put(restored)
             function, given, kind = self.train.continued, restored, "state"
         begin = self.placed.jit(vmap_over_seeds(function, self.options.num_seeds), (kind,), "state")
         with host_errors():
@@ -129,14 +132,6 @@ class Program:
 
         return self.placed.jit(play, ("keys", "state", "number"), "episodes")
 
-    @property
-    def _rows(self) -> int:
-        return min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
-
-    @functools.cached_property
-    def _keys(self) -> jax.Array:
-        return seed_keys(self.seed, self.options.num_seeds)
-
 
 def compiler_options() -> dict[str, Any]:
     """Return the options of `jax.jit` with which runs are compiled.
@@ -146,6 +141,31 @@ def compiler_options() -> dict[str, Any]:
     """
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]
     return {"xla_backend_optimization_level": 2} if by_default else {}
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win.
+
+    JAX neither keeps programs that call the host (environments on the host), nor writes programs in other processes
+    than the first of a distributed run.
+    """
+    settings = jax.config.values
+    if settings["jax_compilation_cache_dir"] is not None or not settings["jax_enable_compilation_cache"]:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo_parts" / "jax"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it: nobody else may write there
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        logger.warning(
+            f"compiled programs are not kept: {error}; XDG_CACHE_HOME is the folder for them, and "
+            "JAX_ENABLE_COMPILATION_CACHE=0 keeps none"
+        )
+        return
+    require_package("filelock", "train")  # with which JAX limits the size, and several processes share the folder
+    options = {"persistent_cache_min_compile_time_secs": 0.0, "compilation_cache_max_size": CACHE_LIMIT}
+    for name, value in {"compilation_cache_dir": str(folder), **options}.items():
+        if f"JAX_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_{name}", value)
 
 
 AXIS = "devices"
@@ -177,9 +197,6 @@ class Placement(NamedTuple):
             whole = NamedSharding(self.mesh, PartitionSpec())
             options["out_shardings"] = jax.tree.map(lambda kind: self.state if kind == "state" else whole, result)
         return jax.jit(function, **options)
-
-    def put(self, state: Any) -> Any:
-        return state if self.mesh is None else jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:
         """Return arrays as each process can read them; all processes of the run must call this."""

@@ -16,6 +16,7 @@ from ._config import RunOptions
 from ._evaluate import EVALUATION
 from ._files import Row
 from ._folder import RunWriter
+from ._statistics import finite_mean
 from ._train import NONFINITE, Train
 
 OnRows = Callable[[list[Row]], object]
@@ -63,9 +64,8 @@ def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRo
     with require_package("tqdm", "train").tqdm(**counts, unit="step", unit_scale=True, disable=hidden) as bar:
 
         def show(rows: list[Row]) -> None:
-            returns = np.asarray([row["episode_return"] for row in rows], float)
-            if np.isfinite(returns).any():
-                bar.set_postfix_str(f"return {np.nanmean(returns):.6g}")
+            if np.isfinite(mean := finite_mean([row["episode_return"] for row in rows])):
+                bar.set_postfix_str(f"return {mean:.6g}")
             bar.update(len(rows) * steps)
 
         yield show
@@ -95,13 +95,10 @@ def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Ro
             number = row["update"] + 1
             if not (number % every == 0 or number == train.num_updates or any(x.startswith(EVALUATION) for x in row)):
                 continue
-            known = np.isfinite(seconds)
-            numbers = {"time/steps_per_second": steps / float(np.mean(seconds, where=known))} if known.any() else {}
-            for name in {name for row in record for name in row} - {"update", "env_steps"}:
-                x = np.concatenate([np.ravel(np.asarray(row.get(name, np.nan), float)) for row in record])
-                if np.isfinite(x).any():
-                    numbers[tag(name)] = float(np.mean(x, where=np.isfinite(x)))
-            write(dict(sorted(numbers.items())), row["env_steps"])
+            numbers = {"time/steps_per_second": steps / finite_mean(seconds)}
+            for name in set().union(*record) - {"update", "env_steps"}:
+                numbers[tag(name)] = finite_mean([row[name] for row in record if name in row])
+            write({name: x for name, x in sorted(numbers.items()) if np.isfinite(x)}, row["env_steps"])
             record.clear()
             seconds.clear()
 

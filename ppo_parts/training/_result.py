@@ -155,7 +155,6 @@ def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
     """Yield axes over environment steps, and write the picture of what was drawn in them."""
     check_picture(path)
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
-    require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     axes = figure.subplots()
     yield axes
     if axes.get_legend_handles_labels()[0]:

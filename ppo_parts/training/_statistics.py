@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from ..functional._common import is_real
+
+
+def finite_mean(x: Any) -> float:
+    """Compute the mean of the numbers that are finite; NaN without any."""
+    x = np.asarray(x, float)
+    known = np.isfinite(x)
+    return float(np.mean(x, where=known)) if known.any() else np.nan
 
 
 def iqm(x: np.ndarray) -> float:
@@ -37,14 +45,13 @@ def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))
 
 
+@checked
 def bootstrap(
     x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: int = 5000
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds."""
     x, samples = _numbers("bootstrap", x), check_count("bootstrap", "samples", samples)
     check_number("bootstrap", "level", level, 0, 1, open_low=True, schedule=False)
-    if not callable(statistic):
-        raise UserTypeError(f"must be a function, got {statistic!r}", where="bootstrap", argument="statistic")
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
     if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppo_parts import Policy, distributions, envs, networks, training
+from ppo_parts import Policy, distributions, envs, export, networks, training
 from ppo_parts._core.policy import apply_policy
-from ppo_parts.commands import export
 from ppo_parts.errors import UserValueError
 from tests.commands import recipe
 from tests.networks.test_flax_networks import asymmetric
@@ -45,6 +44,8 @@ POLICIES = {  # an environment, a network, and how many observations are compare
     },
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}, 10_000),
     "pixels": (frames, {"features": 64}, 100),
+    "privileged": (lambda: envs.normalize_observation(asymmetric()), {"hidden": (4,)}, 100),  # only the critic sees it
+    "choices": (lambda: recipe.walk()._replace(action_space=envs.MultiDiscrete((2, 3))), {"hidden": (16,)}, 100),
 }
 
 
@@ -55,15 +56,11 @@ def test_models_equal_jax(name):
     train, state = trained(env, network(env, **layers))
     model = export.to_onnx(train, state, {"env_id": name})
     assert [(x.key, x.value) for x in model.metadata_props] == [("env_id", name)]
+    carry = [f"carry_{i}" for i in range({"mingru": 1, "lru": 2}.get(name, 0))]
+    parameters = ["loc", "scale"] if name == "squashed" else ["logits"]
+    assert [x.name for x in model.graph.input] == ["obs", *carry]
+    assert [x.name for x in model.graph.output] == ["action", *parameters, *(f"next_{x}" for x in carry)]
     assert export.largest_difference(model, train, state, number) < 1e-6
-
-
-def test_what_only_the_critic_sees_is_not_an_input():
-    env = envs.normalize_observation(asymmetric())
-    train, state = trained(env, networks.actor_critic(env, hidden=(4,)))
-    model = export.to_onnx(train, state)
-    assert [x.name for x in model.graph.input] == ["obs"]
-    assert export.largest_difference(model, train, state, 100) < 1e-6
 
 
 def session_of(model):
@@ -147,14 +144,6 @@ def test_networks_of_other_libraries_are_translated():
     policy = Policy(lambda key: jax.random.normal(key, (2, 6, 3)), evaluate)
     train, state = trained(env, policy)
     assert export.largest_difference(export.to_onnx(train, state), train, state) < 5e-6
-
-
-def test_logits_of_several_choices_are_those_of_all():
-    env = recipe.walk()._replace(action_space=envs.MultiDiscrete((2, 3)))
-    train, state = trained(env, networks.actor_critic(env, (16,)))
-    model = export.to_onnx(train, state)
-    assert [output.name for output in model.graph.output] == ["action", "logits"]
-    assert export.largest_difference(model, train, state, 100) < 1e-6
 
 
 def test_what_cannot_be_exported_is_named():

@@ -1,6 +1,7 @@
 """What is done with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -13,8 +14,7 @@ import pytest
 from PIL import Image
 
 import ppo_parts
-from ppo_parts import envs, training
-from ppo_parts.commands import compare, evaluate, export, watch
+from ppo_parts import compare, envs, evaluate, export, training, watch
 from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
@@ -43,7 +43,9 @@ def bare(folder, tmp_path):
 
 def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     """Also if the recipe was run as a command: then by the name to import it by."""
-    assert json.loads((folder / "config.json").read_text())["recipe"] == "tests.commands.recipe"
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["recipe"] == "tests.commands.recipe"
+    assert stored["run"]["checkpoint_every"] is stored["run"]["log_every"] is None  # fractions also of a longer run
     run = training.load(folder)
     assert run.config == recipe.Config()
     assert run.update == run.train.num_updates == 2
@@ -52,7 +54,9 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert recipe_of(config) == "__main__"  # a console
     main.__file__ = "/somewhere/mine.py"
-    assert recipe_of(config) == "mine"
+    own = functools.partial(cleanrl_ppo.make_train, env=None)  # whose arguments the program has
+    assert recipe_of(config) == recipe_of(own) == "mine"
+    assert recipe_of(functools.partial(cleanrl_ppo.make_train)) == cleanrl_ppo.__name__
     main.__spec__ = types.SimpleNamespace(name="ppo_parts.recipes.cleanrl_ppo")
     assert recipe_of(config) == "ppo_parts.recipes.cleanrl_ppo"
 
@@ -70,22 +74,18 @@ COMMANDS = {"evaluate": evaluate.main, "watch": watch.main, "export": export.mai
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("module", "env_id", "named"),
     [
-        ({"recipe": "spy"}, "the recipe spy"),
-        ({"recipe": "spy.recipes"}, "the recipe spy.recipes"),
-        ({"recipe": "ppo_parts.recipes_of.spy"}, "the recipe ppo_parts.recipes_of.spy"),
-        ({"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:spy:Env-v0"}, "the environment gym:spy:Env-v0"),
-        (
-            {"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:A-v0,env_id='spy:B-v0'"},
-            "the environment gym:A-v0,env_id",
-        ),
+        ("spy", "CartPole-v1", "the recipe spy"),
+        ("spy.recipes", "CartPole-v1", "the recipe spy.recipes"),
+        ("ppo_parts.recipes_of.spy", "CartPole-v1", "the recipe ppo_parts.recipes_of.spy"),
+        ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
+        ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
     ],
 )
-def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, changes, named):
+def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, module, env_id, named):
     """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
-    config = dataclasses.asdict(cleanrl_ppo.Config(env_id=changes.pop("env_id", "CartPole-v1")))
-    path = bare(**changes, config=config)
+    path = bare(recipe=module, config=dataclasses.asdict(cleanrl_ppo.Config(env_id=env_id)))
     for place in (path, path / "recipes_of"):
         place.mkdir(exist_ok=True)
         (place / "spy.py").write_text("print('imported')")
@@ -96,7 +96,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
     for command in COMMANDS.values():
         with pytest.raises(SystemExit, match=f"^error: {says}"):
             command([str(path)])
-    recipe = {} if "spy" in changes["recipe"] else {"make_train": cleanrl_ppo.make_train}
+    recipe = {} if "spy" in module else {"make_train": cleanrl_ppo.make_train}
     with pytest.raises(UserValueError, match=says):
         training.load(path, **recipe)
     if recipe:
@@ -108,27 +108,19 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
         with pytest.raises((SystemExit, UserValueError, ModuleNotFoundError)):
             training.load(path, **recipe, trust=True)
         assert "imported" in capsys.readouterr().out
-    for module in ("spy", "ppo_parts.recipes_of.spy", "ppo_parts.recipes_of"):
-        sys.modules.pop(module, None)
+    for name in ("spy", "ppo_parts.recipes_of.spy", "ppo_parts.recipes_of"):
+        sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("flag", ["--json", "--output"])
-def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, flag, monkeypatch):
+def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, monkeypatch):
     """And nothing is left beside it."""
-    extension = "json" if flag == "--json" else "gif"
-    (tmp_path / f"there.{extension}").mkdir()
-    monkeypatch.setattr("ppo_parts.commands._shared.load", lambda *args, **given: pytest.fail("loaded"))
-    commands = [evaluate.main, compare.main] if flag == "--json" else [watch.main, export.main, compare.main]
-    for command in commands:
-        for path, says in (
-            (tmp_path / f"there.{extension}", "Is a directory"),
-            (tmp_path / f"no/x.{extension}", "there is no such folder"),
-        ):
-            given = path.with_suffix(".png") if command is compare.main and flag == "--output" else path
-            if "there" in path.name:
-                given.mkdir(exist_ok=True)
+    monkeypatch.setattr("ppo_parts._commands.load", lambda *args, **given: pytest.fail("loaded"))
+    outputs = [(watch, "--output", "x.gif"), (export, "--output", "x.onnx"), (compare, "--output", "x.png")]
+    for command, flag, name in (*outputs, (evaluate, "--json", "x.json"), (compare, "--json", "x.json")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for path, says in ((tmp_path / name, "Is a directory"), (tmp_path / "no" / name, "there is no such folder")):
             with pytest.raises(SystemExit, match=f"^error: .*: {says}"):
-                command([str(folder), flag, str(given)])
+                command.main([str(folder), flag, str(path)])
     assert not list(tmp_path.rglob("*tmp*"))
 
 
@@ -159,11 +151,9 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
                 command([str(folder), "--recipe", name])
     with pytest.raises(SystemExit, match="no checkpoint in"):  # so that its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
-    changed = bare(
-        recipe="ppo_parts.recipes.cleanrl_ppo", config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk"))
-    )
+    bare(recipe=cleanrl_ppo.__name__, config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
     with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): name the module .* --recipe my_module"):
-        evaluate.main([str(changed)])
+        evaluate.main([str(path)])
 
 
 # Evaluate.
@@ -193,6 +183,11 @@ def test_one_seed_has_an_interval_over_its_episodes():
     assert "over episodes" in evaluate.describe(result)
     agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
     assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
+    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # what comes after the seeds is one sample
+    seeds.episode_return[1] *= 3
+    result = evaluate.summarize(seeds)
+    assert result["episode_return"]["per_seed"] == [5.0, 15.0]
+    assert (result["episode_length"], result["terminated"], result["truncated"]) == (7.0, 8, 0)
 
 
 def test_commands_end_with_one_sentence(folder, capsys):
@@ -265,24 +260,23 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
 
 
 def test_compare_refuses_what_cannot_be_compared(tmp_path):
-    a, b = written(tmp_path / "a", 2, 1.0), written(tmp_path / "b", 1, 1.0, seed=2, env_id="run")
-    with pytest.raises(SystemExit, match=r"runs of different environments cannot be compared: .*a: walk, .*b: run"):
-        compare.main([str(a), str(b)])
-    with pytest.raises(UserValueError, match="two runs have the same seed"):
-        compare.read_curve("a", [a, a])
-    with pytest.raises(UserValueError, match="no update has won; there are env_steps, episode_return, update"):
-        compare.read_curve("a", [a], "won")
-    with pytest.raises(UserValueError, match=r"no update has evaluation/won; .*; evaluations .* need --eval-every"):
-        compare.read_curve("a", [a], "evaluation/won")
-    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the extension of an image format: .*\.png"):
-        compare.main([str(a), "--output", "x.foo"])
-    (a / "metrics.jsonl").write_bytes(b"")
-    with pytest.raises(UserValueError, match="there are no metrics yet"):
-        compare.read_curve("a", [a])
+    a, b = (str(written(tmp_path / x, 2, 1.0, seed=seed, env_id=x)) for seed, x in ((1, "a"), (3, "b")))
+    none, part = (str(written(tmp_path / x, 1, 1.0)) for x in ("none", "part"))
     row = {"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}
-    (a / "metrics.jsonl").write_bytes(lines_of([row]))
-    with pytest.raises(UserValueError, match="has not been measured in every seed"):
-        compare.read_curve("a", [a])
+    for path, rows in ((none, []), (part, [row])):
+        (Path(path) / "metrics.jsonl").write_bytes(lines_of(rows))
+    for argv, says in (
+        ([a, b], "runs of different environments cannot be compared: .*a: a, .*b: b"),
+        ([f"x={a},{b}"], "x: the runs use several environments, a, b"),
+        ([f"x={a},{a}"], "two runs have the same seed"),
+        ([a, "--metric", "won"], "no update has won; there are env_steps, episode_return, update"),
+        ([a, "--metric", "evaluation/won"], "no update has evaluation/won; .*; evaluations .* need --eval-every"),
+        ([a, "--output", "x.foo"], r"x\.foo must end with the extension of an image format: .*\.png"),
+        ([none], "there are no metrics yet"),
+        ([part], "has not been measured in every seed"),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: .*{says}"):
+            compare.main(argv)
 
 
 # Watch.

@@ -13,7 +13,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._folder import RunFolder, best_checkpoint
+from ppo_parts.training._folder import RunFolder
 from tests.common import assert_same
 from tests.runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 
@@ -132,8 +132,10 @@ def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train,
 
     def best(checkpoints, window=1, mode="max"):
         options = training.RunOptions(best_metric="x", best_mode=mode)
-        values = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
-        return best_checkpoint(values, checkpoints, options, num_updates=10 * window)
+        run = RunFolder(folder, {"num_updates": 10 * window}, options)
+        run.judged = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
+        run.checkpoints.steps = lambda: checkpoints
+        return run.best()
 
     assert best(range(1, 7)) == (2, 5.0)
     assert best([1, 3, 4, 6]) == (4, 3.0)  # the first of two, and nothing at 3

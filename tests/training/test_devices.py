@@ -1,13 +1,11 @@
 """Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
 
-import contextlib
 import functools
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from tests.commands import recipe
 from tests.common import alone, assert_same
-from tests.runs import checkpoint, go, rows, tiny
+from tests.runs import ByTwos, checkpoint, go, rows, tiny
 from tests.training.test_cli import reached
 
 CONFIG = tiny(6 * 2, num_envs=8, num_steps=4, num_minibatches=1, shards=4)
@@ -31,18 +29,9 @@ def close(some, others):
             np.testing.assert_allclose(one[name] or 0, other[name] or 0, 1e-4, 1e-5, err_msg=name)
 
 
-@contextlib.contextmanager
-def compiled_programs():
-    """Yield a list of the programs of updates that are compiled meanwhile."""
-    programs, compile = [], jax.stages.Lowered.compile
-
-    def remembered(lowered, *args, **options):
-        programs.append(compile(lowered, *args, **options))
-        return programs[-1]
-
-    jax.stages.Lowered.compile = remembered
-    yield programs
-    jax.stages.Lowered.compile = compile
+def last_program():
+    """The last program of updates that was compiled."""
+    return [*ByTwos.programs.values()][-1]
 
 
 def check_environments(place):
@@ -51,11 +40,9 @@ def check_environments(place):
     run = functools.partial(go, cleanrl_ppo.make_train(CONFIG, env), place, config=CONFIG, eval_episodes=3)
     expected, result = run("one")
     several = Path(shutil.copytree(expected, place / "several"))
-    with compiled_programs() as programs:
-        _, other = run(None, resume=several, checkpoint=4, num_devices=4)
-    (program,) = programs
-    assert "all-reduce(" in program.as_text()
-    assert "all-gather(" not in program.as_text()
+    _, other = run(None, resume=several, checkpoint=4, num_devices=4)
+    assert "all-reduce(" in last_program().as_text()
+    assert "all-gather(" not in last_program().as_text()
     close(rows(several), rows(expected))
     found, whole = checkpoint(several), checkpoint(expected)
     assert found.keys() == whole.keys()
@@ -70,10 +57,8 @@ def check_seeds(place):
     config = recipe.Config()
     run = functools.partial(go, recipe.make_train(config), place, config=config, num_seeds=4)
     expected, _ = run("one")
-    with compiled_programs() as programs:
-        several, _ = run("several", num_devices=2)
-    (program,) = programs
-    assert collectives(program) == []
+    several, _ = run("several", num_devices=2)
+    assert collectives(last_program()) == []
     assert rows(several) == rows(expected)
     assert_same(checkpoint(several), checkpoint(expected))
 

@@ -1,26 +1,32 @@
-"""Two processes on this machine train together: the rows of one, one signal stops both, and a loss is noticed."""
+"""Runs in processes of their own: one that is killed again and again, and two that train together."""
 
 import json
 import os
+import random
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from tests.runs import ROOT, logged, rows, steps
+from tests.common import assert_same
+from tests.runs import ROOT, STEPS_PER_UPDATE, assert_same_run, checkpoint, logged, rows, steps
 
 pytestmark = pytest.mark.slow
-SIZES = "--total-timesteps 1e8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --shards 2"
-QUIET = "--no-progress --no-tensorboard --checkpoint-every 1000000 --checkpoint-minutes 600"
+KILLS, UPDATES_PER_LIFE = 20, 60
+SIZES = "--num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --no-tensorboard "
+KILLED = "--num-envs 2 --log-every 5 --eval-every 20 --eval-episodes 2 --best-metric evaluation/episode_return "
+TOGETHER = "--num-envs 8 --shards 2 --total-timesteps 1e8 --checkpoint-every 1000000 --checkpoint-minutes 600 "
 HEARTBEAT = 10
 
 
 def started(processes, place, *argv):
-    """The recipe in one or several processes, as torchrun starts them."""
+    """The recipe in one or several processes, as torchrun starts them; `output` has what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1] - 1
@@ -38,17 +44,71 @@ def started(processes, place, *argv):
     return found
 
 
-def wait_for(condition, processes, place, seconds=300):
+def output(place, rank=0):
+    return (place / f"log{rank}").read_text()
+
+
+def wait_for(condition, processes, place, seconds=300, pause=0.2):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
-        assert all(process.poll() is None for process in processes), (place / "log0").read_text()
-        time.sleep(0.2)
+        assert all(process.poll() is None for process in processes), output(place)
+        time.sleep(pause)
+
+
+def complete(folder):
+    """Numbers of the complete checkpoints."""
+    return [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdecimal()]
+
+
+def half_written(folder):
+    """Return whether an incomplete checkpoint is later than all complete ones; an earlier one was being removed."""
+    partial = [int(path.name.partition(".")[0]) for path in (folder / "checkpoints").glob("*.orbax-checkpoint-tmp*")]
+    return max(partial, default=0) > max(complete(folder), default=0)
+
+
+def test_kill_twenty_times_ends_the_same(tmp_path):
+    def finish(*argv):
+        (process,) = started(1, tmp_path, *argv)
+        assert process.wait() == 0, output(tmp_path)
+
+    rng, folder, moments = random.Random(0), tmp_path / "run", Counter()
+    total = f"--total-timesteps {(KILLS + 2) * UPDATES_PER_LIFE * STEPS_PER_UPDATE} --directory {tmp_path} --name"
+    command = (SIZES + KILLED + total).split()
+    finish(*command, "whole", "--checkpoint-every", "50")
+    for number in range(KILLS):
+        writing = rng.random() < 0.7
+        resumed = ["--resume", str(folder)] if (folder / "config.json").exists() else [*command, "run"]
+        every = "1" if writing else "50"  # so that most of the time goes into checkpoints, or into updates
+        before, latest = logged(folder), max(complete(folder), default=0)
+        (process,) = started(1, tmp_path, *resumed, "--checkpoint-every", every)
+        if number % 10 == 9:
+            time.sleep(rng.uniform(0, 8))  # it is still starting
+        else:
+            goal = before + rng.randrange(1, UPDATES_PER_LIFE)
+            wait_for(lambda goal=goal: logged(folder) >= goal, [process], tmp_path, pause=0.0005)
+            if writing:
+                wait_for(lambda: half_written(folder), [process], tmp_path, pause=0.0005)
+            time.sleep(rng.uniform(0, 0.01))
+        assert process.poll() is None, output(tmp_path)
+        process.kill()
+        process.wait()
+        from_update = re.search(r"environment steps(?:, from update (\d+))?\n", output(tmp_path))
+        assert from_update is None or int(from_update[1] or 0) == latest
+        moments["checkpoint" if half_written(folder) else "update" if logged(folder) > before else "start"] += 1
+        assert not complete(folder) or checkpoint(folder)  # as orbax alone reads it
+    finish("--resume", str(folder), "--checkpoint-every", "50")
+    assert_same_run(folder, tmp_path / "whole")
+    best = json.loads((folder / "result.json").read_text())["best"]["update"]
+    assert_same(*(checkpoint(tmp_path / name, best) for name in ("run", "whole")))
+    assert moments["checkpoint"] >= 10
+    assert moments["update"] >= 1
 
 
 def test_two_processes(tmp_path):
+    """The rows of one; one signal stops both; and a loss is noticed."""
     folder, alone = tmp_path / "two", tmp_path / "one"
-    new = [*SIZES.split(), *QUIET.split(), "--directory", str(tmp_path), "--name"]
+    new = f"{SIZES}{TOGETHER}--directory {tmp_path} --name".split()
 
     one = started(1, tmp_path, *new, "one")
     wait_for(lambda: logged(alone) > 20, one, tmp_path)
@@ -89,8 +149,7 @@ def rows_after_loss(folder, saved, place, victim, signal_number, sentence):
         for process in two:
             process.kill()
             process.wait()
-    text = (place / f"log{survivor}").read_text()
-    assert time.monotonic() - began < 2 * HEARTBEAT, text
-    assert sentence in text
+    assert time.monotonic() - began < 2 * HEARTBEAT, output(place, survivor)
+    assert sentence in output(place, survivor)
     whole = (folder / "metrics.jsonl").read_text().splitlines()[: saved + 20]  # the last one may have been cut off
     return list(map(json.loads, whole))

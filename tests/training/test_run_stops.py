@@ -1,16 +1,25 @@
-"""What ends a run early: signals, of which the first saves, and a function of the user's that gets its rows."""
+"""What ends a run early: signals, a function of the user's, hosts that fail, and non-finite numbers."""
 
+import dataclasses
+import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppo_parts import training
-from ppo_parts.training import _processes
+from ppo_parts import envs, training
+from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _processes, _run
+from ppo_parts.training._folder import RunFolder
 from ppo_parts.training._processes import Interrupt
-from tests.runs import EVALUATED, acting, assert_same_run, checkpoint, go, rows, steps
+from tests.common import assert_same
+from tests.envs.test_host_envs import Scripted, host
+from tests.runs import EVALUATED, acting, assert_same_run, checkpoint, go, rows, steps, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +30,22 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_signal_saves_first(train, whole, tmp_path, capsys):
-    number = signal.SIGTERM
-    before = signal.getsignal(number)
-    folder, result = go(train, tmp_path, "run", program=acting(6, lambda: signal.raise_signal(number)))
-    assert signal.getsignal(number) is before
-    assert (result["interrupted_by"], result["env_steps"]) == ("SIGTERM", 6 * 16)
+@pytest.mark.parametrize(("by", "reason"), [("SIGTERM", None), ("StopRun", "enough")])
+def test_a_run_that_is_asked_to_stop_is_saved_first(train, whole, tmp_path, capsys, by, reason):
+    def stop(new):
+        if new[-1]["update"] >= 5:
+            raise training.StopRun("enough")
+
+    before = signal.getsignal(signal.SIGTERM)
+    how = {"on_rows": stop} if reason else {"program": acting(6, lambda: signal.raise_signal(signal.SIGTERM))}
+    folder, result = go(train, tmp_path, "run", **how)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (result["interrupted_by"], result.get("reason"), result["env_steps"]) == (by, reason, 6 * 16)
     assert int(checkpoint(folder)["step"]) == 6
     assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
     assert not (folder / "result.json").exists()
     folder, result = go(train, None, "", resume=folder, eval_episodes=3)
-    assert "interrupted_by" not in result
+    assert not {"interrupted_by", "reason"} & result.keys()
     assert_same_run(folder, whole[0])
 
 
@@ -56,18 +70,19 @@ def test_signal_again_ends_the_process(monkeypatch):
     assert interrupt.asked == "SIGINT"
 
 
-@pytest.mark.parametrize("name", _processes.STOP)
-def test_signals_that_stop(name):
-    with Interrupt() as interrupt:
-        signal.raise_signal(signal.Signals[name])
-    assert interrupt.asked == name
-
-
-def test_signal_that_nohup_ignores_stays_ignored():
+def test_signals_that_stop():
+    """Not the one that nohup ignores; and a handler that Python did not set is replaced by the default."""
+    for name in _processes.STOP:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.Signals[name])
+        assert interrupt.asked == name
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGHUP)
     assert not interrupt.asked
+    interrupt._before = {signal.SIGHUP: None}
+    interrupt.__exit__()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_signal_while_processes_agree_counts_in_the_next_call(monkeypatch):
@@ -93,20 +108,6 @@ def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
         assert {name: None if np.isnan(x) else x for name, x in mine.items()} == written
 
 
-def test_on_rows_may_stop_the_run_which_is_saved_first(train, whole, tmp_path, capsys):
-    def stop(new):
-        if new[-1]["update"] >= 5:
-            raise training.StopRun("enough")
-
-    folder, result = go(train, tmp_path, "run", on_rows=stop)
-    assert (result["interrupted_by"], result["reason"], result["env_steps"]) == ("StopRun", "enough", 6 * 16)
-    assert int(checkpoint(folder)["step"]) == 6
-    assert "interrupted after update 6 of 12" in capsys.readouterr().out
-    folder, result = go(train, None, "", resume=folder, eval_episodes=3)
-    assert "reason" not in result
-    assert_same_run(folder, whole[0])
-
-
 def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
     def fail(new):
         if new[-1]["update"] == 5:
@@ -117,3 +118,120 @@ def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
     assert steps(tmp_path / "run") == [4, 6]
     folder, _ = go(train, None, "", resume=tmp_path / "run")
     assert_same_run(folder, whole[0])
+
+
+crash = SimpleNamespace(steps_left=np.inf)
+
+
+@pytest.fixture(scope="module")
+def host_train():
+    """Episodes of seven steps, each of which is paid 1."""
+
+    def act(env):
+        crash.steps_left -= 1
+        if crash.steps_left == 0:
+            raise RuntimeError("the simulator crashed")
+
+    env = host(*[lambda: Scripted(7, reward=1.0, act=act)] * 2)
+    return cleanrl_ppo.make_train(tiny(), env=envs.prepare(env, normalize=True, gamma=0.99))
+
+
+def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_train, tmp_path, capsys):
+    def stop(new):
+        if new[-1]["update"] >= 3:
+            raise training.StopRun("enough")
+
+    folder, _ = go(host_train, tmp_path, "run", on_rows=stop, eval_episodes=2)
+    done = len(rows(folder))
+    assert 4 <= done < host_train.num_updates
+    stopped = RunFolder(folder).restore(host_train)[1]
+    folder, result = go(host_train, None, "", resume=folder, eval_episodes=2)
+    assert "no checkpoint can store them: new episodes begin" in capsys.readouterr().out
+    assert [row["update"] for row in rows(folder)] == list(range(host_train.num_updates))
+    assert result["evaluation"]["episode_return"]["mean"] == 7
+    final = RunFolder(folder).restore(host_train)[1]
+    before, after = (int(state.rollout.env_state.inner.moments.seen) for state in (stopped, final))
+    assert before == 2 * (done * 8 + 1)  # the observations of the reset, and of each step
+    assert after == 2 * (host_train.num_updates * 8 + 2)  # statistics go on after a second reset
+
+
+def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch):
+    monkeypatch.setattr(crash, "steps_left", 7 * host_train.steps_per_update + 3)
+    with pytest.raises(RuntimeError, match=r"^the simulator crashed$"):
+        go(host_train, tmp_path, "run")
+    folder = tmp_path / "run"
+    recorded = len(rows(folder))
+    assert recorded == 6  # two updates in each call; a checkpoint is due after every fourth
+    assert RunFolder(folder).checkpoints.steps()[-1] == recorded  # saved because of the error
+    go(host_train, None, "", resume=folder)
+    assert len(rows(folder)) == host_train.num_updates
+    assert json.loads((folder / "result.json").read_text())
+
+
+def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_path, capsys):
+    """In step 20, in update 2, the reward is not a number, which could spoil statistics of endless episodes.
+
+    The update changes nothing, and is counted; all that is kept is finite.
+    """
+
+    def step(key, time, action):
+        return envs.Step(time + 1, jax.random.normal(key, (3,)), jnp.where(time == 20, jnp.nan, 1.0), terminated=False)
+
+    reset = lambda key: (jnp.int32(0), jax.random.normal(key, (3,)))  # noqa: E731
+    env, config = envs.auto_reset(reset, step, envs.Box((3,)), envs.Discrete(2)), tiny(6)
+    train = cleanrl_ppo.make_train(config, envs.prepare(env, normalize=True, gamma=config.gamma))
+    message = (
+        r"^update 3: non-finite numbers arose first in reward \(2 elements\), then in .*"
+        r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        go(train, tmp_path, "run", config, log_every=6, checkpoint_every=1)
+    assert [row["nonfinite/reward"] for row in rows(tmp_path / "run")] == [0, 0, 2]
+    options = {"on_nonfinite": "skip", "checkpoint_every": 1, "keep_checkpoints": None}
+    folder, result = go(train, None, "", config, resume=tmp_path / "run", **options)
+    found = rows(folder)
+    assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
+    assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
+    kept = {name: x for name, x in checkpoint(folder).items() if "episode_return" not in name}
+    assert all(np.isfinite(x).all() for x in kept.values() if np.issubdtype(np.asarray(x).dtype, np.floating))
+    assert (result["skipped_minibatches"], result["skipped_share"]) == (2, 1 / 6)
+    assert "2 minibatches (17%) had no effect" in capsys.readouterr().out
+    before, after = (
+        {name: x for name, x in checkpoint(folder, step).items() if name.startswith("learner")} for step in (2, 3)
+    )
+    assert (before.pop("learner.step"), after.pop("learner.step")) == (2, 3)
+    assert_same(before, after)
+
+
+def test_nonfinite_parameters_are_never_saved(train, tmp_path):
+    """Finite gradients can lead to them, as with Adam and eps = 0."""
+
+    def update(key, state, batch):
+        new, metrics = train.learner.update(key, state, batch)
+        poison = jnp.where(state.step == 5, jnp.nan, 0.0)
+        return new._replace(params=jax.tree.map(lambda x: x + poison, new.params)), metrics
+
+    poisoned = dataclasses.replace(train, learner=train.learner._replace(update=update))
+    message = (
+        r"^update 6: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        go(poisoned, tmp_path, "run", checkpoint_every=2)
+    assert steps(tmp_path / "run") == [2, 4]
+    assert [row["nonfinite/parameters"] > 0 for row in rows(tmp_path / "run")] == [False] * 5 + [True]
+
+
+def test_nonfinite_report_is_of_the_first_update():
+    """What follows from it comes later, and would be listed as the cause in a sum over updates."""
+    measured = {
+        "loss": np.zeros((4, 2)),
+        "nonfinite/reward": np.zeros((4, 2), int),
+        "nonfinite/log_prob": np.array([[0, 0], [0, 0], [0, 16], [0, 16]]),
+        "nonfinite/gradient": np.array([[0, 0], [0, 1], [0, 4], [0, 4]]),
+    }
+    first, text = _run.first_nonfinite(measured)
+    assert first == 1
+    assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    assert _run.first_nonfinite(measured | {"population/parent": np.zeros((4, 2))})[1].startswith(" (member 1 of 2")
+    assert _run.first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
+    assert _run.first_nonfinite({"loss": np.zeros(3)}) is None

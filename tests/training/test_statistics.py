@@ -54,11 +54,6 @@ def test_statistics_interquartile_mean_and_intervals():
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
 
 
-def refused(function, name):
-    with pytest.raises((UserValueError, UserTypeError), match=rf"\w+: {name} must "):
-        function()
-
-
 NOT_ONE = (0, -1, True, 1.5, "3", None, float("nan"))  # number of at least 1
 NO_PATH = (None, 3, b"x", ["x"])
 SUMMARIES = (training.iqm, training.bootstrap, training.summary)
@@ -90,7 +85,8 @@ BAD = {
 def test_bad_arguments_of_public_functions_are_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for function in BAD[name]:
-        refused(function, name)
+        with pytest.raises((UserValueError, UserTypeError), match=rf"\w+: {name} must "):
+            function()
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._sweep import objective, sweep
+from ppo_parts.training._search import objective, sweep
 from tests.commands import recipe
 from tests.runs import tiny
 
@@ -95,10 +95,8 @@ def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
 
 
 def test_several_workers_share_a_study(tmp_path):
-    given, colors = (
-        {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12},
-        matplotlib.rcParams["axes.prop_cycle"],
-    )
+    given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
+    colors = matplotlib.rcParams["axes.prop_cycle"]
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
     with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
@@ -121,7 +119,7 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
     stand_in.Trainable = Trainable
     for name in ("ray", "ray.tune"):
         monkeypatch.setitem(sys.modules, name, stand_in)
-    monkeypatch.setattr(training._ray, "keep_compiled_programs", lambda: None)
+    monkeypatch.setattr(training._search, "keep_compiled_programs", lambda: None)
     kind = training.trainable(make_train, Config(), updates=15, num_seeds=2)
     made.clear()
     trial, other = kind({"learning_rate": 0.5, "num_steps": 3}), kind({"learning_rate": 1.5, "num_steps": 3})

@@ -1,4 +1,4 @@
-"""`Train`: a whole run as a pure function of a key."""
+"""`Train`, a whole run as a pure function of a key, and whole episodes with a fixed policy."""
 
 import dataclasses
 
@@ -10,7 +10,9 @@ import pytest
 from ppo_parts import training
 from ppo_parts._base.cpu import sequential_vmap_on_cpu
 from ppo_parts.recipes import cleanrl_ppo
-from tests.runs import UPDATES, rows, tiny
+from tests.common import Categorical, assert_same
+from tests.envs.test_rollout import clock
+from tests.runs import UPDATES, checkpoint, evaluations, rows, scalars, tiny
 
 
 def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):
@@ -61,14 +63,12 @@ def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
 
 
 def test_train_that_cannot_work_fails_when_it_is_made():
-    with pytest.raises(ValueError, match=r"num_minibatches must divide the 16 steps .*, got 3; .* do: 1, 2, 4"):
-        cleanrl_ppo.make_train(tiny(num_minibatches=3))
-    with pytest.raises(ValueError, match=r"total_timesteps must be at least one update, .* 2 \* 8 = 16 steps, got 15"):
-        cleanrl_ppo.make_train(tiny(total_timesteps=15))
-    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
-        cleanrl_ppo.make_train(tiny(num_envs=0))
-    with pytest.raises(TypeError, match=r"num_steps must be a whole number, got 8\.0"):
-        cleanrl_ppo.make_train(tiny(num_steps=8.0))
+    for changes, says in (
+        ({"num_minibatches": 3}, r"num_minibatches must divide the 16 steps .*, got 3; .* do: 1, 2, 4"),
+        ({"total_timesteps": 15}, r"total_timesteps must be at least one update, .* 2 \* 8 = 16 steps, got 15"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cleanrl_ppo.make_train(tiny(**changes))
 
 
 def test_train_traces_one_update_when_it_is_made(monkeypatch):
@@ -81,3 +81,44 @@ def test_train_traces_one_update_when_it_is_made(monkeypatch):
     assert train.shapes[1]["loss"].shape == ()
     jax.eval_shape(lambda key: cleanrl_ppo.make_train(tiny())(key), jax.random.key(0))
     assert traced == [1, 1]
+
+
+def coin(params, batch):
+    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_evaluate_plays_the_whole_first_episode_of_each_environment(kind):
+    played = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4)
+    assert played.episode_return.tolist() == [21.0] * 4  # 0 + 1 + ... + 6
+    assert played.episode_length.tolist() == [7] * 4
+    assert played.terminated.tolist() == [kind == "terminated"] * 4
+    assert played.truncated.tolist() == [kind == "truncated"] * 4
+    cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
+    assert cut.episode_length.tolist() == [5] * 4
+    assert not (cut.terminated | cut.truncated).any()
+    # Environment n ends after n + 2 steps; the short ones would have had more episodes.
+    env = clock(jnp.arange(4) + 2, kind)
+    played = training.evaluate_episodes(env, coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
+    assert played.episode_length.tolist() == [2, 3, 4, 5]
+    assert played.episode_return.tolist() == [1, 3, 6, 10]
+    assert getattr(played, kind).all()
+    with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
+        training.evaluate_episodes(None, coin, jnp.zeros(2), jax.random.key(0), 4)
+
+
+def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
+    folder, result = evaluated
+    found = evaluations(folder)
+    assert list(found) == [5, 10, 12]
+    assert len({tuple(metrics.values()) for metrics in found.values()}) == 3
+    assert_same(checkpoint(folder, 12), checkpoint(whole[0], 12))
+    for mine, alone in zip(rows(folder), rows(whole[0]), strict=True):
+        assert {k: x for k, x in mine.items() if not k.startswith("evaluation/")} == alone
+    final = {name: result["evaluation"][name] for name in ("terminated", "truncated", "episode_length")}
+    final["episode_return"] = result["evaluation"]["episode_return"]["mean"]
+    assert {f"evaluation/{name}": x for name, x in final.items()} == found[12]
+    assert final["terminated"] + final["truncated"] == 5
+    seen = scalars(folder)
+    for name in found[12]:
+        assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name

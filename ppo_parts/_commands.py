@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-from .._base.command_line import positive, seed
-from .._base.errors import UserValueError
-from ..envs._registry import UnknownPrefixError
-from ..training import LoadedRun, load
-from ..training._cli import keep_compiled_programs
-from ..training._messages import printed_messages
-from ..training._recipe import import_recipe
+from ._base.command_line import positive, seed
+from ._base.errors import UserValueError
+from .envs._registry import UnknownPrefixError
+from .training import LoadedRun, load
+from .training._messages import printed_messages
+from .training._program import keep_compiled_programs
+from .training._recipe import import_recipe
 
 
 def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
@@ -23,7 +23,8 @@ def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argpar
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     which = '"latest" (default), "best", or the number of an update'
-    parser.add_argument("--checkpoint", type=_checkpoint, default="latest", help=which)
+    numbered = lambda text: int(text) if text.isdecimal() else text  # noqa: E731 - `load` lists the valid ones
+    parser.add_argument("--checkpoint", type=numbered, default="latest", help=which)
     parser.add_argument("--recipe", help="module with the make_train of the run, instead of the one in config.json")
     imports = "import any recipe, and any environment's module, that config.json names"
     parser.add_argument("--trust", action="store_true", help=imports)
@@ -63,7 +64,3 @@ def state_of_seed(run: LoadedRun, index: int) -> Any:
         raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
     state = jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
     return state.acting
-
-
-def _checkpoint(text: str) -> Literal["latest", "best"] | int:
-    return int(text) if text.isdecimal() else text  # type: ignore[return-value] # `load` lists the valid ones

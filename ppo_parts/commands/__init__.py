@@ -1,1 +1,0 @@
-"""What `python -m ppo_parts.evaluate`, `watch`, `compare`, `export` and `doctor` run."""

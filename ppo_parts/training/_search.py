@@ -1,0 +1,303 @@
+"""Search the hyperparameters of a recipe with Optuna or Ray Tune: `sweep` is the command, the others are functions.
+
+python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
+
+`objective` is for an Optuna study of your own, and `trainable` for searches and schedulers of Ray Tune.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from .._base.doors import check_as, checked
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._base.hyperparameters import check_count
+from ..functional._errors import did_you_mean
+from ._checkpoint import Checkpoints
+from ._config import check_config
+from ._files import plain, write_json, write_whole
+from ._folder import differences, in_json, listed, recipe_of, stored_config
+from ._program import keep_compiled_programs
+from ._recipe import config_type, import_recipe
+from ._statistics import finite_mean
+from ._train import Train, seed_keys
+
+
+def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
+    """Raise unless all names are fields of a configuration."""
+    fields = [field.name for field in dataclasses.fields(config)]
+    for name in names:
+        if name not in fields:
+            hint = did_you_mean(name, fields) or f": its fields are {', '.join(fields)}"
+            raise UserValueError(f"has no field {name!r}{hint}", where=where, argument="config")
+
+
+def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
+    """Raise if a folder has trials of another search, and otherwise record this one in it."""
+    path, now = folder / "search.json", plain({**in_json(config), "num_seeds": num_seeds, "search": search})
+    then = json.loads(path.read_text()) if path.exists() else now
+    if changed := differences(then, now):
+        raise UserValueError(
+            f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
+        )
+    write_json(path, now)
+
+
+def check_metric(where: str, train: Train, metric: str) -> None:
+    """Raise unless the updates of a run have this metric."""
+    if metric not in train.shapes[1]:
+        says = f"must be a metric of the run, got {metric!r}{did_you_mean(metric, train.shapes[1])}"
+        raise UserValueError(says, where=where, argument="metric")
+
+
+def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
+    """Return a function of the fields that a trial changes, which returns its `init` and `advance`.
+
+    That is `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics of
+    shape `[seeds, updates]`. Trials that differ in floats alone share their programs.
+    """
+    keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
+
+    @functools.lru_cache(maxsize=16)
+    def programs(**fixed: Any) -> tuple[Any, Any]:
+        def init(numbers: Any) -> Any:
+            train = make_train(dataclasses.replace(config, **fixed, **numbers))
+            return jax.vmap(train.init)(keys), train.num_updates
+
+        def advance(numbers: Any, state: Any, updates: int) -> Any:
+            step = make_train(dataclasses.replace(config, **fixed, **numbers)).step
+            return jax.vmap(lambda x: jax.lax.scan(lambda x, _: step(x), x, None, length=updates))(state)
+
+        return jax.jit(init), jax.jit(advance, static_argnums=2)
+
+    def of_trial(given: Mapping[str, Any]) -> tuple[Any, Any]:
+        numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
+        init, advance = programs(**{name: x for name, x in given.items() if name not in numbers})
+        return functools.partial(init, numbers), functools.partial(advance, numbers)
+
+    return of_trial
+
+
+def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return for each field of a search the method of Optuna's trials that draws it, and its arguments."""
+    check_fields("sweep", config, search)
+    return {name: _suggestion(name, getattr(config, name), given) for name, given in search.items()}
+
+
+def drawn(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
+    """Draw the fields of a trial of Optuna."""
+    return {name: getattr(trial, how)(name, **given) for name, (how, given) in suggested.items()}
+
+
+def _suggestion(name: str, now: Any, given: Any) -> tuple[str, dict[str, Any]]:
+    entries = set(given) if isinstance(given, Mapping) else set()
+    kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
+    numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"} and not isinstance(now, (bool, str, tuple))
+    if kind != "categorical" and not numeric:
+        says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
+        raise UserValueError(says, where="sweep", argument=name)
+    found: dict[str, Any]
+    try:
+        if kind == "categorical":
+            found = {"choices": [float(x) if isinstance(now, float) else x for x in given["choices"]]}
+        else:
+            found = {at: x if at == "log" else float(x) for at, x in given.items()}  # YAML reads 1e-5 as a word
+        if kind == "int":
+            if not all(float(x).is_integer() for x in found.values()):
+                raise ValueError("must have limits that are whole numbers")
+            found = {at: x if at == "log" else int(x) for at, x in found.items()}
+        distributions = require_package("optuna", "optuna").distributions
+        getattr(distributions, f"{kind.title()}Distribution")(**found)  # raises if its limits cannot be
+    except (TypeError, ValueError) as error:
+        raise UserValueError(f"{error}, got {given!r}", where="sweep", argument=name) from None
+    return f"suggest_{kind}", found
+
+
+@checked
+def objective(
+    make_train: Callable[[Any], Train],
+    config: Any,
+    search: Mapping[str, Any],
+    *,
+    metric: str = "episode_return",
+    num_seeds: int = 1,
+) -> Callable[[Any], float]:
+    """Make the objective of an Optuna study: a run with the hyperparameters of a trial, and its metric at the end.
+
+    A trial reports the metric after each tenth of its updates (rounded down), and a pruner may end it there. Floats are
+    arguments of one compiled program that all trials share; each combination of other values compiles its own. All
+    trials have the same seeds, `config.seed` and those after it: confirm the best trial with others.
+
+    Args:
+        make_train: a recipe's `make_train(config) -> Train`.
+        config: the configuration, whose other fields keep their values.
+        search: for each field the arguments of Optuna's `suggest_float`, `suggest_int` or `suggest_categorical`, such
+            as `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "num_steps": {"choices": [32, 64]}}`.
+        metric: the metric; its value is the mean over the seeds and the updates since the last report.
+        num_seeds: seeds of each trial, trained in one program.
+
+    Returns:
+        `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
+    """
+    optuna = require_package("optuna", "optuna")
+    suggested = suggestions(config, search)
+    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
+    for at in (0, -1):  # raises if one is out of range, before there is a trial
+        train = make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
+    check_metric("objective", train, metric)
+    programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
+
+    def train_and_report(trial: Any) -> float:
+        init, advance = programs(drawn(suggested, trial))
+        (state, updates), value = init(), np.nan
+        each = max(1, int(updates) // 10)
+        for piece in range(int(updates) // each):
+            if piece and trial.should_prune():
+                raise optuna.TrialPruned
+            state, metrics = advance(state, each)
+            if np.isfinite(mean := finite_mean(metrics[metric])):  # otherwise no episode ended; the last value holds
+                trial.report(value := mean, piece)
+        return value
+
+    return train_and_report
+
+
+@checked
+def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: int = 10, num_seeds: int = 1) -> type:
+    """Make a `ray.tune.Trainable` of a recipe, whose trials change fields of its configuration.
+
+    An iteration is `updates` updates. It reports the mean of each metric over them and over the seeds (an earlier one
+    where no value is finite, or NaN), and "updates", their number so far. A trial ends when no whole iteration is left.
+    Floats are arguments of one compiled program, so that population-based training compiles nothing anew; each
+    combination of other values compiles its own.
+
+    Args:
+        make_train: a recipe's `make_train(config) -> Train`.
+        config: the configuration, whose other fields keep their values.
+        updates: updates of an iteration.
+        num_seeds: seeds of each trial, `config.seed` and those after it, trained in one program.
+
+    Returns:
+        The class, for `ray.tune.Tuner`; the keys of its `param_space` are fields of the configuration.
+    """
+    check_count("trainable", "updates", updates)
+    check_count("trainable", "num_seeds", num_seeds)
+    make_train(config)  # raises if it cannot work, before there is a trial
+    base: Any = require_package("ray.tune", "ray").Trainable
+
+    class Trial(base):
+        def setup(self, given: dict[str, Any]) -> None:
+            keep_compiled_programs()  # the processes of trials share them
+            self.programs = trial_programs(make_train, config, num_seeds)
+            self.reset_config(given)
+
+        def reset_config(self, given: dict[str, Any]) -> bool:
+            check_fields("trainable", config, given)
+            check_config(dataclasses.replace(config, **given), where="trainable")
+            self.init, self.advance = self.programs(given)
+            self.begun: Any = None  # a restored trial needs no first state
+            self.done, self.known = 0, dict[str, float]()
+            return True
+
+        def step(self) -> dict[str, Any]:
+            state, total = self.begun or self.init()
+            each = min(updates, int(total))
+            state, metrics = self.advance(state, each)
+            means = {name: finite_mean(x) for name, x in jax.device_get(dict(metrics)).items()}
+            self.known = {name: x if np.isfinite(x) else self.known.get(name, x) for name, x in means.items()}
+            self.begun, self.done = (state, total), self.done + each
+            return {**self.known, "updates": self.done, "done": self.done + each > int(total)}
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            Checkpoints(checkpoint_dir).save(self.done, self.begun)
+
+        def load_checkpoint(self, checkpoint: Any) -> None:
+            self.done, self.begun = Checkpoints(checkpoint).restore(jax.eval_shape(self.init))
+
+    return Trial
+
+
+def sweep(
+    make_train: Callable[[Any], Train], config: Any, given: Mapping[str, Any], folder: Path, num_seeds: int = 1
+) -> dict[str, Any]:
+    """Run the trials of a study that are left, and return how many ended in which way, and the best.
+
+    `given` is `search` of `objective`; "trials", their number, 100 by default; and "engine", "optuna" by default, or
+    "ray" (`sweep_with_ray`). The study is `folder/study.db`, in SQLite: several processes may run its trials at once,
+    and the same command continues it. `best.yaml` has the best values, as options for `--config`; `importance.png`
+    shows how much each hyperparameter decides whether a trial is among the best tenth (PED-ANOVA).
+    """
+    number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
+    check_as("sweep", "engine", engine, Literal["optuna", "ray"])
+    search = {name: x for name, x in given.items() if name not in ("trials", "engine")}
+    if engine == "ray":
+        return sweep_with_ray(make_train, config, search, number, folder, num_seeds)
+    optuna, lock = require_package("optuna", "optuna"), require_package("filelock", "train").FileLock(folder / ".lock")
+    train_and_report = objective(make_train, config, search, num_seeds=num_seeds)
+    folder.mkdir(parents=True, exist_ok=True)
+    waits = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
+    with lock:  # two processes cannot both create the tables
+        check_same_search(folder, config, num_seeds, search)
+        storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=waits)
+        study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
+    ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
+    if (left := number - len(study.get_trials(states=ended))) > 0:
+        study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])
+    result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
+    if result["complete"] < 2:  # nothing to compare
+        return result
+    matplotlib = require_package("matplotlib", "train")
+    matplotlib.use("Agg")
+    silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
+    with lock, silent, matplotlib.rc_context():  # optuna sets a style of its own
+        write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
+        axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
+    return result | {"value": study.best_value, "best": study.best_params}
+
+
+def sweep_with_ray(
+    make_train: Callable[[Any], Train], config: Any, search: Mapping[str, Any], trials: int, folder: Path, seeds: int
+) -> dict[str, Any]:
+    """Run the trials that `sweep` describes in processes of Ray; ASHA ends trials, and a search continues in `folder`.
+
+    Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
+    """
+    tune, draw = require_package("ray.tune", "ray"), functools.partial(drawn, suggestions(config, search))
+    if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
+        make_train = import_recipe(recipe_of(make_train), folder)
+        config = stored_config(config_type(make_train), {"config": in_json(config)})
+    updates = make_train(config).num_updates
+    each = max(1, updates // 10)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_same_search(folder, config, seeds, {**search, "engine": "ray", "trials": trials})
+    kind = trainable(make_train, config, updates=each, num_seeds=seeds)
+    if tune.Tuner.can_restore(path := str(folder.resolve())):
+        tuner = tune.Tuner.restore(path, trainable=kind, restart_errored=True)
+    else:
+        goal = {"metric": "episode_return", "mode": "max"}
+        search_alg = require_package("ray.tune.search.optuna", "ray").OptunaSearch(draw, **goal)
+        scheduler = tune.schedulers.ASHAScheduler(max_t=updates // each)
+        how: Any = {"search_alg": search_alg, "scheduler": scheduler, "num_samples": trials, "reuse_actors": True}
+        where = tune.RunConfig(name=folder.name, storage_path=str(folder.parent.resolve()))
+        tuner = tune.Tuner(kind, tune_config=tune.TuneConfig(**goal, **how), run_config=where)
+    found = tuner.fit()
+    known = [x for x in found if np.isfinite((x.metrics or {}).get("episode_return", np.nan))]
+    complete = sum(x.metrics["updates"] == updates // each * each for x in known)
+    ended = {"complete": complete, "pruned": found.num_terminated - complete, "fail": found.num_errors}
+    if not known:  # all trials failed, or no episode ended
+        return ended
+    best = found.get_best_result()
+    write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(best.config).encode())
+    return {**ended, "value": best.metrics["episode_return"], "best": best.config}
