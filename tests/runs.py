@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ppo_parts.doctor import events_in
+from ppo_parts.commands.doctor import events_in
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import compare, envs, export, training
+from ppo_parts import envs, training
 from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import deferred, require_package
 from ppo_parts.bridges import tunix
+from ppo_parts.commands import compare, export
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent

@@ -14,7 +14,7 @@ FLOORS = [
     {"__init__"},
     {"networks", "testing", "bridges"},
     {"training"},
-    {"_commands"},
+    {"commands"},
     {"evaluate", "watch", "compare", "export", "doctor", "recipes"},
 ]
 DOCSTRING = re.compile(r'^ *""".*?"""', re.MULTILINE | re.DOTALL)

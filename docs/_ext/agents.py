@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from benchmarks import _runs, classic
-from ppo_parts import export, training
+from ppo_parts import training
+from ppo_parts.commands import export
 from ppo_parts.recipes import mujoco_ppo
 
 WRITTEN = Path(__file__).parents[1] / "_static" / "agents.js"

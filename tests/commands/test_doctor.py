@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import doctor, training
+from ppo_parts import training
+from ppo_parts.commands import doctor
 from ppo_parts.training._diagnose import RULES
 from tests.commands import recipe
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppo_parts import Policy, distributions, envs, export, networks, training
+from ppo_parts import Policy, distributions, envs, networks, training
 from ppo_parts._core.policy import apply_policy
+from ppo_parts.commands import export
 from ppo_parts.errors import UserValueError
 from tests.commands import recipe
 from tests.networks.test_flax_networks import asymmetric

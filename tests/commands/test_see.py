@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 import ppo_parts
-from ppo_parts import compare, envs, evaluate, export, training, watch
+from ppo_parts import envs, training
+from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
@@ -114,7 +115,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
 
 def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, monkeypatch):
     """And nothing is left beside it."""
-    monkeypatch.setattr("ppo_parts._commands.load", lambda *args, **given: pytest.fail("loaded"))
+    monkeypatch.setattr("ppo_parts.commands._shared.load", lambda *args, **given: pytest.fail("loaded"))
     outputs = [(watch, "--output", "x.gif"), (export, "--output", "x.onnx"), (compare, "--output", "x.png")]
     for command, flag, name in (*outputs, (evaluate, "--json", "x.json"), (compare, "--json", "x.json")):
         (tmp_path / name).mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ import ppo_parts as pp
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-NOT_LISTED = {"bridges", "compare", "doctor", "evaluate", "export", "recipes", "watch"}  # programs; Tunix
+NOT_LISTED = {"bridges", "commands", "compare", "doctor", "evaluate", "export", "recipes", "watch"}  # programs; Tunix
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 

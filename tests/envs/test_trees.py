@@ -8,8 +8,9 @@ import pytest
 from gymnasium import spaces
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, export, networks, training, watch
+from ppo_parts import distributions, envs, networks, training
 from ppo_parts._parts.losses import entropy_of
+from ppo_parts.commands import export, watch
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import refused
 from tests.envs.test_host_envs import Scripted, by_name, host

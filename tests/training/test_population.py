@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppo_parts import doctor, training
-from ppo_parts._commands import state_of_seed
-from ppo_parts.compare import read_curve
+from ppo_parts import training
+from ppo_parts.commands import doctor
+from ppo_parts.commands._shared import state_of_seed
+from ppo_parts.commands.compare import read_curve
 from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
 

@@ -1,0 +1,170 @@
+"""Compare trained runs: a plot of their learning curves with intervals, and a table.
+
+    python -m ppo_parts.compare runs/a runs/b --output compare.png
+    python -m ppo_parts.compare "ours=runs/a1,runs/a2,runs/a3" "theirs=runs/b1,runs/b2,runs/b3"
+
+Only `metrics.jsonl` is read, so the recipe is not needed, and runs may still be training. The solid line is the
+interquartile mean over seeds, and the band its 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._base.command_line import positive
+from .._base.errors import UserValueError
+from ..training import column, exit_on_user_error, read_metrics
+from ..training._evaluate import EVALUATION
+from ..training._files import check_writable, write_json
+from ..training._folder import stored_run
+from ..training._population import PARENT
+from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, resampled, smoothed
+from ..training._statistics import iqm_interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The learning curves of the seeds of one or several runs.
+
+    Attributes:
+        label: its name in the picture.
+        env_id: the environment.
+        env_steps: `[points]`.
+        values: `[points, seeds]`, the metric averaged over a window of updates; NaN before its first measurement.
+    """
+
+    label: str
+    env_id: str
+    env_steps: np.ndarray
+    values: np.ndarray
+
+
+def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
+    """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
+
+    Raises:
+        UserValueError: the metric was not measured, or the runs use several environments or have a seed in common.
+    """
+    paths = [Path(folder) for folder in folders]
+    stored = [stored_run(path) for path in paths]
+    env_ids = {str(run["config"].get("env_id")) for run in stored}
+    if len(env_ids) > 1:
+        raise UserValueError(f"{label}: the runs use several environments, {', '.join(sorted(env_ids))}")
+    seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
+    if len(set(seeds)) < len(seeds):
+        raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
+    return Curve(label, env_ids.pop(), *resampled([_measured(path, metric, window) for path in paths]))
+
+
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+    r"""Estimate :math:`P(X > Y) + P(X = Y) / 2` from one number per seed, as in Agarwal et al. 2021, section 4.3."""
+    return float(np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])))
+
+
+def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Compute one row for each curve, at the last step that all have reached."""
+    rows, step = [], min(curve.env_steps[-1] for curve in curves)
+    reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
+    for curve, last in zip(curves, reached, strict=True):
+        center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
+        rows.append(
+            {
+                "run": curve.label,
+                "env_steps": int(step),
+                "seeds": len(last),
+                "iqm": center,
+                "iqm_95": None if len(last) == 1 else [low, high],
+                "mean": float(np.mean(last)),
+                "min": float(np.min(last)),
+                "max": float(np.max(last)),
+                "better_than_first": probability_of_improvement(last, reached[0]),
+            }
+        )
+    return rows
+
+
+def describe(rows: Sequence[dict[str, Any]]) -> str:
+    """Format a table as text that is also valid Markdown."""
+    lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
+    for row in rows:
+        decimals = decimals_of(row["mean"])
+        numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
+        low, high = row["iqm_95"] or (None, None)
+        center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
+        alone = row is rows[0] or row["seeds"] == rows[0]["seeds"] == 1
+        better = "" if alone else f"{row['better_than_first']:.2f}"
+        lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, better])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
+    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds.
+
+    Raises:
+        UserValueError: the extension of `path` is not a format of matplotlib.
+    """
+    with drawing(path, metric, curves[0].env_id) as axes:
+        for i, curve in enumerate(curves):
+            seeds = curve.values.shape[1]
+            label = f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})"
+            draw_seeds(axes, curve.env_steps, curve.values, f"C{i % 10}", label)
+
+
+def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    if not rows:
+        raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
+    try:
+        found = column(rows, metric)
+    except KeyError as error:
+        hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
+        raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
+    steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
+    if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
+        values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
+    if not np.isfinite(values).any(axis=0).all():
+        raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")
+    return steps, values
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the command line; return the rows of the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ppo_parts.compare", description="Plot the learning curves of several runs.", allow_abbrev=False
+    )
+    parser.add_argument("runs", nargs="+", help="folder of a run, or name=FOLDER,FOLDER for runs with different seeds")
+    parser.add_argument("--output", type=Path, default=Path("compare.png"), help="picture (default: compare.png)")
+    parser.add_argument("--metric", default="episode_return", help="metric to compare (default: episode_return)")
+    parser.add_argument("--window", type=positive, default=25, help="updates to average over (default: 25)")
+    parser.add_argument("--json", type=Path, help="file to write the table to")
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        check_picture(given.output)
+        if given.json is not None:
+            check_writable(given.json)
+        plain = [text for text in given.runs if "=" not in text or Path(text).is_dir()]  # a folder may be runs/lr=0.1
+        named = [(text, "", text) if text in plain else text.partition("=") for text in given.runs]
+        curves = [read_curve(label, runs.split(","), given.metric, given.window) for label, _, runs in named]
+        if len({curve.env_id for curve in curves}) > 1:
+            pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
+            raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
+        rows = table_of(curves)
+        what = f"{given.metric.replace('_', ' ')} (mean over at most {given.window} updates)"
+        plot_curves(given.output, curves, what)
+        print(f"{what}, at the last step that all have reached")
+        print(describe(rows))
+        if any(1 < row["seeds"] < FEW for row in rows):
+            print(f"of fewer than {FEW} seeds, the 95 % interval is their range")
+        print(given.output)
+        if given.json is not None:
+            write_json(given.json, rows)
+    return rows

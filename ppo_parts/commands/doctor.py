@@ -1,0 +1,174 @@
+"""Find out why a run does not learn, from its metrics, its configuration and its last checkpoint.
+
+    python -m ppo_parts.doctor runs/first --html doctor.html
+    python -m ppo_parts.doctor logs/progress.csv
+
+Logs of Stable-Baselines3, CleanRL and rsl_rl (TensorBoard, or progress.csv) are read, too, without a configuration and
+without a checkpoint. The exit status is 0 without findings, 1 with findings, and 2 if nothing can be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import html
+import io
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._base.errors import UserError, UserValueError
+from .._base.extras import require_package
+from ..envs import host_errors
+from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
+from ..training._diagnose import Run
+from ..training._files import check_writable, write_whole
+from ..training._folder import stored_run
+from ..training._messages import RunNotFoundError
+from ..training._train import vmap_over_seeds
+from ._shared import load_run, report, run_parser
+
+NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
+    "episode_return": ("rollout/ep_rew_mean", "charts/episodic_return", "Train/mean_reward"),
+    "episode_length": ("rollout/ep_len_mean", "charts/episodic_length", "Train/mean_episode_length"),
+    "evaluation/episode_return": ("eval/mean_reward",),
+    "approx_kl": ("train/approx_kl", "losses/approx_kl"),
+    "clip_fraction": ("train/clip_fraction", "losses/clipfrac"),
+    "entropy": ("train/entropy_loss", "losses/entropy", "Loss/entropy"),
+    "explained_variance": ("train/explained_variance", "losses/explained_variance"),
+    "policy_loss": ("train/policy_gradient_loss", "losses/policy_loss", "Loss/surrogate"),
+    "value_loss": ("train/value_loss", "losses/value_loss", "Loss/value_function", "Loss/value"),
+    "learning_rate": ("train/learning_rate", "charts/learning_rate", "Loss/learning_rate"),
+}
+FACTORS = {"train/entropy_loss": -1.0, "train/value_loss": 0.5}
+"""Stable-Baselines3 logs the entropy loss, and a value loss without the factor 1/2."""
+
+
+def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics.
+
+    Raises:
+        UserValueError: no metric is known. FileNotFoundError: nothing is there.
+    """
+    if (path / "config.json").exists():
+        rows = read_metrics(path / "metrics.jsonl")
+        return {name: column(rows, name) for name in set().union(*rows)}, stored_run(path)["config"]
+    tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
+    events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
+    if not path.exists() or not (tables or events):
+        raise RunNotFoundError(f"{path} is not a run: it has no config.json, progress.csv or TensorBoard events")
+    if len(folders := sorted({str(event.parent) for event in events})) > 1:
+        raise UserValueError(f"{path} has {len(folders)} logs, such as that in {folders[0]}: name one of their folders")
+    logged: dict[str, list[float]] = {}
+    for name, x, *_ in _numbers_in(tables[0]) if tables else events_in(events):
+        logged.setdefault(name, []).append(x)
+    names = {name: next((each for each in others if each in logged), None) for name, others in NAMES.items()}
+    found = {name: FACTORS.get(each, 1.0) * np.asarray(logged[each]) for name, each in names.items() if each}
+    if not found:
+        known = ", ".join(other for others in NAMES.values() for other in others)
+        raise UserValueError(f"{path} has none of the metrics {known}; it has {', '.join(sorted(logged)) or 'nothing'}")
+    return found, {}
+
+
+def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
+    with path.open(newline="") as file:
+        for name, text in (cell for row in csv.DictReader(file) for cell in row.items() if cell[0] and cell[1]):
+            try:
+                yield name, float(text)
+            except ValueError:
+                raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
+
+
+def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
+    """Yield the tag, the number and the step of each scalar in TensorBoard's files.
+
+    Their records are a length in 8 bytes, its checksum in 4, the event, and its checksum in 4.
+    """
+    parse = require_package("tensorboardX.proto.event_pb2", "train").Event.FromString
+    for data in map(Path.read_bytes, paths):
+        at = 0
+        while at + 12 <= len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            if at + 16 + length > len(data):
+                break  # another process is writing the last record
+            event = parse(data[at + 12 : at + 12 + length])
+            scalars = (x for x in event.summary.value if x.WhichOneof("value") == "simple_value")
+            yield from ((x.tag, x.simple_value, event.step) for x in scalars)
+            at += 16 + length
+
+
+def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
+    run = load_run(given)
+    measure = vmap_over_seeds(lambda state: probe(run.train, state.acting, run.config), run.state.key.size)
+    with host_errors():
+        return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
+
+
+def describe(findings: Sequence[Finding], measured: bool = True) -> str:
+    """Describe findings in three lines each; `measured` says whether a checkpoint was."""
+    text = ""
+    for i, found in enumerate(findings, 1):
+        low, high = found.normal
+        bounds = [f"at least {low:.3g}"] * (low > -np.inf) + [f"at most {high:.3g}"] * (high < np.inf)
+        text += f"{i}. {found.name} ({found.confidence}): {found.cause}\n"
+        text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
+    none = "no findings: all that was measured is in its normal range\n"
+    return text or (none if measured else "no findings in the metrics; no checkpoint was measured\n")
+
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:15px sans-serif;max-width:60em;margin:auto}}pre{{white-space:pre-wrap}}</style>
+<h1>{title}</h1><pre>{text}</pre><img src="data:image/png;base64,{picture}"></html>
+"""
+
+
+def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
+    """Write findings and curves as one page; the metrics of findings are red, and their normal range is green."""
+    run, normal = Run(metrics), {found.metric: found.normal for found in findings}
+    cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
+    series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
+    series = {name: y for name, y in series.items() if len(y) > 1}
+    size = 8, 2 * len(series) or 1
+    figure = require_package("matplotlib.figure", "train").Figure(figsize=size, layout="constrained")
+    for i, (name, y) in enumerate(series.items(), 1):
+        axes = figure.add_subplot(len(series), 1, i)
+        axes.plot(y, color="C3" if name in cited else "C0")
+        axes.set_title(name)
+        if name in normal:
+            axes.axhspan(*np.clip(normal[name], *axes.get_ylim()), color="C2", alpha=0.2)
+        axes.set_xlabel("update")
+    figure.savefig(picture := io.BytesIO(), format="png", dpi=80)
+    picture64 = base64.b64encode(picture.getvalue()).decode()
+    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), picture=picture64)
+    write_whole(path, page.encode())
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Finding]:
+    """Run the command line; return the findings that it printed. Input that cannot be used ends with status 2."""
+    parser = run_parser("doctor", "Find out why a run does not learn.")
+    parser.add_argument("--html", type=Path, help="file for a page with the findings and the curves")
+    given = parser.parse_args(arguments)
+    try:
+        with exit_on_user_error():
+            if given.html is not None:
+                check_writable(given.html, (".html",))
+            metrics, config = read_run(given.run)
+            try:
+                metrics |= probe_run(given) if config else {}
+            except UserError as error:
+                report(f"without measurements of a checkpoint: {error}")
+            findings, measured = diagnose(metrics, config), any(name.startswith("probe/") for name in metrics)
+            if given.html is not None:
+                write_page(given.html, str(given.run), metrics, findings)
+    except SystemExit as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from error
+    print(describe(findings, measured), end="")
+    return findings

@@ -1,0 +1,90 @@
+"""Evaluate a trained run: play whole episodes and print their returns.
+
+python -m ppo_parts.evaluate runs/first --episodes 100
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..envs import host_errors
+from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
+from ..training._evaluate import metrics_of
+from ..training._files import check_writable, write_json
+from ..training._result import evaluation_of, with_interval
+from ..training._train import vmap_over_seeds
+from ._shared import add_episodes, load_run, report, run_parser
+
+
+def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
+    """Play whole episodes with the policies of all seeds of a run; `mode` plays the distribution's mode.
+
+    Returns:
+        `EpisodeResults` of NumPy arrays `[seeds, episodes]`; with several agents, returns are `[seeds, episodes, A]`.
+    """
+    seeds = run.state.key.size
+    keys = jax.random.split(jax.random.key(seed), seeds)
+
+    play = vmap_over_seeds(functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode), seeds)
+    with host_errors():
+        played = jax.device_get(jax.jit(play)(keys if seeds > 1 else keys[0], run.state))
+    return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)
+
+
+def summarize(played: EpisodeResults) -> dict[str, Any]:
+    """Summarize episodes `[seeds, episodes]`.
+
+    Returns:
+        `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the
+        returns of its episodes, as `per_episode` instead of `per_seed`. Returns are averaged over agents. Also the
+        mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
+        environment's own numbers for an episode.
+    """
+    seeds, episodes = np.shape(played.episode_length)
+    found = evaluation_of(metrics_of(played, seed_axes=1), episodes)
+    if seeds == 1:
+        found["episode_return"] = summary(np.asarray(played.episode_return, float).reshape(episodes, -1).mean(-1))
+        found["episode_return"]["per_episode"] = found["episode_return"].pop("per_seed")
+    info = {name: found.pop(name) for name in played.info}
+    return {"seeds": seeds, **found, "info": info}
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Describe a summary in a few lines."""
+    returns, several = result["episode_return"], result["seeds"] > 1
+    text = f"mean return {with_interval(returns, 2)}"
+    if returns["iqm_95"] is not None:
+        text += f" over {'seeds' if several else 'episodes'}"
+    if several:
+        text += "\nmean return of each seed: " + ", ".join(f"{x:.2f}" for x in returns["per_seed"])
+    text += (
+        f"\nmean length {result['episode_length']:.1f}; of {result['seeds'] * result['episodes']} episodes, "
+        f"{result['terminated']} terminated and {result['truncated']} were truncated"
+    )
+    return text + "".join(f"\nmean {name} {x:.4g}" for name, x in result["info"].items())
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the command line; return what it printed as a dictionary."""
+    parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
+    add_episodes(parser, 100, of=" of each seed")
+    parser.add_argument("--json", type=Path, help="file to write the result to")
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        if given.json is not None:
+            check_writable(given.json)
+        run = load_run(given)
+        report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
+        result = summarize(play_episodes(run, given.episodes, seed=given.seed, mode=given.mode))
+        result = {"run": str(given.run), "update": run.update, "mode": given.mode, **result}
+        print(f"{given.run} after update {run.update} of {run.train.num_updates}: {getattr(run.config, 'env_id', '')}")
+        print(describe(result))
+        if given.json is not None:
+            write_json(given.json, result)
+    return result

@@ -1,0 +1,195 @@
+"""Export the policy of a trained run to ONNX, with its normalizer and its recurrent state.
+
+    python -m ppo_parts.export runs/first --output policy.onnx
+
+The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, zero at the
+beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment receives it;
+`logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and `next_carry_0`, ...
+The names of the entries of a dict or a tuple end with their place: `obs['image']`, `action['move']`, `logits['move']`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._core.policy import apply_policy, carry_after, initial_carry_of
+from ..distributions import Joint
+from ..training import Train, TrainState, exit_on_user_error
+from ..training._files import check_writable, write_whole
+from ._shared import load_run, report, run_parser, state_of_seed
+
+OPSET = 17  # of ONNX, which runtimes since 2022 support
+TOLERANCE = 1e-5
+"""Largest difference from JAX, relative to numbers larger than 1, that the command line accepts."""
+
+
+def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
+    """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
+
+    Returns:
+        A function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
+
+    Raises:
+        UserValueError: the environment has several agents.
+    """
+    env, policy, params = train.env, train.policy, state.learner.params
+    if env.num_agents is not None:
+        raise UserValueError(f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one")
+    _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    privileged = getattr(obs, "privileged", None)
+    if privileged is not None:  # only the critic sees it, which is not exported
+        obs = obs._replace(privileged=None)
+    if getattr(policy, "draws", False):
+        raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
+    initial_carry = initial_carry_of(policy)
+    carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
+    leaves, structure = jax.tree.flatten(carry)
+    seen, observed = jax.tree.flatten(obs)
+    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in _named("obs", obs).items()}
+    rows |= {f"carry_{i}": jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for i, x in enumerate(leaves)}
+
+    def act(*inputs: Any) -> dict[str, Any]:
+        obs = jax.tree.unflatten(observed, inputs[: len(seen)])
+        if privileged is not None:
+            zeros = jnp.zeros((inputs[0].shape[0], *privileged.shape[1:]), privileged.dtype)
+            obs = obs._replace(privileged=zeros)
+        if env.observe is not None:
+            obs = env.observe(state.rollout.env_state, obs)
+        carry = jax.tree.unflatten(structure, inputs[len(seen) :])
+        reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
+        output = apply_policy(policy, params, obs, carry, reset)
+        action = output.distribution.mode()
+        memory = carry_after(policy, output, action)
+        if env.act is not None:
+            action = env.act(action)
+        outputs = _named("action", action)
+        for path, part in _parts_of(output.distribution):
+            base = getattr(part, "base", part)
+            parameters = ("logits", "loc", "scale", "alpha", "beta")
+            outputs |= {name + path: getattr(base, name) for name in parameters if hasattr(base, name)}
+        return outputs | {f"next_carry_{i}": x for i, x in enumerate(jax.tree.leaves(memory))}
+
+    return act, rows
+
+
+def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None) -> Any:
+    """Translate the policy of a run, with the state of one seed, to an `onnx.ModelProto` with the metadata `about`.
+
+    Raises:
+        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: jax2onnx is not
+            installed.
+    """
+    jax2onnx, onnx = require_package("jax2onnx", "export"), require_package("onnx", "export")
+    act, rows = policy_function(train, state)
+    (batch,) = jax.export.symbolic_shape("N")
+    specs = {name: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype) for name, x in rows.items()}
+    names: list[str] = []
+
+    def outputs(*inputs: Any) -> list[Any]:
+        named = act(*inputs)
+        names[:] = named
+        return [jnp.copy(x) for x in named.values()]  # each its own array: the mode of a Gaussian is its `loc`
+
+    # Traced before jax2onnx is called, because it replaces functions of `jax.numpy` while it traces.
+    closed = jax.make_jaxpr(outputs)(*specs.values())
+    for name, x in zip(names, closed.out_avals, strict=True):
+        if x.shape[:1] != (batch,):
+            raise UserValueError(
+                f"the policy cannot be exported: its output {name} has shape {x.shape} for N observations, so that it "
+                "mixes them: compute one row for each observation"
+            )
+    function = jax.extend.core.jaxpr_as_fun(closed)
+    try:
+        model = jax2onnx.to_onnx(
+            lambda *inputs: tuple(function(*inputs)),
+            list(specs.values()),
+            model_name="policy",
+            opset=OPSET,
+            input_names=list(specs),
+            output_names=names,
+        )
+    except Exception as error:
+        message = f"the policy cannot be exported: jax2onnx raised {type(error).__name__}: {error}"
+        raise UserValueError(message) from error
+    onnx.helper.set_model_props(model, about or {})
+    return model
+
+
+def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
+    """Compare the result of `to_onnx` with JAX on random inputs; return the largest difference.
+
+    Differences are relative to the larger of 1 and the number in JAX. Actions of discrete spaces are not compared,
+    because the order of two almost equal logits may differ; their logits are.
+    """
+    runtime = require_package("onnxruntime", "export")
+    act, rows = policy_function(train, state)
+    inputs = random_inputs(rows, number, seed)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(names, inputs), strict=True))
+    expected = jax.device_get(jax.jit(act)(*inputs.values()))
+    compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
+    # Unlike `max`, `np.max` is NaN if any number is.
+    return float(np.max([np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1)) for name, x in compared.items()]))
+
+
+def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
+    """Draw inputs `[number, ...]`: normal numbers of several magnitudes, random pixels, or masks without effect."""
+    random = np.random.default_rng(seed)
+
+    def draw(x: Any) -> np.ndarray:
+        shape, dtype = (number, *x.shape), np.dtype(x.dtype)
+        if np.issubdtype(dtype, np.floating):
+            return (random.normal(size=shape) * random.choice([0.1, 1, 3], size=shape)).astype(dtype)
+        return np.ones(shape, bool) if dtype.kind == "b" else random.integers(0, 256, shape).astype(dtype)
+
+    inputs = {name: draw(x) for name, x in rows.items()}
+    return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
+
+
+def _named(name: str, tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by name: that of the tree, and the path of each if there are several."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
+
+
+def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
+    if type(distribution) is not Joint:
+        return [("", distribution)]
+    found = jax.tree_util.tree_leaves_with_path(distribution.parts, is_leaf=lambda x: hasattr(x, "log_prob"))
+    return [(jax.tree_util.keystr(path), part) for path, part in found]
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Run the command line; return the path of the model."""
+    parser = run_parser("export", "Export the policy of a trained run to ONNX.", one_seed=True)
+    parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        check_writable(given.output)
+        run = load_run(given)
+        state = state_of_seed(run, given.seed_index)
+        about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
+        report("translating to ONNX, then comparing with JAX")
+        model = to_onnx(run.train, state, about)
+        difference = largest_difference(model, run.train, state)
+        if not difference < TOLERANCE:
+            raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
+        write_whole(given.output, model.SerializeToString())
+        for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
+            sizes = {x.name: [dim.dim_param or dim.dim_value for dim in x.type.tensor_type.shape.dim] for x in values}
+            print(f"{kind}:", ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in sizes.items()))
+        print(f"largest difference from JAX on 1,000 random observations: {difference:.1e}")
+        print(given.output)
+    return given.output

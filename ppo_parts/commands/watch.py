@@ -1,0 +1,123 @@
+"""Watch a trained agent: play episodes and write them to an animation.
+
+python -m ppo_parts.watch runs/first --output first.gif
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.command_line import positive
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._core.policy import initial_carry_of
+from ..envs import host_errors
+from ..envs._rendering import rendering
+from ..training import Train, TrainState, exit_on_user_error
+from ..training._evaluate import play_step
+from ..training._files import check_writable, replacing
+from ._shared import add_episodes, load_run, report, run_parser, state_of_seed
+
+FORMATS = (".gif", ".mp4")
+
+
+def frames_of(
+    train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
+) -> Iterator[np.ndarray]:
+    """Play episodes of at most `max_steps`, and yield an image `[H, W, 3]` (uint8) before each step.
+
+    `state` is that of one seed; `mode` plays the distribution's mode instead of a sample. The return and the length of
+    each episode are printed.
+
+    Raises:
+        UserValueError: the environment cannot be rendered.
+    """
+    env = train.env.evaluation(state.rollout.env_state)
+    if env.render is None:
+        raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
+    initial_carry = initial_carry_of(train.policy)
+
+    @jax.jit
+    def reset(key: jax.Array) -> Any:
+        return *env.reset(key, 1), None if initial_carry is None else initial_carry(1)
+
+    play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
+    agents = () if env.num_agents is None else (env.num_agents,)
+    for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
+        env_state, obs, memory = reset(jax.random.fold_in(key, max_steps))
+        for steps in range(max_steps):
+            yield np.asarray(env.render(env_state))
+            begins = jnp.full((1, *agents), steps == 0)
+            env_state, out, memory = play(jax.random.fold_in(key, steps), env_state, obs, memory, begins)
+            obs = out.obs
+            if ended := bool(out.episode_ends()[0][0]):
+                break
+        gained = float(np.mean(out.episode_return))
+        cut = "" if ended else ", cut by --max-steps"
+        print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
+
+
+def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
+    """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
+
+    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
+
+    Raises:
+        UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.
+    """
+    check_writable(path, FORMATS)
+    image = require_package("PIL.Image", "watch")
+
+    def resized(frame: np.ndarray) -> Any:
+        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
+        picture = image.fromarray(np.ascontiguousarray(frame))
+        return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
+
+    options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0, "palettesize": 64}
+    if path.suffix.lower() == ".mp4":
+        require_package("imageio_ffmpeg", "watch")
+        options = {"fps": fps, "macro_block_size": 2}
+    imageio, pictures = require_package("imageio", "watch"), map(resized, frames)
+    if (first := next(pictures, None)) is None:
+        raise UserValueError(f"{path}: there are no frames to write")
+    number = 0
+    with replacing(path) as partial, imageio.get_writer(partial, **options) as writer:
+        for picture in itertools.chain([first], pictures):
+            writer.append_data(np.asarray(picture))
+            number += 1
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Run the command line; return the path of the animation."""
+    parser = run_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
+    parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
+    add_episodes(parser, 1)
+    limit = "limit on the steps of an episode (default: 1000)"
+    parser.add_argument("--max-steps", type=positive, default=1000, help=limit)
+    parser.add_argument("--fps", type=positive, default=30, help="frames per second, of a GIF at most 50 (default: 30)")
+    parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
+    given = parser.parse_args(arguments)
+    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
+        os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX
+    with exit_on_user_error(), host_errors():
+        check_writable(given.output, FORMATS)
+        with rendering():
+            run = load_run(given)
+        state = state_of_seed(run, given.seed_index)
+        report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
+        options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
+        frames = frames_of(run.train, state, **options)
+        number = write_animation(given.output, frames, given.fps, given.width)
+        print(f"{given.output}: {number} frames")
+    return given.output
