@@ -194,10 +194,10 @@ RULES = (
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
          "environments are copies of each other, or no action has an effect", "give each environment its own key"),
-    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step before or after",
+    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
          "terminated[t] is of the transition out of step t: python -m ppo_parts.envs check"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
-         "a time limit is reported as a termination", "return truncated instead, and final_obs", false_ends),
+         "a time limit is reported as a termination, unless it is part of the task", "return truncated instead, and final_obs", false_ends),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,

@@ -110,7 +110,7 @@ class Population(Train):
         return state, jax.vmap(join_metrics)(metrics, jax.vmap(Metrics.of)(record))
 
     def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
-        """Let the worst copy the best and explore; return also whom each member continues, `[members]`."""
+        """Let the worst copy the best and explore; also return the member that each one continues, `[members]`."""
         key, among, drawn, scaled, chance = jax.random.split(state.key, 5)
         few, order, own = round(self.fraction * self.members), jnp.argsort(state.scores), jnp.arange(self.members)
         parent = own.at[order[:few]].set(jax.random.choice(among, order[-few:], (few,)))

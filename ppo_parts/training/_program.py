@@ -161,7 +161,7 @@ def keep_compiled_programs() -> None:
             "JAX_ENABLE_COMPILATION_CACHE=0 keeps none"
         )
         return
-    require_package("filelock", "train")  # with which JAX limits the size, and several processes share the folder
+    require_package("filelock", "train")  # JAX needs it to limit the size and to share the folder
     options = {"persistent_cache_min_compile_time_secs": 0.0, "compilation_cache_max_size": CACHE_LIMIT}
     for name, value in {"compilation_cache_dir": str(folder), **options}.items():
         if f"JAX_{name.upper()}" not in os.environ:

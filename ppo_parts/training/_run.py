@@ -121,7 +121,7 @@ def compiling(name: str) -> Iterator[None]:
     known[name] = time.monotonic() - began
     logger.info(f"compiled in {known[name]:.1f} s")
     if path and jax.process_index() == 0:
-        with contextlib.suppress(OSError):  # it only informs
+        with contextlib.suppress(OSError):  # only informative
             write_json(path, known)
 
 

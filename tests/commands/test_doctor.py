@@ -154,9 +154,9 @@ def status(*arguments) -> int:
     """The exit status of the command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
-        patch.delitem(sys.modules, doctor.__name__)  # as in a process of its own
+        patch.delitem(sys.modules, "ppo_parts.doctor", raising=False)  # as in a process of its own
         with pytest.raises(SystemExit) as ended:
-            runpy.run_module(doctor.__name__, run_name="__main__")
+            runpy.run_module("ppo_parts.doctor", run_name="__main__")
     return ended.value.code
 
 
