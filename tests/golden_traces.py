@@ -21,7 +21,7 @@ import optax
 import ppo_parts as pp
 
 GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden"))
-RTOL = 1e-4
+RTOL, PRIORITY_EPS = 1e-4, 1e-6
 EPS = float(np.finfo(np.float32).eps)
 METRICS = {  # the peers' name: the learner's
     "pg_loss": "policy_loss",
@@ -176,6 +176,26 @@ def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | Non
         allowed = RTOL * np.max(np.abs(x - begun)) + 2 * EPS * np.max(np.abs(begun))
         assert np.shape(ours[name]) == np.shape(x), f"{kind} {name}"
         np.testing.assert_allclose(ours[name], x, 0, allowed, err_msg=f"{kind} {name}")
+
+
+@jax.jit
+def priorities_and_weights(advantage: jax.Array, drawn: jax.Array, alpha: Any, beta: Any) -> Any:
+    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
+    return probabilities, pp.functional.importance_weights(probabilities, drawn, beta=beta)
+
+
+def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded: Any, weights: Any) -> None:
+    """Probabilities of segments, and importance weights of those that are drawn, from the advantages `[T, N]`.
+
+    One deviation of the peers, `mass`: their priorities do not sum to 1, as they divide by sum(w) + eps, and not by
+    sum(w + eps). This changes their importance weights by mass^-beta.
+    """
+    p, w = priorities_and_weights(advantage, drawn, alpha, beta)
+    total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
+    mass = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
+    close("mass", mass, recorded.sum())
+    close("priorities", p * mass, recorded)
+    close("importance weights", w * mass**-beta, weights)
 
 
 def close_steps(rows: Steps, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]) -> None:

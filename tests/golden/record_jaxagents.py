@@ -88,21 +88,18 @@ class Agent(IPPO):
         self.arrays: recorder.Arrays = {}
         self.tape = recorder.Tape()
 
-    def policy(self, training: Any, obs: Any) -> Any:
-        return self.distribution(training, training.params, obs)
-
     def distribution(self, training: Any, params: Any, obs: Any) -> Any:
         out = training.apply_fn(params, obs)
         return distrax.Categorical(out.reshape(2, 3)) if self.discrete else distrax.Normal(out, jnp.exp(LOG_STD))
 
     def _sample_actions(self, rng: Any, training: Any, obs: Any) -> Any:
-        return self.policy(training, obs).sample(seed=rng)
+        return self.distribution(training, training.params, obs).sample(seed=rng)
 
     def _log_prob(self, training: Any, params: Any, obs: Any, actions: Any) -> Any:
         return self.distribution(training, params, obs).log_prob(actions)
 
     def _entropy(self, training: Any, obs: Any) -> Any:
-        return self.policy(training, obs).entropy()
+        return self.distribution(training, training.params, obs).entropy()
 
     def copy(self, prefix: str, parts: dict[str, Any]) -> None:
         self.arrays |= recorder.under(prefix, parts)
@@ -122,11 +119,6 @@ class Agent(IPPO):
         self.copy("actor_loss_input", dict(zip(("obs", "action", "log_prob", "advantage"), given, strict=False)))
         return given
 
-    def _critic_loss_input(self, runner: Any, rollout: Any) -> Any:
-        given = super()._critic_loss_input(runner, rollout)
-        self.copy("critic_loss_input", dict(zip(("obs", "targets"), given, strict=False)))
-        return given
-
     def _actor_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
         return self._recorded("actor", i, runner, grad_fn)
 
@@ -138,10 +130,10 @@ class Agent(IPPO):
             found = grad_fn(*inputs)
             if phase == "actor":
                 grads, (loss, kl) = found[0], self._actor_loss(*inputs)
-                self.tape.write(phase, {"mb_kl": kl})
+                self.tape.write(phase, {"mb_loss": loss, "mb_kl": kl})
             else:
                 grads, loss = found, self._critic_loss(*inputs)
-            self.tape.write(phase, {"mb_loss": loss, "mb_grad_norm": optax.global_norm(grads.params)})
+                self.tape.write(phase, {"mb_loss": loss})
             self.tape.write(f"{phase}_mb_grads", flat(grads.params))
             return found
 

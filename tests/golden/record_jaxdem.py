@@ -41,14 +41,10 @@ FIELDS = ("obs", "action", "reward", "done", "value", "log_prob", "ratio")
 GIVEN = ("value", "reward", "ratio", "done")
 
 
-def flat(state: Any) -> recorder.Arrays:
-    """Copies of a state's arrays, by their paths."""
-    leaves = {"/".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(state)}
-    return {name: np.array(x) for name, x in leaves.items() if hasattr(x, "shape")}
-
-
 def parameters(model: Any) -> recorder.Arrays:
-    return flat(nnx.state(model, nnx.Param))
+    """Copies of a model's parameters, by their paths."""
+    leaves = {"/".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    return {name: np.array(x) for name, x in leaves.items() if hasattr(x, "shape")}
 
 
 class Tape(recorder.Tape):
@@ -66,30 +62,26 @@ class Tape(recorder.Tape):
         def recorded_advantages(*args: Any, last_value: Any) -> Any:
             row = dict(zip(GIVEN, args, strict=False)) | {"last_value": last_value}
             out = advantages(*args, last_value=last_value)
-            kind = "recompute" if "draw/idx" in self.rows else "init"  # of the rollout, or of what was drawn from it
+            kind = "recompute" if "mb/idx" in self.rows else "init"  # of the rollout, or of what was drawn from it
             self.write(kind, row | {"returns": out[0], "advantage": out[1]})
             return out
 
         def recorded_choice(*args: Any, p: Any = None, **kwargs: Any) -> Any:
             drawn = choice(*args, p=p, **kwargs)
-            self.write("draw", {"prio_probs": p, "idx": drawn})
+            self.write("mb", {"prio_probs": p, "idx": drawn})
             return drawn
 
         def recorded_gradient(loss: Any, **kwargs: Any) -> Any:
-            def call(model: Any, td: Any, returns: Any, advantage: Any, *args: Any, **carry: Any) -> Any:
-                self.write("td", {name: getattr(td, name) for name in FIELDS})
-                self.write("target", {"returns": returns, "advantage_norm_weighted": advantage})
-                (value, aux), grads = gradient(loss, **kwargs)(model, td, returns, advantage, *args, **carry)
-                self.write("loss", {"loss": value})
-                self.write("aux", aux)
-                self.write("grads", flat(grads))
+            def call(*args: Any, **carry: Any) -> Any:
+                (value, aux), grads = gradient(loss, **kwargs)(*args, **carry)
+                self.write("mb", {"loss": value} | {f"aux/{name}": x for name, x in aux.items()})
                 return (value, aux), grads
 
             return call
 
         def recorded_update(optimizer: Any, model: Any, grads: Any) -> None:
             update(optimizer, model, grads)
-            self.write("params_after", parameters(model))
+            self.write("mb/params_after", parameters(model))
 
         with contextlib.ExitStack() as stack:
             for owner, name, function in (
@@ -130,15 +122,12 @@ def play(case: str, seed: int) -> dict[str, Any]:
     agents = trainer.env.max_num_agents
     for i in range(number):
         tape = Tape()
-        model, _ = nnx.merge(trainer.graphdef, trainer.graphstate)
-        kept = {"params_before": parameters(model)}
+        before = parameters(nnx.merge(trainer.graphdef, trainer.graphstate)[0])
         with tape.watch(type(trainer)):
             trainer, td, metrics = trainer.epoch(trainer, jnp.asarray(i))
-        kept |= {"metrics": metrics}
-        kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}, "recompute": tape.read("recompute")}
-        kept |= {"td_end": {name: getattr(td, name) for name in FIELDS}}
-        kept |= {f"mb/{group}": tape.read(group) for group in ("td", "aux", "grads", "params_after")}
-        kept |= {"mb": tape.read("draw") | tape.read("target") | tape.read("loss")}
+        kept = {"params_before": before, "metrics": metrics, "td_end": {name: getattr(td, name) for name in FIELDS}}
+        kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}}
+        kept |= {group: tape.read(group) for group in ("recompute", "mb")}
         for group, parts in kept.items():
             arrays |= recorder.under(f"epoch{i}/{group}", parts)
     settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))

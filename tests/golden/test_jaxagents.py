@@ -26,20 +26,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.golden_traces import (
-    EPS,
-    Arrays,
-    Params,
-    close,
-    close_steps,
-    close_tensors,
-    estimates,
-    load,
-    record_steps,
-    replay,
-    steps,
-    sub,
-)
+from tests import golden_traces as traces
 
 CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_trunc", "disc_nostop")
 
@@ -54,12 +41,12 @@ def per_agent(x: np.ndarray) -> jax.Array:
     return jnp.repeat(time_major(x)[..., None], 2, axis=-1)
 
 
-def traced(z: Arrays) -> Params:
+def traced(z: traces.Arrays) -> traces.Params:
     """The settings that do not decide shapes."""
-    return {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items() if x.dtype == np.float64}
+    return {name: jnp.asarray(x, jnp.float32) for name, x in traces.sub(z, "cfg/").items() if x.dtype == np.float64}
 
 
-def network(params: Params, obs: jax.Array) -> jax.Array:
+def network(params: traces.Params, obs: jax.Array) -> jax.Array:
     """One tanh layer."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -68,7 +55,7 @@ def network(params: Params, obs: jax.Array) -> jax.Array:
     return layer("Dense_1", jnp.tanh(layer("Dense_0", obs)))
 
 
-def evaluate(params: dict[str, Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
+def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
     """A distribution and a value per agent, `[T, M, 2]`."""
     out = network(params["actor"], batch.obs)
     if discrete:
@@ -103,7 +90,7 @@ class Sizes(NamedTuple):
     discrete: bool
 
 
-def sizes(config: Arrays) -> Sizes:
+def sizes(config: traces.Arrays) -> Sizes:
     minibatch = int(config["minibatch_size"])
     epochs = int(config["actor_epochs"]) - 1, int(config["critic_epochs"])
     return Sizes(*epochs, int(config["batch_size"]) // minibatch, minibatch, bool(config["discrete"]))
@@ -120,7 +107,7 @@ def ippo_learner(size: Sizes) -> Any:
 
     def adam(config: Any, phase: str, **names: str) -> optax.GradientTransformation:
         return optax.chain(
-            record_steps(lengths[phase], {"loss": "loss", **names}),
+            traces.record_steps(lengths[phase], {"loss": "loss", **names}),
             optax.clip_by_global_norm(config[f"{phase}_grad_clip"]),
             optax.adam(config[f"{phase}_lr"], eps=config[f"{phase}_adam_eps"]),
         )
@@ -144,7 +131,7 @@ def ippo_learner(size: Sizes) -> Any:
     return make_learner
 
 
-def rollout(z: Arrays) -> pp.Batch:
+def rollout(z: traces.Arrays) -> pp.Batch:
     """The peer's trajectories, with an axis of agents after ours."""
     fields = ("obs", "action", "log_prob", "value", "reward", "next_value")
     return pp.Batch(
@@ -154,12 +141,12 @@ def rollout(z: Arrays) -> pp.Batch:
 
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_ippo(case):
-    z = load(f"jaxdem_jaxagents/ippo_{case}")
-    size, batch = sizes(sub(z, "cfg/")), rollout(z)
-    estimated = estimates(gae(traced(z)), batch)
-    close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
-    start = {name: sub(z, f"{name}_init/") for name in ("actor", "critic")}
-    ((state, metrics),) = replay(ippo_learner(size), start, [((traced(z), z["minibatch_idx"]), batch)])
+    z = traces.load(f"jaxdem_jaxagents/ippo_{case}")
+    size, batch = sizes(traces.sub(z, "cfg/")), rollout(z)
+    estimated = traces.estimates(gae(traced(z)), batch)
+    traces.close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
+    start = {name: traces.sub(z, f"{name}_init/") for name in ("actor", "critic")}
+    ((state, metrics),) = traces.replay(ippo_learner(size), start, [((traced(z), z["minibatch_idx"]), batch)])
 
     epochs = int(z["actor/epochs_run"])
     for phase, ran in (("actor", epochs), ("critic", size.critic_epochs)):
@@ -168,12 +155,12 @@ def test_learner_reproduces_ippo(case):
     stopped = epochs < size.actor_epochs
     assert metrics["actor/early_stopped"] == stopped == ("stop" in case and "nostop" not in case)
 
-    kl_rounding = z["actor_loss_input/log_prob"][0].size * EPS * np.max(np.abs(z["traj/log_prob"]))
+    kl_rounding = z["actor_loss_input/log_prob"][0].size * traces.EPS * np.max(np.abs(z["traj/log_prob"]))
     for phase, first in start.items():
         # With one axis of minibatches in place of epochs and minibatches.
         recorded = {name: z[f"{phase}/mb_{name}"].ravel() for name in ("loss", "kl") if f"{phase}/mb_{name}" in z}
-        after = {name: x.reshape(-1, *x.shape[2:]) for name, x in sub(z, f"{phase}_mb_params/").items()}
-        rows = steps(state.opt_state[phase][0], state.params[phase])
-        close_steps(rows, recorded, after, first, {"loss": 1e-6, "kl": kl_rounding})
-        close_tensors(f"{phase} final", state.params[phase], sub(z, f"{phase}_final/"), first)
-    close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)
+        after = {name: x.reshape(-1, *x.shape[2:]) for name, x in traces.sub(z, f"{phase}_mb_params/").items()}
+        rows = traces.steps(state.opt_state[phase][0], state.params[phase])
+        traces.close_steps(rows, recorded, after, first, {"loss": 1e-6, "kl": kl_rounding})
+        traces.close_tensors(f"{phase} final", state.params[phase], traces.sub(z, f"{phase}_final/"), first)
+    traces.close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)
