@@ -18,6 +18,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as f
 from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
+from tests.core.common import without_critic
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
@@ -167,6 +168,8 @@ VALUE_ERRORS = {
     ),
     "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
+    "value_loss: the policy has no value to learn": lambda: update(evaluate=without_critic),
+    "gae: the policy has no value": lambda: update(FULL, GAE, SURROGATE, evaluate=without_critic),
     # phases
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
