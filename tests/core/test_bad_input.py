@@ -1,6 +1,7 @@
-"""Everything that must fail when it is built or first traced, in three tables: what the error says, and a call.
+"""Everything that must fail when it is built or first traced, in tables: what the error says, and a call.
 
-" ... " stands for anything. Each error is one of `ppo_parts.errors`, except for calls that Python itself refuses.
+In place of a call there may be the parts of an update. In what an error says, " ... " stands for anything. Each is one
+of `ppo_parts.errors`, except for calls that Python itself refuses.
 """
 
 import functools
@@ -101,16 +102,6 @@ def wide_entropy(params, batch):
 
 
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
-COUNTS = {  # by what the error says: whole numbers that are none, or too small
-    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
-    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
-    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0": lambda: pp.prioritized_sampler(
-        2, alpha=1.0, beta=1.0, segments_per_minibatch=0
-    ),
-    "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
-    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
-    "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
-}
 DIVISORS = [  # a sampler, and what the number of its minibatches must divide
     (pp.shuffled_minibatches(7), "24 steps ... got 7 ... 6, 8"),
     (pp.segment_minibatches(3), "4 segments ... got 3 ... 2, 4"),
@@ -144,16 +135,12 @@ VALUE_ERRORS = {
     "no loss after the sampler depends on the parameters": lambda: update(
         GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))
     ),
-    "no part added a loss ... clipped_surrogate": lambda: update(GAE, FULL, pp.policy_diagnostics(), metric("own")),
-    "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": lambda: update(
-        FULL, NORMALIZE, SURROGATE
-    ),
-    "advantage_weight needs batch.weight ... prioritized_sampler()": lambda: update(
-        GAE, FULL, pp.advantage_weight(), SURROGATE
-    ),
-    "'value' ... name=\"...\"": lambda: update(GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
-    "'early_stop_kl' ... another name": lambda: update(GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
-    "'a' ... the parts before the sampler, those after it": lambda: update(GAE, metric("a"), FULL, VALUE, metric("a")),
+    "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
+    "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
+    "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
+    "'value' ... name=\"...\"": (GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
+    "'early_stop_kl' ... another name": (GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
+    "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
     "rollout: the policy has logits for 3 actions, but the environment has 2": lambda: collect(
         envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))
     ),
@@ -206,8 +193,8 @@ VALUE_ERRORS = {
     "shuffled_minibatches ... carry ... segment_minibatches()": lambda: update(
         GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
     ),
-    "[0, 24) ... 0 to 24": lambda: update(GAE, pp.given_indices([[0, 24]]), VALUE),
-    "[0, 4) for segments ... 0 to 4": lambda: update(GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
+    "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
+    "[0, 4) for segments ... 0 to 4": (GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
     "weights must lie in [0, inf]": lambda: pp.given_indices([[0]], weights=[[np.nan]]),
@@ -217,8 +204,8 @@ VALUE_ERRORS = {
     "gamma must be one number ... (3,)": lambda: jax.eval_shape(
         lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)
     ),
-    "axis=1 ... ('step',) ... (12,)": lambda: update(GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
-    "-3 ... (6, 4)": lambda: update(GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
+    "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
+    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
     # batches
     "batch.value is missing ... value_loss()": lambda: update(
         FULL, pp.clipped_value_loss(clip_eps=0.2), batch=given(value=None, target=BATCH.reward)
@@ -236,15 +223,13 @@ VALUE_ERRORS = {
     "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
         GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
     ),
-    "early_stop needs batch.metrics.nothing": lambda: update(GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
-    "length=4 must divide the 6 steps": lambda: update(GAE, pp.time_chunks(2, length=4), VALUE),
+    "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
+    "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
     "the loss 'early' was added before the sampler": lambda: update(
         pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE
     ),
-    "requested a stop, which only parts after it may do": lambda: update(UNDECLARED_STOP, GAE, FULL, SURROGATE),
-    "surrogate, undeclared) requested a stop but does not declare it": lambda: update(
-        GAE, FULL, SURROGATE, UNDECLARED_STOP
-    ),
+    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
+    "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
     "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
         pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
     ),
@@ -256,7 +241,14 @@ VALUE_ERRORS = {
     ),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     # several cases of one rule
-    **COUNTS,
+    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
+    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
+    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0": lambda: pp.prioritized_sampler(
+        2, alpha=1.0, beta=1.0, segments_per_minibatch=0
+    ),
+    "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
+    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
+    "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
     **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
@@ -282,10 +274,8 @@ TYPE_ERRORS = {
     ),
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
-    "mine ... must return (batch, state)": lambda: update(
-        pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL
-    ),
-    "mine ... (batch, state), got Batch": lambda: update(pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
+    "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
+    "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)": lambda: pp.stateless(
         abs, requires="reward"
     ),
@@ -294,10 +284,8 @@ TYPE_ERRORS = {
     ),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     # the learner
-    "add_loss: mine must be floating, got int32": lambda: update(
-        GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))
-    ),
-    "mine must be an array, got 'a'": lambda: update(GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
+    "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
+    "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
     "int32 at ['steps'] ... phase(..., trains=...)": lambda: update(params=make_params() | {"steps": jnp.int32(3)}),
     "state must be a LearnerState, as learner.init(params) returns it, got dict": lambda: learner(CRITIC).update(
         jax.random.key(0), make_params(), BATCH
@@ -411,12 +399,8 @@ SHAPE_ERRORS = {
         {"a": jnp.zeros(3), "b": jnp.zeros(())}
     ),
     # the learner
-    "'mine' ... (6, 4) ... reduce it": lambda: update(
-        GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE
-    ),
-    "'mine' has shape (), expected (6, 4)": lambda: update(
-        GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))
-    ),
+    "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
+    "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()": lambda: update(
         STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR
     ),
@@ -439,7 +423,7 @@ SHAPE_ERRORS = {
     "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers": lambda: update(
         GAE, ACTOR, batch=given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))
     ),
-    "combine the streams of the advantage first": lambda: update(STREAMS, ACTOR),
+    "combine the streams of the advantage first": (STREAMS, ACTOR),
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
@@ -512,7 +496,7 @@ REFUSED_BY_PYTHON = {
 )
 def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
-        call()
+        call() if callable(call) else update(*call)
     assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
 
 

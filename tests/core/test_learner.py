@@ -285,36 +285,6 @@ def test_chains_nest_and_have_an_identity():
 # --- samplers --------------------------------------------------------------------------------------------------------
 
 
-def rows_seen(sampler, shape, batch=None, keys=(KEY,)):
-    """Row numbers t*N + n of every minibatch, and the weights; of one update per key."""
-    batch = rollout() if batch is None else batch
-    batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
-    learner = pp.learner(evaluate, pp.chain(sampler, recorder(*shape), VALUE), optax.sgd(0.1))
-    update, state = jax.jit(learner.update), learner.init(make_params())
-    seen = [update(key, state, batch)[0].pipeline[1][1][0] for key in keys]
-    assert all(count == shape[0] for _, _, count in seen)
-    return [(np.asarray(rows), np.asarray(weights)) for rows, weights, _ in seen]
-
-
-def test_shuffled_minibatches_see_every_step_once_per_epoch():
-    orders = []
-    for rows, _ in rows_seen(pp.shuffled_minibatches(3, num_epochs=2), (6, 8), keys=jax.random.split(KEY, 2)):
-        for epoch in rows.reshape(2, -1):
-            assert sorted(epoch) == list(range(24))
-            orders.append(tuple(epoch))
-    assert len({*orders, tuple(range(24))}) == 5  # another order in each epoch of each update
-
-
-def test_segment_minibatches_keep_segments_whole():
-    [(rows, _)] = rows_seen(pp.segment_minibatches(2, num_epochs=4), (8, TIME, 2))
-    np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
-    columns = rows % SEGMENTS
-    assert np.all(columns == columns[:, :1])
-    epochs = columns[:, 0].reshape(4, -1)
-    assert all(sorted(epoch) == list(range(SEGMENTS)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
-
-
 @pytest.mark.parametrize("replacement", [False, True])
 def test_prioritized_sampler_draws_and_weighs(replacement):
     batch = rollout()  # the last segment is masked throughout
@@ -322,7 +292,10 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     sampler = pp.prioritized_sampler(
         8, alpha=0.7, beta=0.4, num_epochs=25, replacement=replacement, segments_per_minibatch=2
     )
-    [(rows, weights)] = rows_seen(sampler, (200, TIME, 2), batch)
+    batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
+    state, _ = run(pp.chain(sampler, recorder(200, TIME, 2), VALUE), batch)
+    rows, weights, count = map(np.asarray, state.pipeline[1][1][0])
+    assert count == 200
     columns = rows[:, 0] % SEGMENTS
     np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
     np.testing.assert_array_equal(rows % SEGMENTS, np.broadcast_to(columns[:, None], rows.shape))

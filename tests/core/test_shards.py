@@ -18,7 +18,7 @@ from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
-ROWS = jnp.arange(T * N).reshape(T, N)
+ROWS, OTHER = jnp.arange(T * N).reshape(T, N), jax.random.key(1)
 
 
 def with_memory(params, batch):
@@ -69,6 +69,7 @@ def newest(sampler=pp.sampler):
 
 
 DRAWN = {
+    "full": (pp.full_batch(), 1),
     "shuffled": (pp.shuffled_minibatches(3), 1),
     "segments": (pp.segment_minibatches(2), 1),
     "chunks": (pp.time_chunks(3, length=2, burn_in=1), 1),
@@ -79,11 +80,12 @@ DRAWN = {
 }
 
 
+@pytest.mark.parametrize("shards", [1, SHARDS])
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
+def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     sampler, share = DRAWN[name]
     number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # of two agents
-    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=SHARDS)
+    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=shards)
     batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
 
     planned = sampler.plan(KEY, batch, 0) if name.startswith("given") else None  # what is given is checked here
@@ -94,16 +96,18 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
         items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(len(jax.tree.leaves(plan)[0]))]
         return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in items]
 
-    seen = []
-    for one in minibatches(KEY):
+    seen, drawn = [], minibatches(KEY)
+    for one in drawn:
         numbers = np.asarray(one.extras["number"])[..., 0]
-        for shard, block in enumerate(np.split(numbers, SHARDS, axis=-1)):
-            assert set(block.reshape(-1) % N // (N // SHARDS)) == {shard}
+        for shard, block in enumerate(np.split(numbers, shards, axis=-1)):
+            assert set(block.reshape(-1) % N // (N // shards)) == {shard}
         segment = np.asarray(one.per_segment["number"])
         np.testing.assert_array_equal(numbers % N, np.broadcast_to(segment, numbers.shape))
         np.testing.assert_array_equal(one.log_prob, one.extras["number"])  # no index is outside
         np.testing.assert_array_equal(one.shared["table"], np.arange(3))
-        assert one.shards == SHARDS
+        assert one.shards == shards
+        if len(numbers) == T and numbers.ndim == 2:  # whole segments
+            np.testing.assert_array_equal(numbers // N, np.broadcast_to(np.arange(T)[:, None], numbers.shape))
         assert one.weight is None or one.weight.shape == numbers.shape[-1:]
         assert one.mask is None or np.array_equal(one.mask[..., 0], one.mask[..., 1])
         counts = np.ones_like(numbers, bool) if one.mask is None else np.asarray(one.mask)[..., 0].astype(bool)
@@ -111,6 +115,8 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
     if share is not None:
         seen = np.concatenate([x.reshape(-1) for x in seen])
         assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
+    same = [np.array_equal(one.log_prob, two.log_prob) for one, two in zip(drawn, minibatches(OTHER), strict=True)]
+    assert all(same) if name in ("full", "given steps", "given segments") else not any(same)
 
 
 def drawing(draw, axis):

@@ -9,8 +9,6 @@ to `libraries/`. There, everything is computed in float64, so that a difference 
 rounding error: torch's default is float64, and `Tensor.float()` and `as_tensor(dtype=torch.float32)` return float64.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

@@ -9,8 +9,6 @@ A script computes in global variables. The tape reads them when `backward` is ca
 and when the script logs. It takes the place of TensorBoard.
 """
 
-from __future__ import annotations
-
 import functools
 import runpy
 import sys

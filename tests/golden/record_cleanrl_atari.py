@@ -10,8 +10,6 @@ Everything is computed in float64: in float32, rounding changes the sign of the 
 enlarges the small differences of the gradients.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -10,8 +10,6 @@ the package asks for:
 jax runs without `jit`, so that every minibatch is a call with numbers, which a subclass writes down.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import types

@@ -8,8 +8,6 @@ Run it with a checkout of the commit below, where the packages that it imports a
 `epoch` runs without `jit`, so that the functions that it calls get numbers, which are written down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

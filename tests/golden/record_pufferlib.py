@@ -5,8 +5,6 @@ Its setup downloads raylib and compiles a CUDA extension; without these, build t
 The environment sends random numbers. The tape reads the local variables of `train` when it calls `backward`.
 """
 
-from __future__ import annotations
-
 import ast
 import configparser
 import functools
