@@ -72,6 +72,10 @@ def draws(draw, axis="step"):
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
 
 
+SHORT = pp.within(GAE, name="short", write={"advantage": "extras.short"})
+CHANGED = pp.stateless(lambda batch: batch, name="changed", provides=("obs",))
+
+
 def rollout_of(env, **options):
     return pp.rollout(env, evaluate, num_envs=1, num_steps=1, **options)
 
@@ -93,6 +97,11 @@ class Unsummed(Categorical):
 def only_log_prob(params, batch):
     distribution, value = evaluate(params, batch)
     return SimpleNamespace(log_prob=distribution.log_prob), value
+
+
+def categorical(params, batch):
+    distribution, value = evaluate(params, batch)
+    return distributions.Categorical(distribution.logits), value
 
 
 def wide_entropy(params, batch):
@@ -233,9 +242,23 @@ VALUE_ERRORS = {
     "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
         pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
     ),
+    "gae writes advantage and target, and no part after it": (GAE, FULL, pp.entropy_bonus(coef=0.1)),
+    "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
+    "short writes extras.short, and no part after it reads it": (GAE, SHORT, FULL, SURROGATE),
+    "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
+    "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
+    "changed writes obs, and no part after it reads it": (GAE, FULL, SURROGATE, CHANGED),
+    "policy_loss works along time, but shuffled_minibatches": (GAE, SHUFFLED, pp.policy_loss(f.gspo, clip_eps=0.1)),
+    "shuffled_minibatches before it cuts the time axis": lambda: pp.chain(
+        GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))
+    ),
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "put it into phases(name=phase": lambda: learner(pp.chain(GAE, pp.phase(ACTOR))),
     "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
+    "about 4 elements: ... divides 7 is 7": lambda: update(
+        GAE, pp.given_indices([[*range(7)]]), VALUE, evaluate=pp.microbatched(categorical, 4)
+    ),
+    "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
     "'loss' is written twice ... gradient_metrics ... another name": lambda: update(
         gradient_metrics=lambda gradient: {"loss": 99.0}
     ),

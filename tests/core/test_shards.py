@@ -57,15 +57,11 @@ def in_shards(indices, axis):
 # --- what samplers draw ----------------------------------------------------------------------------------------------
 
 
-def newest(sampler=pp.sampler):
-    """A sampler that knows nothing of shards: the last steps of a rollout, in a random order."""
-
-    def plan(key, batch, epoch):
-        assert batch.shards == 1
-        steps = batch.log_prob.shape[0] * batch.log_prob.shape[1]
-        return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
-
-    return sampler("newest", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
+def newest(key, batch, epoch):
+    """A plan that knows nothing of shards: the last steps of a rollout, in a random order."""
+    assert batch.shards == 1
+    steps = np.prod(batch.log_prob.shape[:2])
+    return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
 
 
 DRAWN = {
@@ -76,7 +72,7 @@ DRAWN = {
     "given steps": (pp.given_indices(in_shards(ROWS, "step")), 1),
     "given segments": (pp.given_indices(in_shards(ROWS, "segment"), "segment"), 1),
     "prioritized": (pp.prioritized_sampler(2, alpha=0.8, beta=0.4), None),
-    "newest": (newest(), 0.5),
+    "newest": (pp.sampler("newest", newest, lambda item, *_: (item, None), num_minibatches=2, axis="step"), 0.5),
 }
 
 
