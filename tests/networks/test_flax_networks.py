@@ -15,7 +15,7 @@ from ppo_parts.networks._conv import convolve_by_products
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
-DISCRETE = SimpleNamespace(n=3, shape=())
+DISCRETE, HEAD = SimpleNamespace(n=3, shape=()), jnp.zeros((4, 3))
 
 
 def env(action_space, shape=(5,), num_agents=None):
@@ -210,6 +210,11 @@ BOUNDED = env(envs.Box((2,), -1.0, 1.0))
         ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
         ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
         ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
+        ("actor_critic", env(DISCRETE), {"gsde": True}, "gsde must be False, because the actions are discrete"),
+        ("actor_critic", env(DISCRETE), {"squash": True}, "squash must be False, because the actions are discrete"),
+        ("action_distribution", DISCRETE, {"head": HEAD, "squash": True}, "squash must be False, because the actions"),
+        ("action_distribution", DISCRETE, {"head": HEAD, "features": HEAD}, "features must be None, because the"),
+        ("action_distribution", BOX, {"head": HEAD[:, :2]}, "need log_std"),
         ("actor_critic", BOUNDED, {"log_std": "a"}, "log_std must be a number"),
         ("actor_critic", BOUNDED, {"log_std": [0.0, 1.0]}, "log_std must be a number|one number"),
         ("actor_critic", env(envs.Box((2,))), {"squash": True}, "squash=True needs actions with bounds, got Box"),
@@ -227,9 +232,7 @@ def test_networks_that_cannot_be_made_are_refused_when_they_are_made(make, given
         getattr(networks, make)(given, **settings)
 
 
-def test_other_mistakes_are_named():
-    with pytest.raises(pp.errors.UserTypeError, match="need log_std"):
-        networks.action_distribution(BOX, jnp.zeros((3, 2)))
+def test_an_unknown_network_is_named():
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
 
