@@ -367,29 +367,6 @@ def test_an_epoch_that_exceeds_is_the_last(unstopped):
         assert metrics["early_stopped"] == (minibatches == 3 or trace.kl[5] > threshold)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_what_is_judged(estimator, reduction):
-    batch = rollout()
-    log_ratio = evaluate(make_params(), batch)[0].log_prob(batch.action) - batch.log_prob
-    counts = np.asarray(batch.mask, bool)
-    if estimator == "k1" and np.sum(log_ratio[counts]) > 0:
-        log_ratio = -log_ratio  # k1 may be negative, and a threshold is not
-    judged = getattr(np, reduction)(reference.approx_kl(log_ratio, estimator)[counts])
-    batch = batch.replace(current=pp.Current(None, batch.log_prob + log_ratio, batch.value))
-    context = pp.Context(key=KEY, step=2)
-    for threshold, exceeds in ((0.999 * judged, True), (1.001 * judged, False)):
-        for target_kl in (float(threshold), lambda step, threshold=threshold: threshold * step / 2):
-            part = pp.kl_early_stop(target_kl, estimator=estimator, reduction=reduction)
-            out, _ = part.update(batch, part.init(None), context)
-            assert (bool(out.stop.discard), bool(out.stop.after)) == (exceeds, False)
-            np.testing.assert_allclose(out.metrics["early_stop_kl"], judged, rtol=1e-4)
-    part = pp.kl_early_stop(0.5 * judged, estimator=estimator, reduction=reduction, check="epoch")
-    for minibatch, after in ((0, False), (1, False), (2, True)):
-        out, _ = part.update(batch, part.init(None), context.replace(minibatch=minibatch, num_minibatches=3))
-        assert (bool(out.stop.discard), bool(out.stop.after)) == (False, after)
-
-
 def test_a_divergence_that_is_not_a_number_stops(unstopped):
     batch, _ = unstopped
     update, state = stopping_update()
@@ -428,33 +405,7 @@ def test_vmapped_updates_equal_a_loop_over_seeds():
     assert len({int(metrics["minibatches"]) for _, metrics in loop}) > 1  # they did not all stop at once
 
 
-# --- schedules, sweeps, optimizers -----------------------------------------------------------------------------------
-
-
-def test_schedules_count_updates():
-    """Six gradient steps in each update, and all of them have the coefficient and the learning rate of the update."""
-    before, after = (probe(name, lambda batch, context: context.step) for name in ("before", "after"))
-
-    def count(step):
-        return 0.25 * step
-
-    def learner(coef, optimizer):
-        pipeline = pp.chain(before, GAE, pp.given_indices(ORDER), after, pp.value_loss(coef=coef))
-        return pp.learner(evaluate, pipeline, optimizer)
-
-    @jax.jit
-    def constant(number, params):
-        made = learner(number, optax.sgd(number))
-        return made.update(KEY, made.init(params), batch)[0].params
-
-    scheduled = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
-    ours, batch = learner(count, optax.apply_if_finite(scheduled, 1)), rollout()
-    update, state = jax.jit(ours.update), ours.init(make_params())
-    for step in range(3):
-        expected = constant(count(step), state.params)
-        state, metrics = update(KEY, state, batch)
-        assert metrics["before"] == metrics["after"] == step
-        assert_close(state.params, expected)
+# --- entropy ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", ["absent", "undefined", "known"])
