@@ -1,10 +1,12 @@
-"""The learner against a loop over epochs and minibatches written out in Python, and what chains, samplers, stops and
-phases promise when it runs them."""
+"""What the learner promises when it runs chains, samplers, stops, phases and microbatches.
+
+That it is a loop over epochs and minibatches is what `tests/golden` tells, by the numbers of other libraries, and
+`tests/docs/test_gallery.py`, by loops written by hand.
+"""
 
 import dataclasses
 import functools
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from tests.common import (
     rollout,
 )
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
+from tests.golden_traces import record_steps, steps
 
 ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
@@ -54,151 +57,6 @@ def growing_loss() -> pp.Part:
         return batch.add_loss("own", 0.1 * count * batch.current.value), count + 1
 
     return part(update, "growing_loss", jnp.zeros(()), provides=("losses",), place="after_sampler")
-
-
-# --- the learner, written out ----------------------------------------------------------------------------------------
-
-
-class Trace(NamedTuple):
-    """What the manual loop passed through; index i is before minibatch i."""
-
-    params: list
-    kl: list
-    metrics: list
-    opt_state: Any
-    before: tuple
-    after: tuple
-
-
-def fold(parts, states, batch, context):
-    done = []
-    for each, state in zip(parts, states, strict=True):
-        batch, state = each.update(batch, state, context)
-        done.append(state)
-    return batch, tuple(done)
-
-
-def gather(batch, indices, axis):
-    """A minibatch, field by field."""
-
-    def rows(x):
-        x = np.asarray(x)
-        return jnp.asarray(x[:, indices] if axis == "segment" else x.reshape(-1, *x.shape[2:])[indices])
-
-    fields = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
-    picked = {name: rows(getattr(batch, name)) for name in (*fields, "advantage", "target")}
-    return batch.replace(**picked, metrics={}, axes=("step",) if axis == "step" else batch.axes)
-
-
-def following(batch, value):
-    """Next values for new values: only what was recorded is known of observations that are not in the batch."""
-    out = np.array(batch.next_value)
-    for t, n in np.ndindex(TIME - 1, SEGMENTS):
-        if not batch.truncated[t, n] and batch.mask[t + 1, n]:
-            out[t, n] = value[t + 1, n]
-    return out
-
-
-class Manual:
-    """One update: E epochs of K minibatches, every state threaded through all of them; nothing stops it."""
-
-    def __init__(self, before, after, optimizer, axis="step"):
-        self.plan, self.axis = ORDER if axis == "step" else COLUMNS, axis
-        self.prefix = jax.jit(lambda states, batch, context: fold(before, states, batch, context))
-
-        def step(params, opt_state, states, minibatch, context):
-            def loss_fn(params):
-                distribution, value = evaluate(params, minibatch)
-                current = pp.Current(distribution, distribution.log_prob(minibatch.action), value)
-                out, new_states = fold(after, states, minibatch.replace(current=current), context)
-                total = sum(jnp.sum(loss * out.mask) / jnp.sum(out.mask) for loss in out.losses.values())
-                return total, (out.metrics, new_states, current)
-
-            (loss, (metrics, states, current)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
-            return optax.apply_updates(params, updates), opt_state, states, metrics, current
-
-        self.step = jax.jit(step)
-
-    def update(self, params, opt_state, states, batch, *, step=0, refresh="rollout"):
-        before_states, after_states = states
-        context = pp.Context(key=KEY, step=step, evaluate=evaluate)
-        trace = Trace([params], [], [], None, (), ())
-        value, log_ratio = np.array(batch.value), np.zeros((TIME, SEGMENTS), np.float32)
-        keep = np.asarray(batch.mask, bool)
-
-        def as_seen():
-            if not trace.metrics:
-                return batch
-            return batch.replace(
-                value=jnp.asarray(value), next_value=following(batch, value), log_ratio=jnp.asarray(log_ratio)
-            )
-
-        if refresh == "rollout":
-            ready, before_states = self.prefix(before_states, batch, context)
-        for epoch, minibatches in enumerate(self.plan):
-            if refresh == "epoch":
-                if epoch > 0:
-                    distribution, new = evaluate(params, batch)
-                    value = np.where(keep, new, value)
-                    log_ratio = np.where(keep, distribution.log_prob(batch.action) - batch.log_prob, 0)
-                ready, before_states = self.prefix(before_states, as_seen(), context)
-            for indices in minibatches:
-                if refresh == "minibatch":
-                    ready, before_states = self.prefix(before_states, as_seen(), context)
-                minibatch = gather(ready, indices, self.axis)
-                params, opt_state, after_states, metrics, current = self.step(
-                    params, opt_state, after_states, minibatch, context
-                )
-                moved = np.asarray(current.log_prob) - np.asarray(minibatch.log_prob)
-                if refresh == "minibatch":
-                    where = (slice(None), indices) if self.axis == "segment" else np.divmod(indices, SEGMENTS)
-                    counts = np.asarray(minibatch.mask, bool)
-                    value[where] = np.where(counts, current.value, value[where])
-                    log_ratio[where] = np.where(counts, moved, 0)
-                trace.metrics.append(metrics)
-                trace.params.append(params)
-                trace.kl.append(reference.masked_mean(reference.approx_kl(moved, "k3"), minibatch.mask))
-        return trace._replace(opt_state=opt_state, before=before_states, after=after_states)
-
-
-BEFORE = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
-CLIPPED, ENTROPY = pp.clipped_value_loss(clip_eps=0.2, coef=0.5), pp.entropy_bonus(coef=0.01)
-AFTER = (pp.advantage_normalize(), SURROGATE, CLIPPED, ENTROPY, growing_loss())
-ADAM = optax.adam(0.05)
-manual = functools.cache(functools.partial(Manual, BEFORE, AFTER, ADAM))
-
-
-@pytest.mark.parametrize(
-    ("axis", "refresh"),
-    [("step", "rollout"), ("segment", "epoch"), ("segment", "minibatch"), ("step", "minibatch")],
-)
-def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
-    by_hand = manual(axis)
-    sampler = pp.given_indices(by_hand.plan, axis, refresh=refresh)
-    learner = pp.learner(evaluate, pp.chain(*BEFORE, sampler, *AFTER), ADAM)
-    update = jax.jit(learner.update)
-
-    state = learner.init(make_params())
-    trace = Trace([state.params], [], [], state.opt_state, *state.pipeline[1])
-    for step in range(2):
-        batch = rollout(step, behavior=state.params)
-        if axis == "segment":  # no segment is masked throughout: a minibatch of nothing is another test
-            batch = batch.replace(mask=batch.mask.at[1].set(1))
-        states = trace.before, trace.after
-        trace = by_hand.update(trace.params[-1], trace.opt_state, states, batch, step=step, refresh=refresh)
-        state, metrics = update(KEY, state, batch)
-        close = {"rtol": 2e-4, "atol": 1e-5}
-        assert_close(state.params, trace.params[-1], **close)
-        assert_close(state.opt_state, trace.opt_state, **close)
-        assert_close(state.pipeline[1], (trace.before, trace.after), **close)
-        assert state.step == step + 1
-        assert metrics["minibatches"] == len(trace.metrics)
-        for name in trace.metrics[0]:
-            values = [m[name] for m in trace.metrics]
-            reduce = np.max if name.endswith("_max") else np.min if name.endswith("_min") else np.mean
-            np.testing.assert_allclose(metrics[name], reduce(values), **close, err_msg=name)
 
 
 def test_updates_scan_without_retracing():
@@ -325,50 +183,51 @@ def stopping_update(**settings):
 
 @pytest.fixture(scope="module")
 def unstopped():
-    """The run that nothing stops: parameters and divergence before each of the six minibatches."""
-    state = stopping_update()[1]
-    after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
-    states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
-    trace = Manual((GAE,), after, optax.adam(0.1)).update(state.params, state.opt_state, states, batch)
-    assert all(kl > 0 for kl in trace.kl[1:])
-    return batch, trace
+    """The run that nothing stops: parameters before each of the six minibatches and after, and each divergence."""
+    batch = rollout(behavior=make_params())
+    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(jnp.inf))
+    optimizer = optax.chain(record_steps(6, {"kl": "early_stop_kl"}), optax.adam(0.1))
+    state, _ = run(pipeline, batch, optimizer=optimizer)
+    params, numbers = steps(state.opt_state[0], state.params)
+    assert all(numbers["kl"][1:] > 0)
+    return batch, [jax.tree.map(lambda x, i=i: x[i], params) for i in range(7)], numbers["kl"].tolist()
 
 
 def test_a_minibatch_that_exceeds_is_not_applied(unstopped):
-    batch, trace = unstopped
+    batch, params, kls = unstopped
     update, state = stopping_update()
     stopped_at = set()
-    for kl in trace.kl[1:]:
+    for kl in kls[1:]:
         threshold = 0.999 * kl
-        first = next(i for i, other in enumerate(trace.kl) if other > threshold)
+        first = next(i for i, other in enumerate(kls) if other > threshold)
         stopped_at.add(first)
         after, metrics = update(threshold, KEY, state, batch)
-        assert_close(after.params, trace.params[first], rtol=1e-4, atol=1e-5)
+        assert_close(after.params, params[first], rtol=1e-4, atol=1e-5)
         assert after.opt_state[0].count == first
         assert after.pipeline[1][1][2] == first  # the state of growing_loss is that before the minibatch, too
         assert metrics["minibatches"] == first
         assert metrics["epochs"] == first // 3 + 1
         assert metrics["early_stopped"] == 1
-        np.testing.assert_allclose(metrics["early_stop_kl"], np.mean(trace.kl[: first + 1]), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(metrics["early_stop_kl"], np.mean(kls[: first + 1]), rtol=1e-3, atol=1e-6)
     assert len(stopped_at) > 1
     after, metrics = update(jnp.inf, KEY, state, batch)
-    assert_close(after.params, trace.params[6], rtol=1e-4, atol=1e-5)
+    assert_close(after.params, params[6], rtol=1e-4, atol=1e-5)
     assert (metrics["minibatches"], metrics["epochs"], metrics["early_stopped"]) == (6, 2, 0)
 
 
 def test_an_epoch_that_exceeds_is_the_last(unstopped):
-    batch, trace = unstopped
+    batch, params, kls = unstopped
     update, state = stopping_update(check="epoch")
-    for threshold, minibatches in ((0.999 * trace.kl[2], 3), (1.001 * trace.kl[2], 6)):
+    for threshold, minibatches in ((0.999 * kls[2], 3), (1.001 * kls[2], 6)):
         after, metrics = update(threshold, KEY, state, batch)
         assert metrics["minibatches"] == minibatches
         assert metrics["epochs"] == minibatches // 3
-        assert_close(after.params, trace.params[minibatches], rtol=1e-4, atol=1e-5)
-        assert metrics["early_stopped"] == (minibatches == 3 or trace.kl[5] > threshold)
+        assert_close(after.params, params[minibatches], rtol=1e-4, atol=1e-5)
+        assert metrics["early_stopped"] == (minibatches == 3 or kls[5] > threshold)
 
 
 def test_a_divergence_that_is_not_a_number_stops(unstopped):
-    batch, _ = unstopped
+    batch, *_ = unstopped
     update, state = stopping_update()
     row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ORDER[0, 1]])[0])
     t, n = divmod(int(ORDER[0, 1, row]), SEGMENTS)
@@ -378,15 +237,15 @@ def test_a_divergence_that_is_not_a_number_stops(unstopped):
 
 
 def test_stopping_skips_the_work(unstopped):
-    batch, trace = unstopped
+    batch, _, kls = unstopped
     evaluated = []
 
     def counted(params, batch):
         jax.debug.callback(lambda: evaluated.append(1))
         return evaluate(params, batch)
 
-    threshold = 0.999 * max(trace.kl[1:4])
-    first = next(i for i, kl in enumerate(trace.kl) if kl > threshold)
+    threshold = 0.999 * max(kls[1:4])
+    first = next(i for i, kl in enumerate(kls) if kl > threshold)
     pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
     _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), policy=counted))
     jax.effects_barrier()
