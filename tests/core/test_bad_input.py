@@ -110,6 +110,19 @@ def wide_entropy(params, batch):
     return wide, value
 
 
+def clipped(schedule):
+    return pp.clipped_surrogate(clip_eps=schedule)
+
+
+def doubled(*fields):
+    """A part that leaves twice as many segments of these fields."""
+
+    def double(batch):
+        return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
+
+    return pp.stateless(double, name="doubled")
+
+
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
 DIVISORS = [  # a sampler, and what the number of its minibatches must divide
     (pp.shuffled_minibatches(7), "24 steps ... got 7 ... 6, 8"),
@@ -215,6 +228,14 @@ VALUE_ERRORS = {
     ),
     "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
     "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
+    "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
+    "its schedule is -0.2 at step 0": lambda: clipped(lambda step: -0.2 + step),
+    "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
+    "its schedule is -0.1 in the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
+    "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1": lambda: pp.optim.scale_by_update_schedule(
+        -0.1
+    ),
     # batches
     "batch.value is missing ... value_loss()": lambda: update(
         FULL, pp.clipped_value_loss(clip_eps=0.2), batch=given(value=None, target=BATCH.reward)
@@ -229,6 +250,20 @@ VALUE_ERRORS = {
         lambda prediction, target, mask=None: jnp.mean(prediction)
     ),
     # parts of one's own, samplers, and what they leave
+    "the rollout has a mask, but like has none": lambda: pp.replay(1, given(mask=None)).update(BATCH, (), CONTEXT),
+    'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
+        doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
+        GAE,
+        pp.shuffled_minibatches(2, refresh="minibatch"),
+        VALUE,
+    ),
+    "learner, after gae, doubled: ... log_prob (6, 8), value (6, 4)": (
+        GAE,
+        doubled("obs", "action", "log_prob", "advantage"),  # but not the target
+        SHUFFLED,
+        SURROGATE,
+        VALUE,
+    ),
     "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
         GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
     ),

@@ -366,26 +366,19 @@ def test_the_report_names_phases_and_parts_of_ones_own():
 # --- phases ----------------------------------------------------------------------------------------------------------
 
 
-ENTRIES = two_entries() | {"other": {"x": jnp.ones(2)}}
-ACTOR = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
-CRITIC = pp.chain(pp.given_indices(COLUMNS, "segment"), VALUE)
-
-
-def run_phases(actor, critic, *before):
-    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
-    pipeline = pp.chain(*(before or (GAE,)), pp.phases(actor=actor, critic=critic))
-    return run(pipeline, optimizer=optimizers, params=ENTRIES, policy=both)
-
-
 def test_phases_run_in_order_and_share_what_stands_before_them():
     look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
-    epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
+    actor = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
+    critic = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE, look)
 
     def count(params, opt_state, old, new, context):
         return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
 
     growing = dataclasses.replace(growing_reward(), amend=count)
-    state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing, GAE)
+    pipeline = pp.chain(growing, GAE, pp.phases(actor=actor, critic=critic))
+    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
+    params = two_entries() | {"other": {"x": jnp.ones(2)}}
+    state, metrics = run(pipeline, optimizer=optimizers, params=params, policy=both)
     np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
     # the shared parts ran once for the actor, and once more before each of the critic's two epochs
     assert state.pipeline[0][0] == 3
