@@ -481,21 +481,13 @@ def test_group_advantages_equal_a_loop_by_hand(name):
     module, segments, group = card("values", "Without a critic"), 8, 4
     batch = double(1, shape=(TIME, segments), masked=False).replace(value=None, next_value=None)
     params = {"policy": linear_params()["policy"]}
-    lengths, returns = [], []
-    for n in range(segments):
-        ends = np.flatnonzero(np.maximum(batch.terminated[:, n], batch.truncated[:, n]))
-        lengths.append(int(ends[0]) + 1 if len(ends) else TIME)
-        returns.append(float(jnp.sum(batch.reward[: lengths[n], n])))
+    ended = np.maximum(batch.terminated, batch.truncated)
+    lengths = np.where(ended.any(axis=0), ended.argmax(axis=0) + 1, TIME)
     assert len(set(lengths)) > 2
-    advantage = np.zeros(segments)
-    for n in range(segments):
-        members = [m for m in range(segments) if m // group == n // group]
-        others = [returns[m] for m in members if m != n]
-        all_of_them = [returns[m] for m in members]
-        if name == "grpo":
-            advantage[n] = (returns[n] - np.mean(all_of_them)) / (np.std(all_of_them) + 1e-8)
-        else:
-            advantage[n] = returns[n] - np.mean(others)
+    returns = np.array([batch.reward[: lengths[n], n].sum() for n in range(segments)]).reshape(-1, group)
+    center, scale = returns.mean(axis=1, keepdims=True), returns.std(axis=1, keepdims=True) + 1e-8
+    others = (returns.sum(axis=1, keepdims=True) - returns) / (group - 1)
+    advantage = np.ravel((returns - center) / scale if name == "grpo" else returns - others)
 
     def segment_loss(params, n):
         obs, action, old = (x[: lengths[n], n] for x in (batch.obs, batch.action, batch.log_prob))
@@ -1097,13 +1089,8 @@ def test_action_chunks_equal_steps_by_hand():
     batch, later, advantage = double().replace(mask=None).add_extras(discount=discount), 0.0, [None] * TIME
     for t in reversed(range(TIME)):
         followed = discount[t] * (1 - batch.terminated[t])
-        later = (
-            batch.reward[t]
-            + followed * batch.next_value[t]
-            - batch.value[t]
-            + (0.95 * followed * (1 - batch.truncated[t]) * later)
-        )
-        advantage[t] = later
+        error = batch.reward[t] + followed * batch.next_value[t] - batch.value[t]
+        advantage[t] = later = error + 0.95 * followed * (1 - batch.truncated[t]) * later
     written = module.chunked_gae.update(batch, (), pp.Context(key=KEY))[0]
     assert_equal((written.advantage, written.target), (jnp.stack(advantage), jnp.stack(advantage) + batch.value))
 
