@@ -8,7 +8,6 @@ The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place 
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -114,20 +113,6 @@ def steps(tape: Tape, last: Any) -> Steps:
     return rows._replace(params=jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows.params, last))
 
 
-@cache
-def programs(make_learner: Callable[..., pp.Learner]) -> tuple[Any, Any]:
-    """Compiled `init` and `update` of the learner that is made of traced arguments."""
-
-    def init(given: Any, params: Any) -> pp.LearnerState:
-        return make_learner(*given).init(params)
-
-    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
-        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
-        return make_learner(*given).update(jax.random.key(0), rewound, batch)
-
-    return jax.jit(init), jax.jit(update)
-
-
 def replay(
     make_learner: Callable[..., pp.Learner],
     params: Any,
@@ -142,7 +127,16 @@ def replay(
         updates: for each one, the recorded arrays that the learner is made of (such as indices), and the rollout.
         amend: changes the first state.
     """
-    init, update = programs(make_learner)
+
+    @jax.jit
+    def init(given: Any, params: Any) -> pp.LearnerState:
+        return make_learner(*given).init(params)
+
+    @jax.jit
+    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
+        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
+        return make_learner(*given).update(jax.random.key(0), rewound, batch)
+
     state, played = None, []
     with jax.default_matmul_precision("float32"):
         for given, batch in updates:

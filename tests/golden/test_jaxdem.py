@@ -33,6 +33,7 @@ SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
 }
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
+EXPONENTS = "importance_sampling_alpha", "importance_sampling_beta", "anneal_importance_sampling_beta"
 BUFFERS = ("value", "ratio", "advantage", "returns")
 
 
@@ -42,11 +43,6 @@ def settings(z: traces.Arrays) -> dict[str, float]:
     for prefix in ("ppo_", "advantage_"):
         config |= {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
     return config | {"gae_lambda": config["lambda"]}
-
-
-def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> float:
-    """The exponent of the importance weights."""
-    return float(pp.linear_schedule(start, start + anneal * (1 - start), int(num_epochs))(int(epoch)))
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
@@ -96,59 +92,43 @@ def rollout(z: traces.Arrays) -> pp.Batch:
     return pp.Batch(**given, terminated=jnp.asarray(fields["done"]), next_value=next_value)
 
 
-def drawn(z: traces.Arrays, beta: float) -> tuple[Any, Any]:
-    """The segments of each minibatch, and their importance weights."""
-    probabilities = np.take_along_axis(z["mb/prio_probs"], z["mb/idx"], axis=1)
-    return z["mb/idx"], (z["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
-
-
-def peer_optimizer(config: dict[str, float]) -> optax.GradientTransformation:
-    """The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs."""
+@pytest.mark.parametrize("case", CASES)
+def test_learner_reproduces_jaxdem(case):
+    z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
+    config, shape, start = settings(z), z["epoch0/init/value"].shape, traces.sub(z, "epoch0/params_before/")
+    # The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs.
     rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
-    return optax.chain(
+    optimizer = optax.chain(
         traces.record_steps(int(config["num_minibatches"]), SCALARS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.contrib.muon(rate, eps=MUON_EPS),
     )
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_learner_reproduces_jaxdem(case):
-    z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
-    config = settings(z)
-    optimizer = peer_optimizer(config)
-    shape = z["epoch0/init/value"].shape
-
     def make_learner(indices: Any, weights: Any) -> pp.Learner:
         return pp.learner(evaluate, epoch_chain(config, indices, weights, shape), optimizer)
 
     epochs = [traces.sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
-    schedule = [config[f"{name}importance_sampling_beta"] for name in ("", "anneal_")]
-    betas = [annealed(*schedule, config["num_epochs"], i) for i in range(len(epochs))]
-    given = [drawn(one, beta) for one, beta in zip(epochs, betas, strict=True)]
-    updates = [(each, rollout(one)) for each, one in zip(given, epochs, strict=True)]
-    start = traces.sub(z, "epoch0/params_before/")
+    alpha, first, anneal = (config[name] for name in EXPONENTS)
+    exponent = pp.linear_schedule(first, first + anneal * (1 - first), int(config["num_epochs"]))
+    betas, updates = [float(exponent(i)) for i in range(len(epochs))], []
+    for one, beta in zip(epochs, betas, strict=True):
+        probabilities = np.take_along_axis(one["mb/prio_probs"], one["mb/idx"], axis=1)
+        weights = (one["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
+        updates.append(((one["mb/idx"], weights), rollout(one)))
     for i, (state, metrics) in enumerate(traces.replay(make_learner, start, updates)):
-        compare_epoch(state, metrics, epochs[i], start)
-        compare_refresh(config, traces.tapes(state.pipeline)[0], epochs[i], given[i][1], betas[i])
-
-
-def compare_epoch(state: pp.LearnerState, metrics: Any, z: traces.Arrays, start: traces.Arrays) -> None:
-    """Minibatches and parameters within one epoch."""
-    rows = traces.steps(state.opt_state[0], state.params)
-    traces.close_steps(rows, traces.sub(z, "mb/"), traces.sub(z, "mb/params_after/"), start, ROUNDING)
-    for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
-        if ours != "peer_explained_variance":
-            recorded = z[f"metrics/{name.removeprefix('aux/')}"]
-            traces.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
-
-
-def compare_refresh(config: Any, buffers: traces.Arrays, z: traces.Arrays, weights: Any, beta: float) -> None:
-    """What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities."""
-    begun, alpha = {name: x[0] for name, x in buffers.items()}, config["importance_sampling_alpha"]
-    traces.close_tensors("init", begun, {name: z[f"init/{name}"] for name in BUFFERS})
-    for k, indices in enumerate(z["mb/idx"]):
-        traces.close_priorities(buffers["advantage"][k], indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
-        if k + 1 < len(z["mb/idx"]):
-            recomputed = {name: z[f"recompute/{name}"][k] for name in BUFFERS}
-            traces.close_tensors("next", {name: x[k + 1][:, indices] for name, x in buffers.items()}, recomputed)
+        one, (_, weights), (buffers,) = epochs[i], updates[i][0], traces.tapes(state.pipeline)
+        rows = traces.steps(state.opt_state[0], state.params)
+        traces.close_steps(rows, traces.sub(one, "mb/"), traces.sub(one, "mb/params_after/"), start, ROUNDING)
+        for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
+            if ours != "peer_explained_variance":
+                recorded = one[f"metrics/{name.removeprefix('aux/')}"]
+                traces.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
+        # What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities.
+        begun = {name: x[0] for name, x in buffers.items()}
+        traces.close_tensors("init", begun, {name: one[f"init/{name}"] for name in BUFFERS})
+        for k, indices in enumerate(one["mb/idx"]):
+            priorities = one["mb/prio_probs"][k]
+            traces.close_priorities(buffers["advantage"][k], indices, alpha, betas[i], priorities, weights[k])
+            if k + 1 < len(one["mb/idx"]):
+                recomputed = {name: one[f"recompute/{name}"][k] for name in BUFFERS}
+                traces.close_tensors("next", {name: x[k + 1][:, indices] for name, x in buffers.items()}, recomputed)
