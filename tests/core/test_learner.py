@@ -59,36 +59,6 @@ def growing_loss() -> pp.Part:
     return part(update, "growing_loss", jnp.zeros(()), provides=("losses",), place="after_sampler")
 
 
-def test_updates_scan_without_retracing():
-    traces = []
-
-    def counted(params, batch):
-        traces.append(batch.axes)
-        return evaluate(params, batch)
-
-    after = VALUE, growing_loss(), pp.kl_early_stop(0.5)
-    learner = pp.learner(counted, pp.chain(growing_reward(), GAE, pp.given_indices(ORDER), *after), optax.adam(0.01))
-    batches, keys = [rollout(seed) for seed in range(3)], jax.random.split(KEY, 3)
-    state = learner.init(make_params())
-    update, by_hand = jax.jit(learner.update), []
-    for key, batch in zip(keys, batches, strict=True):
-        if by_hand:
-            traced = len(traces)
-        state, metrics = update(key, state, batch)
-        by_hand.append(metrics)
-    assert len(traces) == traced
-
-    def step(state, given):
-        key, batch = given
-        return learner.update(key, state, batch)
-
-    together = stacked(batches)
-    scanned, metrics = jax.jit(lambda state: jax.lax.scan(step, state, (keys, together)))(learner.init(make_params()))
-    assert_close(scanned, state)
-    assert_close(metrics, stacked(by_hand))
-    assert all(x.shape == () for x in by_hand[0].values())
-
-
 @pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])
 def test_learner_state_is_stable(refresh):
     dtype = jnp.bfloat16
@@ -253,15 +223,24 @@ def test_stopping_skips_the_work(unstopped):
     assert len(evaluated) == first + 1
 
 
-def test_vmapped_updates_equal_a_loop_over_seeds():
+def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
     update, state = stopping_update()
     batches = [rollout(seed, behavior=make_params()) for seed in range(4)]
-    keys, target_kl = jax.random.split(KEY, 4), 0.02
-    together = stacked(batches)
+    keys, target_kl, together = jax.random.split(KEY, 4), 0.02, stacked(batches)
+    after, in_turn, from_here, programs = state, [], [], set()
+    for key, batch in zip(keys, batches, strict=True):
+        from_here.append(update(target_kl, key, state, batch))
+        after, metrics = update(target_kl, key, after, batch)
+        in_turn.append(metrics)
+        programs.add(update._cache_size())
+    assert len(programs) == 1
     vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, together)
-    loop = [update(target_kl, key, state, batch) for key, batch in zip(keys, batches, strict=True)]
-    assert_close(vmapped, stacked(loop), rtol=1e-4, atol=1e-5)
-    assert len({int(metrics["minibatches"]) for _, metrics in loop}) > 1  # they did not all stop at once
+    assert_close(vmapped, stacked(from_here), rtol=1e-4, atol=1e-5)
+    assert len({int(metrics["minibatches"]) for _, metrics in from_here}) > 1  # they did not all stop at once
+    step = lambda state, given: update(target_kl, given[0], state, given[1])  # noqa: E731
+    scanned = jax.jit(lambda state: jax.lax.scan(step, state, (keys, together)))(state)
+    assert_close(scanned, (after, stacked(in_turn)))
+    assert all(x.shape == () for x in in_turn[0].values())
 
 
 # --- entropy ---------------------------------------------------------------------------------------------------------
