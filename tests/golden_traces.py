@@ -172,19 +172,14 @@ def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | Non
         np.testing.assert_allclose(ours[name], x, 0, allowed, err_msg=f"{kind} {name}")
 
 
-@jax.jit
-def priorities_and_weights(advantage: jax.Array, drawn: jax.Array, alpha: Any, beta: Any) -> Any:
-    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
-    return probabilities, pp.functional.importance_weights(probabilities, drawn, beta=beta)
-
-
 def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded: Any, weights: Any) -> None:
     """Probabilities of segments, and importance weights of those that are drawn, from the advantages `[T, N]`.
 
     One deviation of the peers, `mass`: their priorities do not sum to 1, as they divide by sum(w) + eps, and not by
     sum(w + eps). This changes their importance weights by mass^-beta.
     """
-    p, w = priorities_and_weights(advantage, drawn, alpha, beta)
+    p = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
+    w = pp.functional.importance_weights(p, drawn, beta=beta)
     total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
     mass = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
     close("mass", mass, recorded.sum())

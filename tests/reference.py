@@ -103,15 +103,6 @@ def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
     return out
 
 
-def approx_kl(log_ratio, estimator):
-    """http://joschu.net/blog/kl-approx.html, with r the ratio current / behavior."""
-    out = np.zeros(np.shape(log_ratio))
-    for index in np.ndindex(*out.shape):
-        r = np.exp(np.float64(log_ratio[index]))
-        out[index] = {"k1": -np.log(r), "k2": np.log(r) ** 2 / 2, "k3": (r - 1) - np.log(r)}[estimator]
-    return out
-
-
 def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):
     """Probability of each column: PufferLib's priority, over the columns that have a step that counts."""
     advantage = np.asarray(advantage, np.float64)
@@ -131,12 +122,6 @@ def importance_weights(probabilities, indices, *, beta, normalize=False):
     weight = [(drawable.sum() * p) ** -beta if p > 0 else 0.0 for p in probabilities]
     scale = max(weight) if normalize else 1.0
     return np.array([weight[i] / scale for i in indices])
-
-
-def masked_mean(x, mask=None):
-    counts = np.ones(np.shape(x), bool) if mask is None else np.asarray(mask, bool)
-    kept = [float(v) for v, keep in zip(np.ravel(x), np.ravel(counts), strict=True) if keep]
-    return sum(kept) / max(1, len(kept))
 
 
 def normal_cdf(x):

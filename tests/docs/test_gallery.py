@@ -156,6 +156,10 @@ def ppo(logits, value, d, entropy=0.01, critic=0.25, surrogate=clipped, normaliz
     return policy + critic * (value - d["target"]) ** 2
 
 
+def value_loss(value, d):
+    return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
+
+
 def in_double(tree):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
@@ -414,14 +418,13 @@ def test_imagination_equals_a_loop_by_hand():
     model = normal({"change": (OBS + 2, OBS), "reward": OBS + 2}, 3, 0.1)
     params = normal({"policy": (OBS, 2), "value": OBS}, 4)
 
+    def known_of(batch):
+        return jnp.concatenate([batch.obs, jnp.eye(2)[batch.action]], axis=-1)
+
     def error(model):
-        each = []
-        for t in range(TIME - 1):
-            known = jnp.concatenate([batch.obs[t], jnp.eye(2)[batch.action[t]]], axis=1)
-            off = batch.obs[t] + known @ model["change"] - batch.obs[t + 1]
-            each.append((off**2).sum(1) + (known @ model["reward"] - batch.reward[t]) ** 2)
-        inside = (1 - batch.terminated[:-1]) * (1 - batch.truncated[:-1])
-        return jnp.mean(inside * jnp.stack(each))
+        off = (batch.obs + known_of(batch) @ model["change"])[:-1] - batch.obs[1:]
+        each = (off**2).sum(-1) + (known_of(batch) @ model["reward"] - batch.reward)[:-1] ** 2
+        return jnp.mean((1 - batch.terminated[:-1]) * (1 - batch.truncated[:-1]) * each)
 
     chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
     learner = pp.learner(categorical, chain, optax.sgd(RATE))
@@ -430,7 +433,7 @@ def test_imagination_equals_a_loop_by_hand():
     assert_equal(learned, jax.tree.map(lambda x, g: x - 0.1 * g, model, jax.grad(error)(model)))
     starts = np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1)
     assert starts.all()
-    known = jnp.concatenate([dreamed.obs, jnp.eye(2)[dreamed.action]], axis=-1)
+    known = known_of(dreamed)
     np.testing.assert_allclose(dreamed.obs[1:], (dreamed.obs + known @ learned["change"])[:-1], rtol=1e-5)
     np.testing.assert_allclose(dreamed.reward, known @ learned["reward"], rtol=1e-5, atol=1e-6)
     assert dreamed.truncated[-1].all()
@@ -526,9 +529,6 @@ def test_ppg_equals_a_loop_by_hand():
     def policy_loss(policy, d):
         return mean(ppo(heads(policy, d["obs"])[0], 0, d, critic=0), d["mask"])
 
-    def value_loss(value, d):
-        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
-
     def joint_loss(policy, d):
         logits, value = heads(policy, d["obs"])
         return mean(0.5 * (value - d["target"]) ** 2 + kl_of(d["old"], logits), d["mask"])
@@ -571,9 +571,6 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
             right = jnp.where(d["later"], later, 1 - later)
             own -= d["same"] * (jnp.log(right) + 0.0005 * (jnp.log(unclear) + jnp.log(1 - unclear)))
         return mean(own, d["mask"])
-
-    def value_loss(value, d):
-        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
 
     d = estimated(batch, gamma=0.999)
     d["advantage"] = normalized(d["advantage"], d["mask"])
