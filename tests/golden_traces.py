@@ -33,6 +33,7 @@ METRICS = {  # the peers' name: the learner's
 }
 # Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
+ESTIMATES = ("value", "ratio", "advantage", "target")
 Arrays = dict[str, np.ndarray]
 Params = dict[str, jax.Array]
 
@@ -72,13 +73,15 @@ def blank(length: int, row: Any) -> Tape:
     return Tape(jnp.zeros((), jnp.int32), jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), row))
 
 
-def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ...]) -> pp.Part:
-    """A part that changes nothing and writes down what `read` sees: arrays of these names and shapes."""
-    return pp.Part(
-        init=lambda params, key: blank(length, {name: jnp.zeros(shape) for name, shape in shapes.items()}),
-        update=lambda batch, tape, context: (batch, tape.write(read(batch))),
-        name="record",
-    )
+def record_estimates(length: int, shape: tuple[int, ...]) -> pp.Part:
+    """A part that changes nothing and writes down values, ratios, advantages and targets of this shape."""
+
+    def update(batch: pp.Batch, tape: Tape, context: pp.Context) -> tuple[pp.Batch, Tape]:
+        ratio = jnp.ones(shape) if batch.log_ratio is None else jnp.exp(batch.log_ratio)
+        return batch, tape.write(dict(zip(ESTIMATES, (batch.value, ratio, batch.advantage, batch.target), strict=True)))
+
+    blank_tape = blank(length, dict.fromkeys(ESTIMATES, jnp.zeros(shape)))
+    return pp.Part(lambda params, key: blank_tape, update, "record")
 
 
 def record_steps(length: int, names: Mapping[str, str] = MappingProxyType({})) -> Any:

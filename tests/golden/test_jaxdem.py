@@ -34,7 +34,7 @@ SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
 EXPONENTS = "importance_sampling_alpha", "importance_sampling_beta", "anneal_importance_sampling_beta"
-BUFFERS = ("value", "ratio", "advantage", "returns")
+BUFFERS = {"value": "value", "ratio": "ratio", "advantage": "advantage", "returns": "target"}  # the peer's name: ours
 
 
 def settings(z: traces.Arrays) -> dict[str, float]:
@@ -60,10 +60,6 @@ def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
 def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
     """The epoch, with a tape of the rollout before each minibatch."""
 
-    def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        found = batch.value, jnp.exp(batch.log_ratio), batch.advantage, batch.target
-        return dict(zip(BUFFERS, found, strict=True))
-
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
         k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
         explained = pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask)
@@ -72,7 +68,7 @@ def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int])
 
     return pp.chain(
         pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
-        traces.record(len(indices), read, **dict.fromkeys(BUFFERS, shape)),
+        traces.record_estimates(len(indices), shape),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=0),
         pp.advantage_weight(),
@@ -116,7 +112,8 @@ def test_learner_reproduces_jaxdem(case):
         weights = (one["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
         updates.append(((one["mb/idx"], weights), rollout(one)))
     for i, (state, metrics) in enumerate(traces.replay(make_learner, start, updates)):
-        one, (_, weights), (buffers,) = epochs[i], updates[i][0], traces.tapes(state.pipeline)
+        one, (_, weights), (found,) = epochs[i], updates[i][0], traces.tapes(state.pipeline)
+        buffers = {theirs: found[ours] for theirs, ours in BUFFERS.items()}
         rows = traces.steps(state.opt_state[0], state.params)
         traces.close_steps(rows, traces.sub(one, "mb/"), traces.sub(one, "mb/params_after/"), start, ROUNDING)
         for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():

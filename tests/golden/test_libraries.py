@@ -23,7 +23,7 @@ from ppo_parts import envs
 from ppo_parts._core.sampling import Sampler
 from ppo_parts.recipes import libraries
 from ppo_parts.recipes.libraries.parts import Moments, clip_each_network
-from tests.golden_traces import GOLDEN, Arrays, load, record, record_steps, replay, steps, tapes
+from tests.golden_traces import GOLDEN, Arrays, load, record_estimates, record_steps, replay, steps, tapes
 
 HIDDEN, ACTIONS = 8, 2
 
@@ -94,8 +94,7 @@ def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
             parts[at] = pp.given_indices(z[name], axis, refresh=parts[at].refresh)
     estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
     before = [i for i in estimators if i < at]
-    shapes = {name: z[name].shape for name in ("advantage", "target")}
-    estimates = record(len(z["params"]), lambda b: {"advantage": b.advantage, "target": b.target}, **shapes)
+    estimates = record_estimates(len(z["params"]), z["advantage"].shape)
     parts.insert(1 + (before[-1] if before else estimators[0]), estimates)
     if "keys" in z:
         parts = [with_recorded_keys(x, z["keys"]) if x.name == "entropy_bonus" else x for x in parts]
@@ -121,7 +120,7 @@ def test_preset_reproduces_the_library(case):
 
     ((state, _),) = replay(make_learner, split(z["params"][0], z), [((), rollout(z))], under_way)
     rows, (estimates,) = steps(state.opt_state[0], state.params), tapes(state.pipeline)
-    ours = {name: x[-1] for name, x in estimates.items()} | {"losses": rows.numbers["loss"]}
+    ours = {name: estimates[name][-1] for name in ("advantage", "target")} | {"losses": rows.numbers["loss"]}
     if is_brax:  # it takes a part of the entropy in closed form, with the same gradient: recorded without it
         ours["losses"] = ours["losses"] + meta["options"].get("entropy_coef", 1e-4) * rows.numbers["entropy"]
     for name, x in ours.items():

@@ -55,23 +55,17 @@ def unwritten_last_column(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=batch.reward.at[-1].set(batch.value[-1]))
 
 
-BUFFERS = ("values_before", "ratio_before", "advantages")
+BUFFERS = {"values_before": "value", "ratio_before": "ratio", "advantages": "advantage"}  # the peer's name: ours
 
 
 def puffer_chain(config: dict[str, Any], indices: jax.Array, weights: jax.Array) -> pp.Part:
     """PufferLib's update, with a tape of the rollout before each minibatch."""
     clips = {"rho_clip": config["vtrace_rho_clip"], "c_clip": config["vtrace_c_clip"]}
     horizon = config["bptt_horizon"]
-    shape = (config["batch_size"] // horizon, horizon)
-
-    def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        found = batch.value, jnp.exp(batch.log_ratio), batch.advantage
-        return {name: x.T for name, x in zip(BUFFERS, found, strict=True)}
-
     return pp.chain(
         pp.stateless(unwritten_last_column),
         pp.vtrace(gamma=config["gamma"], gae_lambda=config["gae_lambda"], **clips),
-        traces.record(len(indices), read, **dict.fromkeys(BUFFERS, shape)),
+        traces.record_estimates(len(indices), (horizon, config["batch_size"] // horizon)),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=1),
         pp.advantage_weight(),
@@ -105,7 +99,8 @@ def test_learner_reproduces_pufferlib(case):
 
     given = recorded["idx"].astype(np.int32), recorded["mb_prio"][..., 0]
     ((state, _),) = traces.replay(make_learner, start, [(given, rollout(z))], under_way)
-    (buffers,) = traces.tapes(state.pipeline)
+    (found,) = traces.tapes(state.pipeline)
+    buffers = {theirs: found[ours].swapaxes(1, 2) for theirs, ours in BUFFERS.items()}
     traces.close_tensors("before minibatches", buffers, {name: recorded[name] for name in BUFFERS})
     alpha, beta0 = config["prio_alpha"], config["prio_beta0"]
     beta = pp.linear_schedule(beta0, beta0 + (1 - beta0) * alpha, meta["total_epochs"])(meta["epoch"])
