@@ -18,26 +18,6 @@ def _cut(t, n, truncated, mask, steps):
     return mask is not None and t + 1 < steps and not mask[t + 1, n]
 
 
-def gae(reward, value, next_value, terminated, truncated=None, mask=None, *, gamma, gae_lambda):
-    """Advantage and target (arXiv:1506.02438, eq. 16): the sum of discounted TD errors up to the trajectory's end."""
-    shape = np.shape(value)
-    reward, value, next_value, terminated, truncated, mask = _columns(
-        reward, value, next_value, terminated, truncated, mask
-    )
-    steps, columns = value.shape
-    advantage, target = np.zeros((2, steps, columns))
-    for n, t in itertools.product(range(columns), range(steps)):
-        if mask is not None and not mask[t, n]:
-            continue
-        for k in range(t, steps):
-            delta = reward[k, n] - value[k, n] + (0.0 if terminated[k, n] else gamma * next_value[k, n])
-            advantage[t, n] += (gamma * gae_lambda) ** (k - t) * delta
-            if terminated[k, n] or _cut(k, n, truncated, mask, steps):
-                break
-        target[t, n] = advantage[t, n] + value[t, n]
-    return advantage.reshape(shape), target.reshape(shape)
-
-
 def vtrace(
     log_ratio,
     reward,
@@ -83,6 +63,11 @@ def vtrace(
         weight = min(ratio[t, n], rho_clip if pg_rho_clip is None else pg_rho_clip)
         policy[t, n] = weight * (bootstrapped(t, n, following) - value[t, n])
     return tuple(x.reshape(shape) for x in (error, target, policy))
+
+
+def gae(reward, *steps, **settings):
+    """Advantage and target (arXiv:1506.02438, eq. 16): those of V-trace under the policy that acted."""
+    return vtrace(np.zeros(np.shape(reward)), reward, *steps, **settings)[:2]
 
 
 def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
