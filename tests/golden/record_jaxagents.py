@@ -117,12 +117,6 @@ class Agent(IPPO):
         self.copy("actor_loss_input", dict(zip(("obs", "action", "log_prob", "advantage"), given, strict=False)))
         return given
 
-    def _actor_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
-        return self._recorded("actor", i, runner, grad_fn)
-
-    def _critic_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
-        return self._recorded("critic", i, runner, grad_fn)
-
     def _recorded(self, phase: str, i: int, runner: Any, grad_fn: Any) -> Any:
         def recorded(*inputs: Any) -> Any:
             found = grad_fn(*inputs)
@@ -138,6 +132,9 @@ class Agent(IPPO):
         runner = getattr(super(), f"_{phase}_minibatch_update")(i, runner, recorded)
         self.tape.write(f"{phase}_mb_params", flat(runner[0].params))
         return runner
+
+    _actor_minibatch_update = functools.partialmethod(_recorded, "actor")
+    _critic_minibatch_update = functools.partialmethod(_recorded, "critic")
 
     def order(self) -> np.ndarray:
         """The order of the trajectories, which is the same in every epoch."""

@@ -69,12 +69,6 @@ class Policy(torch.nn.Module):
     forward_eval = forward
 
 
-class Trainer(pufferl.PuffeRL):
-    """The library's trainer without its dashboard."""
-
-    def print_dashboard(self, *_: Any, **__: Any) -> None: ...
-
-
 class Tape(recorder.Tape):
     """What `train` computes in each minibatch."""
 
@@ -119,7 +113,8 @@ def run(case: str, out: Path, seed: int) -> None:
     if scale < 1:
         torch.nn.init.zeros_(policy.value.weight)
     pufferl.Utilization = types.SimpleNamespace
-    trainer = Trainer(configuration(changes), vecenv, policy)
+    pufferl.PuffeRL.print_dashboard = lambda *_, **__: None
+    trainer = pufferl.PuffeRL(configuration(changes), vecenv, policy)
     for _ in range(epoch):
         trainer.scheduler.step()
     trainer.epoch = epoch
