@@ -101,16 +101,13 @@ def test_an_axis_of_agents_is_like_more_segments():
     assert_close(run(pipeline, pp.Batch(**apart)), run(pipeline, flat))
 
 
-# --- chain -----------------------------------------------------------------------------------------------------------
+# --- chains, samplers, phases, entropy --------------------------------------------------------------------------------
 
 
 def test_chains_nest_and_have_an_identity():
     parts = a, b, c = growing_reward(), pp.given_indices(ORDER), growing_loss()
     for chain in (pp.chain(pp.chain(a, pp.chain(b)), pp.chain(c)), pp.chain(pp.identity(), a, pp.chain(), b, c)):
         assert chain.parts == parts
-
-
-# --- samplers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -133,6 +130,56 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     assert np.any(columns[:, 0] == columns[:, 1]) == replacement
     first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
+
+
+def test_phases_run_in_order_and_share_what_stands_before_them():
+    look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
+    actor = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
+    critic = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE, look)
+
+    def count(params, opt_state, old, new, context):
+        return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
+
+    growing = dataclasses.replace(growing_reward(), amend=count)
+    pipeline = pp.chain(growing, GAE, pp.phases(actor=actor, critic=critic))
+    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
+    params = two_entries() | {"other": {"x": jnp.ones(2)}}
+    state, metrics = run(pipeline, optimizer=optimizers, params=params, policy=both)
+    np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
+    # the shared parts ran once for the actor, and once more before each of the critic's two epochs
+    assert state.pipeline[0][0] == 3
+    np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
+    assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+
+
+def undefined():
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("hidden", [{}, {"entropy": undefined}], ids=["absent", "undefined"])
+def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
+    """Of continuous actions, whose samples have gradients, and of discrete ones, whose log-probabilities do."""
+    batch, part = rollout(masked=False), pp.entropy_bonus(coef=0.5, num_samples=1000)
+    shape = (TIME, SEGMENTS, 3)
+    kinds = {
+        "normal": lambda x: distributions.Normal(jnp.zeros(shape), jnp.exp(jnp.broadcast_to(x, shape))),
+        "categorical": lambda x: distributions.Categorical(jnp.broadcast_to(x, shape)),
+    }
+
+    def bonus(x, kind, known):
+        distribution = kinds[kind](x)
+        if not known:
+            distribution = SimpleNamespace(log_prob=distribution.log_prob, sample=distribution.sample, **hidden)
+        current = pp.Current(distribution, batch.log_prob, batch.value)
+        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
+        return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
+
+    for kind in kinds:
+        told = jax.jit(jax.value_and_grad(bonus, has_aux=True), static_argnums=(1, 2))
+        exact, estimated = (told(jnp.array([0.0, 1.0, 2.0]), kind, known) for known in (True, False))
+        assert_close(estimated, exact, rtol=0, atol=0.03)
+        assert exact[0][0] == pytest.approx(-0.5 * exact[0][1])
+        assert exact[0][0] != estimated[0][0]
 
 
 # --- early stop ------------------------------------------------------------------------------------------------------
@@ -243,56 +290,6 @@ def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
     assert all(x.shape == () for x in in_turn[0].values())
 
 
-# --- entropy ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("known", ["absent", "undefined", "known"])
-def test_entropy_is_estimated_where_it_is_not_defined(known):
-    """A Gaussian a = mu + sigma*e: -log pi(a) = e^2/2 + log sigma + log(2 pi)/2, whose gradient for log sigma is 1."""
-    batch = rollout(masked=False)
-
-    def undefined():
-        raise NotImplementedError
-
-    def bonus(log_sigma):
-        sigma = jnp.exp(log_sigma)
-        distribution = SimpleNamespace(
-            log_prob=lambda a: -jnp.square(a / sigma) / 2 - jnp.log(sigma) - jnp.log(2 * jnp.pi) / 2,
-            sample=lambda seed, sample_shape: sigma * jax.random.normal(seed, (*sample_shape, TIME, SEGMENTS)),
-        )
-        if known != "absent":
-            distribution.entropy = undefined if known == "undefined" else lambda: jnp.full((TIME, SEGMENTS), 7.0)
-        current = pp.Current(distribution, batch.log_prob, batch.value)
-        part = pp.entropy_bonus(coef=0.5, num_samples=500)
-        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
-        return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
-
-    (loss, metric), gradient = jax.jit(jax.value_and_grad(bonus, has_aux=True))(0.3)
-    np.testing.assert_allclose(loss, -0.5 * metric, rtol=1e-5)
-    if known == "known":
-        assert (metric, gradient) == (7.0, 0.0)
-    else:
-        np.testing.assert_allclose(gradient, -0.5, rtol=1e-4)
-        exact = 0.3 + 0.5 * np.log(2 * np.pi * np.e)
-        np.testing.assert_allclose(metric, exact, atol=5 * np.sqrt(0.5 / (500 * TIME * SEGMENTS)))
-
-
-def test_entropy_of_discrete_actions_is_estimated_with_its_gradient():
-    batch, part = rollout(masked=False), pp.entropy_bonus(coef=1.0, num_samples=1000)
-
-    def bonus(logits, *known):
-        exact = distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
-        distribution = SimpleNamespace(**{name: getattr(exact, name) for name in ("log_prob", "sample", *known)})
-        current = pp.Current(distribution, batch.log_prob, batch.value)
-        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
-        return jnp.mean(out.losses["entropy"])
-
-    logits = jnp.array([0.0, 1.0, 2.0])
-    each = [jax.value_and_grad(lambda x, known=known: bonus(x, *known)) for known in ((), ("entropy",))]
-    for ours, theirs in zip(*jax.jit(lambda x: [f(x) for f in each])(logits), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=0.03)
-
-
 # --- what is not finite ----------------------------------------------------------------------------------------------
 
 
@@ -340,29 +337,6 @@ def test_the_report_names_phases_and_parts_of_ones_own():
         "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
         "then in mine (1 minibatch)"
     )
-
-
-# --- phases ----------------------------------------------------------------------------------------------------------
-
-
-def test_phases_run_in_order_and_share_what_stands_before_them():
-    look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
-    actor = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
-    critic = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE, look)
-
-    def count(params, opt_state, old, new, context):
-        return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
-
-    growing = dataclasses.replace(growing_reward(), amend=count)
-    pipeline = pp.chain(growing, GAE, pp.phases(actor=actor, critic=critic))
-    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
-    params = two_entries() | {"other": {"x": jnp.ones(2)}}
-    state, metrics = run(pipeline, optimizer=optimizers, params=params, policy=both)
-    np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
-    # the shared parts ran once for the actor, and once more before each of the critic's two epochs
-    assert state.pipeline[0][0] == 3
-    np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
-    assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
 
 
 # --- microbatches ----------------------------------------------------------------------------------------------------
