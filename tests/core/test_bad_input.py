@@ -123,6 +123,11 @@ def doubled(*fields):
     return pp.stateless(double, name="doubled")
 
 
+def broken_entropy(params, batch):
+    distribution, value = evaluate(params, batch)
+    return SimpleNamespace(log_prob=distribution.log_prob, entropy=lambda: distribution.nothing), value
+
+
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
 DIVISORS = [  # a sampler, and what the number of its minibatches must divide
     (pp.shuffled_minibatches(7), "24 steps ... got 7 ... 6, 8"),
@@ -535,6 +540,7 @@ REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads": lambda: update(
         GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
     ),
+    "no attribute 'nothing'": lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=broken_entropy),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }
 
@@ -547,7 +553,7 @@ REFUSED_BY_PYTHON = {
             (ValueError, VALUE_ERRORS),
             (TypeError, TYPE_ERRORS),
             (pp.errors.ShapeError, SHAPE_ERRORS),
-            ((TypeError, KeyError), REFUSED_BY_PYTHON),
+            ((TypeError, KeyError, AttributeError), REFUSED_BY_PYTHON),
         )
         for says, call in rows.items()
     ],
