@@ -77,7 +77,7 @@ CHANGED = pp.stateless(lambda batch: batch, name="changed", provides=("obs",))
 
 
 def rollout_of(env, **options):
-    return pp.rollout(env, evaluate, num_envs=1, num_steps=1, **options)
+    return pp.rollout(env, evaluate, **({"num_envs": 1, "num_steps": 1} | options))
 
 
 def collect(space, distribution):
@@ -226,6 +226,22 @@ VALUE_ERRORS = {
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
     "weights must lie in [0, inf]": lambda: pp.given_indices([[0]], weights=[[np.nan]]),
     "(2,) ... (1, 2)": lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]),
+    # shards
+    "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
+    "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
+    "shards=3 must ... the number of segments = 4": lambda: update(batch=given(shards=3)),
+    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)": lambda: (
+        pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0)
+    ),
+    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
+        [[0, 1]], "segment"
+    ).plan(CONTEXT.key, given(shards=2), 0),
+    "shards must divide the 3 indices of a minibatch ... got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
+        CONTEXT.key, given(shards=2), 0
+    ),
+    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it": lambda: given(
+        shards=3
+    ).sharding(SimpleNamespace(size=2, axis_names=("d",))),
     # hyperparameters
     "gamma must be one number ... (2,) ... vmap": lambda: pp.gae(gamma=np.array([0.9, 0.99]), gae_lambda=0.9),
     "gamma must be one number ... (3,)": lambda: jax.eval_shape(

@@ -13,7 +13,7 @@ import ppo_parts as pp
 from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, rollout
+from tests.common import DEVICES, OBS, P, alone, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 
 SHARDS, T, N = 4, 6, 16
@@ -307,48 +307,6 @@ def test_explained_variance_of_shards_is_that_of_all():
             assert bool(jnp.isnan(found(batch))) == (scale < 1)
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-class Opaque:
-    """A distribution that is not a pytree."""
-
-    def __init__(self, logits):
-        self.log_prob = Categorical(logits).log_prob
-
-
-def opaque(params, batch):
-    return Opaque(batch.obs @ params["policy"]), batch.obs @ params["value"], batch.carry
-
-
-TWO_SHARDS, EIGHT_SHARDS = (pp.Batch(log_prob=ROWS * 1.0, shards=shards) for shards in (2, 8))
-REFUSED = {
-    "shards=4 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=4),
-    "shards=0 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=0),
-    "shards=3 must .* the number of segments = 4": lambda: updated(
-        evaluate, make_params(), rollout().replace(shards=3), GAE, pp.full_batch(), *LOSSES
-    ),
-    r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)": lambda: (
-        pp.segment_minibatches(4).plan(KEY, EIGHT_SHARDS, 0)
-    ),
-    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
-        [[0, 1]], "segment"
-    ).plan(KEY, TWO_SHARDS, 0),
-    "shards must divide the 3 indices of a minibatch .*, got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
-        KEY, TWO_SHARDS, 0
-    ),
-    "shards=3 cannot be divided over a mesh of 2 devices.* make shards 2 or a multiple of it": lambda: (
-        rollout().replace(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",)))
-    ),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_does_not_divide_is_refused(message):
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
-
-
 # --- n devices are one with n shards: test_sharding.py runs these checks on several --------------------------------
 
 LARGE = (32, 64)
@@ -412,6 +370,12 @@ def check_communication(found, sampler, refresh):
     assert number <= 4 * MINIBATCHES + estimates + apart, found
 
 
+def opaque(params, batch):
+    """A policy whose distribution is not a pytree."""
+    distribution, value = evaluate(params, batch)
+    return SimpleNamespace(log_prob=distribution.log_prob), value, batch.carry
+
+
 def check_recurrent():
     """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
     env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.9)
@@ -445,10 +409,8 @@ def check_recurrent():
     assert sum(sums) == 4, sums  # once per minibatch, and not in every step of the recurrence
     assert counted(collectives(several)).keys() == {"all-reduce"}
 
-    message = (
-        "for a recurrent policy and several shards: the distribution must be a pytree of arrays, but Opaque is not"
-    )
-    with pytest.raises(TypeError, match=message):
+    message = "several shards: the distribution must be a pytree of arrays, but SimpleNamespace is not"
+    with pytest.raises(TypeError, match=f"for a recurrent policy and {message}"):
         updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])
 
 
