@@ -226,6 +226,8 @@ VALUE_ERRORS = {
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
     "weights must lie in [0, inf]": lambda: pp.given_indices([[0]], weights=[[np.nan]]),
     "(2,) ... (1, 2)": lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]),
+    "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
+    "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
@@ -453,6 +455,9 @@ TYPE_ERRORS = {
     ),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
+    "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
+    "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
+    "zero_sum ... got the sampler full_batch": lambda: pp.agents.zero_sum(pp.chain(GAE, FULL)),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
