@@ -235,10 +235,6 @@ def grouped(group, mask=None, **options):
     return lambda: f.group_advantage(ONES[0], np.array(group), mask=mask, **options)
 
 
-def covariances(**bounds):
-    return lambda: f.clip_cov(ONES, ONES, ONES, key=KEY, clip_eps=0.2, **bounds)
-
-
 def weighted(probabilities, **options):
     return lambda: f.importance_weights(probabilities, np.array([0]), **({"beta": 1} | options))
 
@@ -269,7 +265,7 @@ WRONG = [
     (grouped([0, 0, -1]), "group must lie in [0, 3), got -1"),
     (grouped([0, 0, 0], np.array([0, 1, 1]), length=np.array([-7, -2, 1])), "length must not be negative, got -2"),
     (
-        covariances(cov_low=5.0, cov_high=1.0),
+        lambda: f.clip_cov(ONES, ONES, ONES, key=KEY, clip_eps=0.2, cov_low=5.0, cov_high=1.0),
         "cov_low must be less than cov_high, got cov_low=5.0 and cov_high=1.0",
     ),
     (grouped([0, 0, 1], length=None), "needs length"),

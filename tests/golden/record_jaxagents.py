@@ -169,11 +169,6 @@ def update(settings: dict[str, Any]) -> recorder.Arrays:
     return arrays
 
 
-def save(out: Path, case: str, arrays: recorder.Arrays, settings: dict[str, Any]) -> None:
-    kinds = {name: np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
-    recorder.write(out / f"ippo_{case}.npz", **arrays, **recorder.under("cfg", kinds))
-
-
 def updates(out: Path, seed: int) -> None:
     """One update of each case, with the first of the seeds s, s + 1000, ... that is suitable."""
     for case, (changes, stop) in CASES.items():
@@ -191,7 +186,8 @@ def updates(out: Path, seed: int) -> None:
                     settings["kl_threshold"] = float(highest + last) / 2
                     arrays = update(settings)
                     break
-        save(out, case, arrays, settings)
+        config = {name: np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
+        recorder.write(out / f"ippo_{case}.npz", **arrays, **recorder.under("cfg", config))
 
 
 def magnifies_rounding(arrays: recorder.Arrays) -> bool:

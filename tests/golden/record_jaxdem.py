@@ -9,6 +9,7 @@ Run it with a checkout of the commit below, where the packages that it imports a
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,29 +95,19 @@ class Tape(recorder.Tape):
             yield
 
 
-def create(env: str, options: dict[str, Any], sizes: tuple[int, ...], seed: int, **changes: Any) -> Any:
+def run(case: str, source: Path, out: Path, seed: int) -> None:
+    """Whole epochs in one of the library's environments."""
+    sys.path.insert(0, str(source))
     from jaxdem.rl.environments import Environment
     from jaxdem.rl.models import Model
     from jaxdem.rl.trainers import Trainer
 
-    one = Environment.create(env, **options)
-    shape = {"observation_space_size": one.observation_space_size, "action_space_size": one.action_space_size}
+    name, options, sizes, changes, number = CASES[case]
+    settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))
+    env = Environment.create(name, **options)
+    shape = {"observation_space_size": env.observation_space_size, "action_space_size": env.action_space_size}
     model = Model.create("SharedActorCritic", **shape, architecture=[HIDDEN], key=nnx.Rngs(seed))
-    return Trainer.create(
-        "PPO", env=one, model=model, seed=seed, **(CREATE | changes | dict(zip(SIZES, sizes, strict=True)))
-    )
-
-
-def epochs(source: Path, out: Path, seed: int) -> None:
-    """Whole epochs in the library's environments."""
-    sys.path.insert(0, str(source))
-    for case in CASES:
-        recorder.write(out / f"jaxdem_head_epoch_{case}.npz", **play(case, seed))
-
-
-def play(case: str, seed: int) -> dict[str, Any]:
-    env, options, sizes, changes, number = CASES[case]
-    trainer, arrays = create(env, options, sizes, seed, **changes), {}
+    trainer, arrays = Trainer.create("PPO", env=env, model=model, seed=seed, **settings), {}
     agents = trainer.env.max_num_agents
     for i in range(number):
         tape = Tape()
@@ -128,12 +119,11 @@ def play(case: str, seed: int) -> dict[str, Any]:
         kept |= {group: tape.read(group) for group in ("recompute", "mb")}
         for group, parts in kept.items():
             arrays |= recorder.under(f"epoch{i}/{group}", parts)
-    settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))
     settings |= {"num_agents": agents, "num_segments": agents * sizes[0]}
     config = {name: np.asarray(x, np.float64) for name, x in settings.items()}
     config |= {"seed": np.int32(seed), "n_epochs_recorded": np.int32(number)}
-    return arrays | recorder.under("cfg", config)
+    recorder.write(out / f"jaxdem_head_epoch_{case}.npz", **arrays, **recorder.under("cfg", config))
 
 
 if __name__ == "__main__":
-    recorder.record({"epochs": epochs}, "jaxdem_jaxagents", source=True)
+    recorder.record({case: functools.partial(run, case) for case in CASES}, "jaxdem_jaxagents", source=True)

@@ -141,13 +141,6 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     common.assert_close(carry, whole.carry)
 
 
-def agents_batch(agents, memory, policy):
-    obs = jax.random.normal(jax.random.key(1), (6, 2, agents, 5))
-    available = jnp.ones((6, 2, agents, 3), bool).at[..., 0, 1].set(False)
-    carry = policy.initial_carry(2) if memory else None
-    return pp.Batch(obs=envs.Observation(obs, available), carry=carry, reset=jnp.zeros((6, 2, agents), bool))
-
-
 @pytest.mark.parametrize("memory", [None, "lstm"])
 def test_independent_agents_play_by_parameters_of_their_own(memory):
     policy = networks.multi_agent_actor_critic(
@@ -156,7 +149,10 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
     params = jax.jit(policy.init)(jax.random.key(0))
     assert set(params) == {"actor", "critic"}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
-    batch = agents_batch(2, memory, policy)
+    available = jnp.ones((6, 2, 2, 3), bool).at[..., 0, 1].set(False)
+    obs = envs.Observation(jax.random.normal(jax.random.key(1), (6, 2, 2, 5)), available)
+    carry = policy.initial_carry(2) if memory else None
+    batch = pp.Batch(obs=obs, carry=carry, reset=jnp.zeros((6, 2, 2), bool))
     both = jax.jit(policy.evaluate)(params, batch)
     assert both.value.shape == (6, 2, 2)
     assert not both.distribution.probs[..., 0, 1].any()  # it is not available
