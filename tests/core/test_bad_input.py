@@ -18,7 +18,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as f
-from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
 from tests.core.common import without_critic
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
@@ -87,27 +87,20 @@ def collect(space, distribution):
     return jax.eval_shape(lambda: rollout.collect(CONTEXT.key, None, rollout.init(CONTEXT.key)))
 
 
-class Unsummed(Categorical):
-    """Forgets that one number per element is wanted."""
+def policy_with(**methods):
+    """A policy whose distribution has log_prob and these methods, each of which is given the whole distribution."""
 
-    def log_prob(self, action):
-        return super().log_prob(action)[..., None]
+    def policy(params, batch):
+        whole, value = evaluate(params, batch)
+        own = {name: functools.partial(method, whole) for name, method in methods.items()}
+        return SimpleNamespace(**{"log_prob": whole.log_prob} | own), value
 
-
-def only_log_prob(params, batch):
-    distribution, value = evaluate(params, batch)
-    return SimpleNamespace(log_prob=distribution.log_prob), value
+    return policy
 
 
 def categorical(params, batch):
     distribution, value = evaluate(params, batch)
     return distributions.Categorical(distribution.logits), value
-
-
-def wide_entropy(params, batch):
-    distribution, value = evaluate(params, batch)
-    wide = SimpleNamespace(log_prob=distribution.log_prob, entropy=lambda: distribution.entropy()[..., None])
-    return wide, value
 
 
 def clipped(schedule):
@@ -121,11 +114,6 @@ def doubled(*fields):
         return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
 
     return pp.stateless(double, name="doubled")
-
-
-def broken_entropy(params, batch):
-    distribution, value = evaluate(params, batch)
-    return SimpleNamespace(log_prob=distribution.log_prob, entropy=lambda: distribution.nothing), value
 
 
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
@@ -426,7 +414,7 @@ TYPE_ERRORS = {
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample": lambda: update(
-        FULL, pp.entropy_bonus(coef=0.1), evaluate=only_log_prob
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with()
     ),
     # the array layer
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule": lambda: pp.kl_penalty(
@@ -523,8 +511,12 @@ SHAPE_ERRORS = {
     "carry ... (4,) ... (3, 2)": lambda: update(GAE, SEGMENT, VALUE, batch=given(carry=jnp.zeros((3, 2)))),
     # what evaluate returns
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
-    "log_prob has shape (6, 4, 1) ... distributions.Normal": returning(lambda d, v: (Unsummed(d.logits), v)),
-    "'entropy' ... (6, 4, 1)": lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=wide_entropy),
+    "log_prob has shape (6, 4, 1) ... distributions.Normal": lambda: update(
+        evaluate=policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])
+    ),
+    "'entropy' ... (6, 4, 1)": lambda: update(
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.entropy()[..., None])
+    ),
     # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     # samplers, and what is sampled
@@ -561,7 +553,9 @@ REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads": lambda: update(
         GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
     ),
-    "no attribute 'nothing'": lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=broken_entropy),
+    "no attribute 'nothing'": lambda: update(
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.nothing)
+    ),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }
 

@@ -32,14 +32,12 @@ CONTEXT = pp.Context(key=KEY)
 # --- outputs and policies --------------------------------------------------------------------------------------------
 
 
-def with_aux(params, batch):
-    """A second head, and a distribution that microbatches can carry."""
-    distribution, value = evaluate(params, batch)
-    aux = {"second": batch.obs @ params["second"]}
-    return pp.Output(distributions.Categorical(distribution.logits), value, aux=aux)
-
-
 def test_aux_is_differentiable_and_survives_microbatches():
+    def with_aux(params, batch):
+        distribution, value = evaluate(params, batch)
+        aux = {"second": batch.obs @ params["second"]}
+        return pp.Output(distributions.Categorical(distribution.logits), value, aux=aux)
+
     def loss(batch, state, context):
         return batch.add_loss("second", jnp.square(batch.current.aux["second"] - batch.reward)), state
 
