@@ -86,18 +86,21 @@ class Agent(IPPO):
         self.arrays: recorder.Arrays = {}
         self.tape = recorder.Tape()
 
+    def policy(self, training: Any, obs: Any) -> Any:
+        return self.distribution(training, training.params, obs)
+
     def distribution(self, training: Any, params: Any, obs: Any) -> Any:
         out = training.apply_fn(params, obs)
         return distrax.Categorical(out.reshape(2, 3)) if self.discrete else distrax.Normal(out, jnp.exp(LOG_STD))
 
     def _sample_actions(self, rng: Any, training: Any, obs: Any) -> Any:
-        return self.distribution(training, training.params, obs).sample(seed=rng)
+        return self.policy(training, obs).sample(seed=rng)
 
     def _log_prob(self, training: Any, params: Any, obs: Any, actions: Any) -> Any:
         return self.distribution(training, params, obs).log_prob(actions)
 
     def _entropy(self, training: Any, obs: Any) -> Any:
-        return self.distribution(training, training.params, obs).entropy()
+        return self.policy(training, obs).entropy()
 
     def copy(self, prefix: str, parts: dict[str, Any]) -> None:
         self.arrays |= recorder.under(prefix, parts)
