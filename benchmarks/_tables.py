@@ -93,7 +93,8 @@ def published(link: Link, *names: str) -> list[str]:
     rows = []
     for name in names:
         found, task = records("learning")[name]["results"], task_of(name)
-        evaluated = (interval(found[f"{how}_100_episodes_return"], 1) for how in ("evaluation", "evaluation_mode"))
+        returns = (found[f"{how}_100_episodes_return"] for how in ("evaluation", "evaluation_mode"))
+        evaluated = (interval(x, 1 if abs(task.threshold) >= 1 else 3) for x in returns)
         linked, steps = link(found["config"]["env_id"], f"learning.jsonl#{name}"), f"{found['env_steps']:,}"
         rows.append([linked, steps, seeds_of(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
     return table(

@@ -254,6 +254,14 @@ def trials(**memory: Any) -> Variant:
     return Variant(chain, policy, env, "bandits with four arms", without="no memory")
 
 
+def remembering(memory: networks.Cell | None) -> Variant:
+    """A card game whose answer is the suit of the fourth card from the end."""
+    env = envs.make(task := "popgym:RepeatPreviousEasy")
+    policy = networks.actor_critic(env, (32,), shared=True, memory=memory)
+    chain = ppo(sampler=pp.segment_minibatches(2, num_epochs=4))
+    return Variant(chain, policy, env, task, without="no LRU" if memory else None)
+
+
 HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "PPO": lambda: Variant(ppo(), without=None),
@@ -315,7 +323,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "self-imitation": imitating, "cloning": cloning, "distillation": distillation,
     "options": options,
     "RL²": lambda: trials(memory="gru"),
-    "LRU": lambda: recurrent("Linear recurrent units", "lru"),
+    "LRU": lambda: remembering("lru"), "no LRU": lambda: remembering(None),
     "DrAC": lambda: Variant(card("regularizers", "DrAC").pipeline),
     "dormant units": lambda: on_features(
         card("updates", "Dormant units"), "plastic", {"hidden": BODY, "policy": (UNITS, 2), "value": (UNITS,)},

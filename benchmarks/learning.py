@@ -64,6 +64,15 @@ def discretized(config: Any) -> training.Train:
 GYMNASIUM, ALL_OF_IT = "Gymnasium's reward threshold", "the largest return is 1000"
 SWINGS_UP, ANSWERS = "swings up at once and stays up", "95 % of the answers are right"
 MINATAR = {"Asterix": 15.04, "Breakout": 50.08, "Freeway": 61.84, "SpaceInvaders": 167.09}
+POPGYM: dict[str, tuple[str, int, float, dict[str, Any]]] = {
+    "repeat_previous_medium": ("RepeatPreviousMedium", 1, 0.789, {}),
+    "repeat_previous_hard": ("RepeatPreviousHard", 2, 0.191, {"num_steps": 155}),
+    "autoencode": ("AutoencodeEasy", 3, -0.283, {}),
+    "count_recall": ("CountRecallEasy", 4, 0.509, {"num_steps": 51}),
+    "repeat_first": ("RepeatFirstHard", 4, 0.940, {
+        "memory": "mingru", "hidden": 128, "num_envs": 32, "num_steps": 831, "ent_coef": 0.01,
+    }),
+}  # fmt: skip
 SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
 CONNECT_FOUR: dict[str, Any] = {
     "env_id": "pgx:connect_four", "total_timesteps": 3_000_000, "num_envs": 256, "num_steps": 16, "hidden": (256, 256),
@@ -82,6 +91,13 @@ TASKS = {
             pufferlib_ppo, "minatar", threshold, "PPO in Goldie et al. 2024", env_id=f"{game}-MinAtar"
         )
         for game, threshold in MINATAR.items()
+    },
+    **{
+        f"popgym_{name}": task(
+            pufferlib_ppo, "popgym", best, "the best of 13 memories in Morad et al. 2023, 15M steps",
+            env_id=f"popgym:{game}", total_timesteps=millions * 1_000_000, **changes,
+        )
+        for name, (game, millions, best, changes) in POPGYM.items()
     },
     "ippo_spread": task(ippo, "spread", -15, "untrained agents have -27"),
     "ippo_smax_3m": task(ippo, "smax", 1.8, "about 80 % of the episodes won"),

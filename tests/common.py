@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
+import ppo_parts as pp
 from ppo_parts.distributions import Categorical as Categorical
 from ppo_parts.testing._example import ACTIONS as ACTIONS
 from ppo_parts.testing._example import OBS as OBS
@@ -35,6 +37,17 @@ def assert_close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 1
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+def refused(*rows, by=lambda made: made):
+    """A test that something or, given what it makes, `by` raises an error of ours with a message; a row is a pair."""
+
+    @pytest.mark.parametrize(("given", "says"), rows, ids=[says[:40] for _, says in rows])
+    def test(given, says):
+        with pytest.raises(pp.errors.UserError, match=says):
+            by(given() if callable(given) else given)
+
+    return test
 
 
 def compiled(env):

@@ -13,13 +13,14 @@ LIMIT = 5
 
 @struct.dataclass
 class State:
-    """The place and the time of a walk, and what the packages add to their states."""
+    """The place and the time of a walk, and what Brax and Craftax add to their states."""
 
     x: jax.Array
-    time: jax.Array
+    timestep: jax.Array
     obs: jax.Array = None
     reward: jax.Array = 0.0
     done: jax.Array = 0.0
+    achievements: jax.Array = 0
 
 
 def first(key):
@@ -28,12 +29,12 @@ def first(key):
 
 def moved(state, by):
     """The state after a step, its observation, its reward and whether the goal is reached."""
-    state = state.replace(x=state.x + by, time=state.time + 1)
+    state = state.replace(x=state.x + by, timestep=state.timestep + 1)
     return state, observed(state), by * 1.0, state.x > 1.5
 
 
 def observed(state):
-    return jnp.stack([state.x, state.time.astype(jnp.float32)])
+    return jnp.stack([state.x, state.timestep.astype(jnp.float32)])
 
 
 class Brax:
@@ -65,14 +66,6 @@ class Craftax:
 
         max_timesteps: int = LIMIT
 
-    @struct.dataclass
-    class State:
-        """A walk, with Craftax's names."""
-
-        walk: State
-        timestep: jax.Array
-        achievements: jax.Array
-
     default_params = Params()
 
     def observation_space(self, params):
@@ -82,16 +75,16 @@ class Craftax:
         return SimpleNamespace(n=2, shape=())
 
     def reset(self, key, params):
-        walk = first(key)
-        return observed(walk), self.State(walk, walk.time, jnp.zeros(3, bool))
+        state = first(key).replace(achievements=jnp.zeros(3, jnp.int32))
+        return observed(state), state
 
     def step(self, key, state, action, params):
-        walk, obs, reward, _ = moved(state.walk, 2 * action - 1)
-        state = self.State(walk, walk.time, state.achievements.at[0].set(True))
+        state, obs, reward, _ = moved(state, 2 * action - 1)
+        state = state.replace(achievements=state.achievements.at[0].set(1))
         return obs, state, reward, self.is_terminal(state, params), {}
 
     def is_terminal(self, state, params):
-        return (state.walk.x > 1.5) | (state.timestep >= params.max_timesteps)
+        return (state.x > 1.5) | (state.timestep >= params.max_timesteps)
 
 
 class Seen(NamedTuple):
@@ -122,10 +115,10 @@ class Jumanji:
 
     def seen(self, state):
         mask = jnp.broadcast_to(state.x < 0.7, (2, 3)).at[1, 2].set(False)
-        return Seen(state.x, state.time, mask)
+        return Seen(state.x, state.timestep, mask)
 
     def timestep(self, state, reward, terminated):
-        over = terminated | (state.time >= LIMIT)
+        over = terminated | (state.timestep >= LIMIT)
         return TimeStep(self.seen(state), jnp.asarray(reward, float), jnp.where(terminated, 0.0, 1.0), over)
 
     def reset(self, key):
@@ -147,8 +140,8 @@ class XMiniGrid:
         return (2,)
 
     def timestep(self, params, state, reward, terminated):
-        seen = jnp.stack([10 * state.x, state.time]).astype(jnp.uint8)
-        over = terminated | (state.time == params.max_timesteps)
+        seen = jnp.stack([10 * state.x, state.timestep]).astype(jnp.uint8)
+        over = terminated | (state.timestep == params.max_timesteps)
         return TimeStep(seen, reward, jnp.where(terminated, 0.0, 1.0), over, state)
 
     def reset(self, params, key):

@@ -29,8 +29,10 @@ class Field:
     high: float = np.inf
     open_low: bool = False
 
-    def __rmul__(self, factor: float | Array) -> Field:
+    def __mul__(self, factor: float | Array) -> Field:
         return dataclasses.replace(self, factor=factor * self.factor)
+
+    __rmul__ = __mul__
 
     def scaled(self, x: Any) -> Array:
         """Return the numbers of the field times the factor, NaN where they are out of range."""
@@ -140,7 +142,7 @@ def _schedule(
             raise wrong_type(message) from error
     ends = {"at step 0": first}
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
-        ends["in the end"] = late[0]
+        ends["at the end"] = late[0]
     for when, end in ends.items():
         known = not isinstance(end, jax.core.Tracer)
         if known and not is_real(np.asarray(end)):

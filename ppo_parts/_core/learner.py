@@ -187,9 +187,9 @@ class _Update:
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         from_recorded = functools.partial(Upstream, evaluate=self.evaluate, recorded=recorded, keep_finite=keep_finite)
-        upstream = from_recorded(shared=(), own=self.shared, prepared=recorded, policy_changed=False)
+        for_all = from_recorded(shared=(), own=self.shared, prepared=recorded, policy_changed=False)
         start = PhaseState(params, None, (), shared, (), stopped)
-        prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
+        prepared, started = for_all.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh == "rollout" for spec in self.phases):
             params, shared = started.params, started.before
             metrics.append(split_metrics(prepared)[0])
@@ -235,7 +235,7 @@ class _Update:
 
 
 def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, states: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
+    """Return the states of some parts after their `finish`, for which the updated policy evaluates the rollout."""
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))

@@ -46,7 +46,6 @@ from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
-CHANGED_BY_A_STEP = ("params", "opt_state", "after")  # fields of `PhaseState` that keep their value if it is discarded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +140,12 @@ class PhaseLoop:
             spec.check_stop()
             keep = ~written.stop.discard
             applied &= keep
-            step = {name: select(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
-            new = new._replace(**step, stopped=written.stop.discard | written.stop.after)
+            params, opt_state, after = (
+                select(keep, x, old)
+                for x, old in ((new.params, state.params), (new.opt_state, state.opt_state), (new.after, state.after))
+            )
+            stopped = written.stop.discard | written.stop.after
+            new = new._replace(params=params, opt_state=opt_state, after=after, stopped=stopped)
 
         minibatch = minibatch.replace(current=current)
         if new.estimates is not None:

@@ -233,7 +233,7 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
         if expected != got:
             raise UserTypeError(
                 f"{where}: the optimizer returned updates of the shapes {got} for a gradient of {expected}. What only "
-                "measures (optax.measure_with_ema) belongs into optax.monitor, chained with an optimizer; what "
+                "measures (optax.measure_with_ema) belongs in optax.monitor, chained with an optimizer; what "
                 "aggregates gradients of single examples (optax.contrib.dpsgd) needs a loop of your own"
             )
         return result

@@ -410,7 +410,7 @@ class Part:
             check_takes(self.name, "amend", self.amend, arguments)
         if self.finish is not None:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
-        for argument, hint in _declarations().items():
+        for argument, hint in declarable().items():
             check_as(self.name, argument, getattr(self, argument), hint)
         if not isinstance(self.numbers, tuple):
             raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
@@ -425,7 +425,7 @@ class Part:
 
 
 @functools.cache
-def _declarations() -> dict[str, Any]:
+def declarable() -> dict[str, Any]:
     """Return what a part declares besides its functions, and the type of each."""
     return {name: hint for name, hint in get_type_hints(Part).items() if name != "name" and is_known(hint)}
 

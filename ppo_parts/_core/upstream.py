@@ -83,15 +83,15 @@ class Upstream:
             parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
             batch = self.recorded.replace(**estimates._asdict())
         context = context.replace(params=state.params)
-        batch, after = fold(parts, batch, states, context)
-        check_states("update", parts, states, after)
+        batch, new = fold(parts, batch, states, context)
+        check_states("update", parts, states, new)
         check_upstream(parts, batch)
         if self.keep_finite:
-            after = tuple(finite_or_old(new, old) for new, old in zip(after, states, strict=True))
-        params, opt_state = amend(parts, state.params, state.opt_state, states, after, context)
+            new = tuple(finite_or_old(x, old) for x, old in zip(new, states, strict=True))
+        params, opt_state = amend(parts, state.params, state.opt_state, states, new, context)
         first_own = len(parts) - len(self.own)
-        shared = state.shared if estimates is None else after[:first_own]
-        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=after[first_own:])
+        shared = state.shared if estimates is None else new[:first_own]
+        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
 
     def estimates(self, params: Params, epoch: Array | int) -> Estimates:
         """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""

@@ -148,7 +148,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         normalize = functools.partial(functional.advantage_normalize, **options)
         return batch.replace(advantage=each_stream(normalize, element, batch.advantage)(batch.advantage))
 
-    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
+    declared: Any = {"requires": ("advantage",), "provides": ("advantage",), "reads": ("mask",)}
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
 
 
 def advantage_weight() -> Part:

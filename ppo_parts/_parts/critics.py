@@ -140,4 +140,4 @@ def normalize_target(
         return write(params, old, new), opt_state
 
     declared: Any = {"requires": ("target",), "provides": ("extras.target_normalized",), "reads": ("mask",)}
-    return Part(init, update, where, place="before_sampler", amend=amend, **declared)
+    return Part(init, update, where, place="before_sampler", amend=amend, numbers=tuple(numbers.values()), **declared)

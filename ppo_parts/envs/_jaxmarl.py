@@ -115,7 +115,9 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
         raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
-    family, options = _family(env), tuple(space.n for space in spaces) if discrete else ()
+    kinds = {base.__name__ for base in type(env).__mro__}
+    options = tuple(space.n for space in spaces) if discrete else ()
+    family = next((family for family in FAMILIES if family.kinds & kinds), _Family())
     limited = discrete and (family.available is not None or len(set(options)) > 1)
     over_time = timed_out or functools.partial(family.timed_out, env)
 
@@ -193,15 +195,6 @@ def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:
     return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
 
-def _both_sides_alive(env: Any, inner: Any) -> Array:
-    return jnp.logical_and(*_units_alive(env, inner))
-
-
-def _won(env: Any, inner: Any) -> Array:
-    allies, enemies = _units_alive(env, inner)
-    return allies & ~enemies
-
-
 def _available_in_smax(env: Any, inner: Any) -> list[Array]:
     given = env.get_avail_actions(inner)
     return [jnp.asarray(given[agent]).astype(bool) for agent in env.agents]
@@ -227,15 +220,16 @@ class _Family(NamedTuple):
 
 
 FAMILIES = (
-    # In SMAX dead units also receive the rewards of their team.
-    _Family(frozenset({"SMAX", "EnemySMAX"}), _both_sides_alive, True, _available_in_smax, _won),
+    # In SMAX dead units also receive the rewards of their team. Time is up if both sides are alive.
+    _Family(
+        frozenset({"SMAX", "EnemySMAX"}),
+        timed_out=lambda env, inner: jnp.logical_and(*_units_alive(env, inner)),
+        together=True,
+        available=_available_in_smax,
+        won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
+    ),
     # These are endless except for the time limit.
     _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), lambda env, inner: True, True),
     _Family(frozenset({"MABraxEnv"}), lambda env, inner: inner.info["truncation"] > 0, True),
     _Family(frozenset({"SwitchRiddle"}), together=True, available=_available_in_the_room),
 )
-
-
-def _family(env: Any) -> _Family:
-    kinds = {base.__name__ for base in type(env).__mro__}
-    return next((family for family in FAMILIES if family.kinds & kinds), _Family())

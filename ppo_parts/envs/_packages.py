@@ -245,7 +245,7 @@ def from_brax(
         return Step(state, seen(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
-    draw = None if model is None else mujoco_renderer(model, positions)
+    draw = None if model is None else mujoco_renderer(model)
 
     obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
     return auto_reset(
@@ -258,13 +258,6 @@ def from_brax(
         render=draw,
         privileged_space=None if privileged is None else Box(privileged.shape),
     )
-
-
-def positions(state: Any) -> dict[str, Array]:
-    """Return the arrays that MuJoCo draws from a state of Playground or Brax, by their names in `mujoco.MjData`."""
-    if hasattr(state, "pipeline_state"):  # Brax's
-        return {"qpos": state.pipeline_state.q, "qvel": state.pipeline_state.qd}
-    return {name: getattr(state.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
 
 
 def make_playground(

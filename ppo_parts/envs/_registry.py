@@ -12,7 +12,7 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import deferred, require_package
 from ..functional._errors import did_you_mean
-from . import _tasks
+from . import _popgym, _tasks
 from ._env import Env
 
 
@@ -43,7 +43,7 @@ SOURCES = {
 }
 """The prefixes that come with this package."""
 
-_registered: dict[str, Callable[..., Env]] = {"tasks": _tasks.make}
+_registered: dict[str, Callable[..., Env]] = {"tasks": _tasks.make, "popgym": _popgym.make}
 
 
 @checked

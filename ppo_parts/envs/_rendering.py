@@ -52,8 +52,8 @@ def as_frame(where: str, image: Any) -> np.ndarray:
     return exactly(f"{where}: the image of render", np.asarray(image), np.dtype(np.uint8), "return uint8, 0 to 255")
 
 
-def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> Callable[[Any], np.ndarray]:
-    """Return `draw(state)` for a `mujoco.MjModel`; `positions(state)` has arrays by name, such as qpos and qvel.
+def mujoco_renderer(model: Any) -> Callable[[Any], np.ndarray]:
+    """Return `draw(state)` for a `mujoco.MjModel` and the states of Playground or Brax.
 
     The camera is the model's first, which follows the body in most models. The renderers of Brax and of Playground make
     a new `mujoco.Renderer` for each call, which takes ten times as long as rendering.
@@ -67,8 +67,11 @@ def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> C
     def draw(state: Any) -> np.ndarray:
         with opengl_errors():
             mujoco, renderer, data = make()
-            for name, x in positions(state).items():
-                getattr(data, name)[:] = x
+            if hasattr(state, "pipeline_state"):  # Brax's
+                data.qpos[:], data.qvel[:] = state.pipeline_state.q, state.pipeline_state.qd
+            else:
+                for name in ("qpos", "qvel", "mocap_pos", "mocap_quat"):
+                    getattr(data, name)[:] = getattr(state.data, name)
             mujoco.mj_forward(model, data)
             renderer.update_scene(data, camera=0 if model.ncam else -1)
             return np.array(renderer.render())

@@ -125,7 +125,8 @@ class GymnasiumVector:
                     f"and step; it reports {_names(info)}"
                 )
             # The mask of several choices is one array, or one array for each choice.
-            row = np.concatenate([np.ravel(x) for x in given]) if isinstance(given, (tuple, list)) else given
+            several = isinstance(given, (tuple, list))
+            row = np.concatenate([np.ravel(x) for x in given]) if several else np.asarray(given)
             if row.shape != available.shape[1:] or not np.isin(row, (0, 1)).all():
                 raise UserValueError(
                     f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options}, but that of "
@@ -139,7 +140,8 @@ class GymnasiumVector:
 
     def _info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        numbers, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
+        final = tuple(self._reported("final_info", info)) if isinstance(info, tuple) else info.get("final_info", {})
+        numbers = np.full(self.num_envs, np.nan, np.float32)
         given = zip(over, self._reported(name, final), self._reported(name, info), strict=True)
         for i, x in enumerate(last if ended else now for ended, last, now in given):
             if x is not None:
@@ -153,12 +155,14 @@ class GymnasiumVector:
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
-                f"info= asks for; it reports {_names({**info, **final}, {name, 'final_obs', 'final_info'})}"
+                f"info= asks for; it reports {_names(info, final, hidden={name, 'final_obs', 'final_info'})}"
             )
         return numbers
 
     def _reported(self, name: str, info: Any) -> list[Any]:
-        """Return what each environment reports as `info[name]`; None: nothing."""
+        """Return what each environment reports as `info[name]`, in one dict for all or one for each; None: nothing."""
+        if isinstance(info, tuple):
+            return [one and one.get(name) for one in info]
         if not isinstance(info, Mapping) or name not in info:
             return [None] * self.num_envs
         there = info.get(f"_{name}", np.ones(self.num_envs, bool))
@@ -222,7 +226,10 @@ class Observations:
     """The observations of one space of an environment."""
 
     def __init__(self, space: Any) -> None:
-        self.shape, self.dtype, self.starts = array_shape("observations", space), obs_dtype(space), starts_of(space)
+        # On the device, floats have 32 bits at most, and integers, too, unless x64 is on.
+        dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+        self.dtype = FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+        self.shape, self.starts = array_shape("observations", space), starts_of(space)
         self.remedy = (
             f"the observation space is {space}; give it the dtype of what the environment returns, or convert that in "
             "a wrapper; integers keep 64 bits with jax_enable_x64"
@@ -282,11 +289,7 @@ def policy_space(space: Any) -> Any:
     )
 
 
-def obs_dtype(space: Any) -> np.dtype[Any]:
-    """Return the dtype of observations on the device: floats have 32 bits at most; integers also, unless x64 is on."""
-    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-    return FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
-def _names(info: Any, hidden: set[str] = frozenset()) -> str:  # type: ignore[assignment]
-    return ", ".join(sorted(key for key in info or () if not key.startswith("_") and key not in hidden)) or "nothing"
+def _names(*infos: Any, hidden: Any = ()) -> str:
+    every = [one for info in infos for one in (info if isinstance(info, tuple) else (info,))]
+    keys = {key for one in every for key in one or () if not key.startswith("_")}
+    return ", ".join(sorted(keys.difference(hidden))) or "nothing"

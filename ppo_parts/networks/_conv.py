@@ -67,7 +67,7 @@ def convolved(frames: Array, largest: float) -> Array:
     return x.reshape(*frames.shape[:-3], -1)
 
 
-def largest_pixel(space: Any) -> float:
+def largest_pixel(where: str, space: Any) -> float:
     """Return what to divide frames by: 255, or 1 if they are scaled already."""
     low, high = np.min(getattr(space, "low", -np.inf)), np.max(getattr(space, "high", np.inf))
     dtype = getattr(space, "dtype", None)
@@ -77,6 +77,6 @@ def largest_pixel(space: Any) -> float:
     if -np.inf < low <= high <= 1 or (low == -high > -np.inf):  # standardized
         return 1.0
     raise UserValueError(
-        f"nature_cnn: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "
+        f"{where}: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "
         "and a dtype of integers where they must, and bounds of 0 and 1 where they are scaled already"
     )

@@ -18,11 +18,12 @@ from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env
 from ..envs._spaces import array_shape, is_image, is_tree, leaf_spaces, map_space
+from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel
 from ._heads import Array, action_distribution, action_size, check_continuous, real_size
 
-Cell = Literal["lstm", "gru", "mingru"]
+Cell = Literal["lstm", "gru", "mingru", "lru"]
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
@@ -61,18 +62,23 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
 
     Args:
         x: `[T, N, ..., H]`, the input.
-        carry: the state before the first step: `[N, ..., H]`, or two such arrays for an LSTM.
+        carry: the state before the first step: `[N, ..., H]`, or two such arrays for "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
-        cell: "lstm"; "gru"; or "mingru", whose gates do not depend on the state, so that a parallel scan computes all
-            steps at once, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`.
+        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan.
+            "mingru" keeps what it has seen, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, where only the input
+            determines :math:`z_t`, and units begin with memories of 1 to 1000 steps, uniformly. "lru" recalls
+            sequences, :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before a gated
+            layer with a residual connection.
 
     Returns:
         The outputs `[T, N, ..., H]`, and the state after the last step.
 
-    Reference: for "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B.
+    References: "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B, with
+    the biases of Tallec and Ollivier 2018, arXiv:1804.11188; "lru", Orvieto et al. 2023, arXiv:2303.06349,
+    section 3 and appendix A.
     """
-    if cell == "mingru":
-        return MinGRU()(x, carry, reset)
+    if cell in PARALLEL:
+        return PARALLEL[cell]()(x, carry, reset)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
 
     def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -90,26 +96,68 @@ class MinGRU(nn.Module):
     @nn.compact
     def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
         """Return the states `[T, N, ..., H]`, and the last one."""
-        gates = nn.Dense(2 * x.shape[-1], kernel_init=_dense.orthogonal())(x)
+        units = x.shape[-1]
+
+        def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+            steps = jax.random.uniform(key, (units,), dtype, 1, LONGEST)  # that units remember at first
+            return jnp.append(-jnp.log(steps), jnp.zeros(units, dtype))
+
+        gates = nn.Dense(2 * units, kernel_init=_dense.orthogonal(), bias_init=biases)(x)
         update, candidate = jnp.split(gates, 2, axis=-1)
         update = nn.sigmoid(update)
         candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
         keep = jnp.where(reset[..., None], 0, 1 - update)
-        first, *rest = jnp.split(update * candidate, [1]) if len(x) > 1 else [update * candidate]
-        added = jnp.concatenate([first + keep[:1] * carry[None], *rest])
-
-        def then(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
-            return earlier[0] * later[0], later[0] * earlier[1] + later[1]
-
-        _, states = jax.lax.associative_scan(then, (keep, added))
+        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * carry[None]))
         return states, states[-1]
+
+
+class LRU(nn.Module):
+    """The cell "lru" of `recurrent`; its complex states are pairs of real ones."""
+
+    @nn.compact
+    def __call__(self, x: Array, carry: tuple[Array, Array], reset: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the outputs `[T, N, ..., H]`, and the last state."""
+        units = x.shape[-1]
+
+        def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
+            square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / LONGEST) ** 2)
+            return jnp.log(-0.5 * jnp.log(square))
+
+        modulus = jnp.exp(-jnp.exp(self.param("decay", decays)))
+        angle = self.param("angle", lambda key: jax.random.uniform(key, (units,), maxval=2 * jnp.pi))
+        real, imag = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
+        inputs = nn.Dense(2 * units, kernel_init=_dense.orthogonal())(x)
+        added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
+        re, im = (jnp.where(reset[:1, ..., None], 0, c[None]) for c in carry)
+        states = [plus_first(added[0], real * re - imag * im), plus_first(added[1], real * im + imag * re)]
+        if len(x) > 1:
+            keep = jnp.where(reset[..., None], 0, jax.lax.complex(real, imag))
+            together = linear_recurrence(keep, jax.lax.complex(*states))
+            states = [together.real, together.imag]
+        skip = self.param("skip", nn.initializers.normal(1.0), (units,))
+        y = nn.gelu(dense(units, gain=1.0)(jnp.concatenate(states, axis=-1)) + skip * x)
+        return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0][-1], states[1][-1])
+
+
+LONGEST = 1000  # steps that a parallel cell remembers at first
+PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
+
+
+def plus_first(x: Array, first: Array) -> Array:
+    """Add `[1, ...]` to the first row of `[T, ...]`."""
+    return jnp.concatenate([x[:1] + first, x[1:]]) if len(x) > 1 else x + first
+
+
+def linear_recurrence(keep: Array, added: Array) -> Array:
+    """Compute every h_t = keep_t h_{t-1} + added_t, where the first is added_0."""
+    return solver("auto")((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
 
 
 def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
     """Return the state of a cell before the first step, which is zero; None without a cell."""
     if cell is None:
         return None
-    return (jnp.zeros(shape), jnp.zeros(shape)) if cell == "lstm" else jnp.zeros(shape)
+    return (jnp.zeros(shape), jnp.zeros(shape)) if cell in ("lstm", "lru") else jnp.zeros(shape)
 
 
 def encoded(space: Any, x: Any) -> Array:
@@ -122,10 +170,8 @@ def encoded(space: Any, x: Any) -> Array:
         if not is_image(space):
             return flat(x, space)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
-        return nn.relu(dense(256)(convolved(x, largest_pixel(space))))
+        return nn.relu(dense(256)(convolved(x, largest_pixel("actor_critic", space))))
 
-    if not is_tree(space):
-        return flat(x, space)
     return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
 
 
@@ -158,8 +204,8 @@ def actor_critic(
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are converted to float32 and flattened. Those of a `Dict` or `Tuple` are concatenated, discrete ones as
-    one-hot vectors, and images (at least 36 x 36 pixels) after `nature_cnn`'s convolutions and a layer of 256 units. Of
+    Observations are converted to float32 and flattened, discrete ones to one-hot vectors, and images (at least 36 x 36
+    pixels) by `nature_cnn`'s convolutions and a layer of 256 units; those of a `Dict` or `Tuple` are concatenated. Of
     an `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
     given, instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and
     1 in the value head. The standard deviation of continuous actions is a parameter.
@@ -170,8 +216,8 @@ def actor_critic(
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         shared: actor and critic share all layers except their heads; then `rollout(..., value_each_step=True)` keeps
             the value that is computed with each action.
-        memory: a recurrent cell of `hidden[-1]` units between the shared layers and the heads: "lstm", "gru" or
-            "mingru".
+        memory: a recurrent cell of `hidden[-1]` units between the shared layers and the heads: "lstm", "gru", "mingru"
+            or "lru" (see `recurrent`).
         squash: squash continuous actions into their box with tanh; otherwise they are unbounded (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
         gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
@@ -220,8 +266,8 @@ def actor_critic(
     spaces = env.observation_space, env.privileged_space
     for each in (each for space in spaces if space is not None for each in leaf_spaces(space)):
         array_shape("observations", each)
-        if is_image(each) and is_tree(env.observation_space):
-            largest_pixel(each)  # raises if its bounds do not tell
+        if is_image(each):
+            largest_pixel("actor_critic", each)  # raises if its bounds do not tell
 
     def layers(module: nn.Module, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
         size, features = action_size(env.action_space), None
@@ -290,7 +336,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     if not is_discrete(env.action_space):
         raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
-    largest = largest_pixel(env.observation_space)
+    largest = largest_pixel("nature_cnn", env.observation_space)
 
     def layers(module: nn.Module, frames: Array) -> Output:
         x = nn.relu(dense(features)(convolved(frames, largest)))
@@ -321,7 +367,7 @@ def multi_agent_actor_critic(
             `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
-        memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units before each head.
+        memory: a recurrent cell of `hidden[-1]` units before each head, see `recurrent`.
         independent: each agent has its own actor and critic, whose parameters have a leading axis of agents.
         gain: gain of the policy head.
 

@@ -2,6 +2,7 @@
 
     python -m ppo_parts.recipes.pufferlib_ppo --env-id CartPole-v1
     python -m ppo_parts.recipes.pufferlib_ppo --preset memory
+    python -m ppo_parts.recipes.pufferlib_ppo --preset popgym --env-id popgym:AutoencodeEasy
     python -m ppo_parts.recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
     python -m ppo_parts.recipes.pufferlib_ppo --preset minatar --env-id Asterix-MinAtar
 
@@ -59,6 +60,10 @@ PRESETS = {
     "continuous": Config(
         env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
+    "popgym": Config(  # an answer changes nothing that follows, so a short horizon has less noise
+        env_id="popgym:RepeatPreviousMedium", total_timesteps=1_000_000, num_envs=64, num_steps=104, optimizer="adam",
+        learning_rate=3e-3, gamma=0.5, gae_lambda=0.5, prio_alpha=0.0, ent_coef=0.02, normalize_env=False, memory="lru",
+    ),
     "minatar": Config(  # Breakout needs much entropy at first
         env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, optimizer="adam", hidden=128,
         learning_rate=0.002, gae_lambda=0.8, vf_coef=0.5, ent_coef=0.1, anneal_ent=True, normalize_env=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -69,9 +68,10 @@ def check_part(
 def _check_laws(
     part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any], laws: tuple[Law, ...]
 ) -> None:
+    policy = context().evaluate  # of every context, because jit takes another function for another program
     for after in sides(part):
         given = batch or (lambda seed=0, dtype=jnp.float32, after=after: _without_current(seed, dtype, after))
-        subject = Subject(part, given, functools.partial(_with_policy, context, context().evaluate), after)
+        subject = Subject(part, given, lambda *settings: context(*settings).replace(evaluate=policy), after)
         if subject.batch().mask is None:
             raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
         seen = subject.seen(subject.batch(), subject.context())
@@ -79,11 +79,6 @@ def _check_laws(
         for law in laws:
             if wrong := _broken(law, subject):
                 raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
-
-
-def _with_policy(make: Callable[..., Context], evaluate: Any, seed: int = 0, dtype: Any = jnp.float32) -> Context:
-    """Make a context with a given policy function, because jit takes another function for another program."""
-    return make(seed, dtype).replace(evaluate=evaluate)
 
 
 def _update_once(part: Part, batch: Batch, context: Context, own: bool) -> None:

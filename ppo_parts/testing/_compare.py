@@ -246,7 +246,7 @@ class _Replay:
         self.record, self.rtol, self.params = record, rtol, jax.tree.map(jnp.asarray, record["params"])
         self.network, self.current = _compiled(evaluate)
         self.memory: dict[Any, Any] = {}  # the latest results of `_computed`
-        self.estimates: dict[tuple[str, str], Estimates] = {}
+        self.estimates = functools.cache(self._estimates)
         self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
         indices = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
@@ -400,16 +400,13 @@ class _Replay:
                 f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add 'params_after' of "
                 "each step to the record"
             )
-        if (refresh, rows) not in self.estimates:
-            self.estimates[refresh, rows] = self._estimates(refresh, rows)
-        states, estimates = self._states(parts), self.estimates[refresh, rows]
+        states = self._states(parts)
 
         def run(estimates: Estimates, params: Any) -> Batch:
             batch, _ = fold(parts, self.batch.replace(**estimates._asdict()), states, context.replace(params=params))
             return batch.replace(metrics={}, reductions=())
 
-        every = jax.vmap(run)(estimates, self.before)
-        return functools.partial(_row, every)
+        return functools.partial(_row, jax.vmap(run)(self.estimates(refresh, rows), self.before))
 
     def _estimates(self, refresh: str, rows: str) -> Estimates:
         """Return what a sampler with this `refresh` knows of the rollout before each step."""
@@ -505,11 +502,8 @@ def _stage(number: str) -> str:
 
 def _with_key(part: Part, key: Any) -> Part:
     """Return a part that draws its random numbers from this key."""
-
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        return part.update(batch, state, context.replace(key=key))
-
-    return dataclasses.replace(part, update=update)
+    run = part.update
+    return dataclasses.replace(part, update=lambda batch, state, context: run(batch, state, context.replace(key=key)))
 
 
 def _row(tree: Any, index: Any) -> Any:

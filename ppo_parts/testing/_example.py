@@ -105,9 +105,8 @@ def example_batch(
     if continuous:
         batch = batch.replace(action=jnp.asarray(batch.obs[..., :ACTIONS] + 0.1, dtype))
     behavior = policy(make_params(seed + 100, dtype), batch).distribution
-    batch = batch.replace(behavior=behavior, next_obs=jnp.roll(batch.obs, -1, axis=0))
-    if continuous:
-        batch = batch.replace(log_prob=behavior.log_prob(batch.action))
+    next_obs = jnp.roll(batch.obs, -1, axis=0)
+    batch = batch.replace(behavior=behavior, next_obs=next_obs, log_prob=behavior.log_prob(batch.action))
     rng = np.random.default_rng(seed + 1)
     normal = {
         name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)

@@ -199,19 +199,14 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     given, state, context = subject.inputs()
 
     def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
-        seen = batch.replace(current=current) if subject.after else batch
-        out, after = subject.part.update(seen, state, context)
+        out, after = subject.part.update(batch.replace(current=current), state, context)
         counted = {out.mask.shape: out.mask, out.mask.shape[1:]: jnp.any(out.mask.astype(bool), axis=0), (): None}
         means = [functional.masked_mean(loss, counted[loss.shape]) for loss in out.losses.values()]
         return sum(means, jnp.zeros(())), (out, after)
 
     def results(batch: Batch) -> Any:
-        if not subject.after:
-            _, (out, after) = losses(None, batch)
-            return {"batch": outside(out), "state": after, "finished": finished(batch, after)}, None
-        current = subject.seen(batch, context).current
+        current = subject.seen(batch, context).current  # None before the sampler: there is nothing to differentiate
         (loss, (out, after)), gradient = jax.value_and_grad(losses, has_aux=True)(current, batch)
-        keep = np.asarray(batch.mask, bool)
         kept = jax.tree.map(lambda x: np.asarray(x)[keep], gradient)
         found = {"batch": outside(out), "state": after, "loss": loss, "gradient": kept}
         return {**found, "finished": finished(batch, after)}, gradient

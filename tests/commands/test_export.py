@@ -40,7 +40,9 @@ DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 POLICIES = {  # an environment, a network, and how many observations are compared
     "discrete": (lambda: envs.make("CartPole-v1"), {"activation": "relu"}, 10_000),
     "squashed": (lambda: envs.make("Pendulum-v1"), {"shared": True, "squash": True, "activation": "gelu"}, 10_000),
-    "mingru": (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": "mingru"}, 10_000),
+    **{
+        cell: (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": cell}, 10_000) for cell in ("mingru", "lru")
+    },
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}, 10_000),
     "pixels": (frames, {"features": 64}, 100),
 }

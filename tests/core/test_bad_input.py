@@ -242,7 +242,7 @@ VALUE_ERRORS = {
     "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
     "its schedule is -0.2 at step 0": lambda: clipped(lambda step: -0.2 + step),
     "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
-    "its schedule is -0.1 in the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
+    "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
     "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1": lambda: pp.optim.scale_by_update_schedule(
         -0.1

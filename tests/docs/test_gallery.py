@@ -954,35 +954,6 @@ def test_options_equal_a_loop_by_hand():
     np.testing.assert_allclose(log_prob, acted.log_prob, rtol=1e-5)
 
 
-@pytest.mark.lenient_ranks
-def test_lru_equals_a_loop_by_hand():
-    module, rng = card("networks", "Linear recurrent units"), np.random.default_rng(9)
-    params = in_double(jax.jit(module.init)(KEY))
-    carry = jnp.asarray(rng.normal(size=(SEGMENTS, module.WIDTH)) + 1j * rng.normal(size=(SEGMENTS, module.WIDTH)))
-    batch = remembered(module, carry=carry)
-
-    def states(params):
-        size = jnp.exp(-jnp.exp(params["nu"]))
-        turn = jnp.cos(jnp.exp(params["theta"])) + 1j * jnp.sin(jnp.exp(params["theta"]))
-        h, found = carry, []
-        for t in range(TIME):
-            driven = batch.obs[t] @ params["real"] + 1j * (batch.obs[t] @ params["imag"])
-            h = size * turn * h * (1 - batch.reset[t])[:, None] + jnp.sqrt(1 - size**2) * driven
-            found.append(h)
-        return jnp.stack(found)
-
-    def loss(params, d):
-        h = states(params).reshape(TIME * SEGMENTS, -1)
-        seen = jnp.concatenate([jnp.real(h), jnp.imag(h), d["obs"]], axis=1)
-        return mean(ppo(*linear(params, jnp.tanh(seen @ params["mix"])), d, entropy=0), d["mask"])
-
-    everything = np.arange(SEGMENTS).reshape(1, 1, -1).repeat(2, axis=0)  # two epochs of one minibatch
-    state, _ = train(given(module.lru, "segment", everything), params, [batch], module.policy)
-    assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * 2))
-    *_, last = jax.jit(module.evaluate)(params, batch)
-    np.testing.assert_allclose(last, states(params)[-1], rtol=1e-9)
-
-
 # --- levels.md --------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,9 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.recipes import ippo
-from tests.common import compiled
+from tests.common import compiled, refused
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 AGENTS, EPISODE = 2, 4
@@ -30,32 +30,20 @@ def probe(mortal: bool = False) -> envs.Env:
 
     def reset(key, num_envs):
         obs = see(key, num_envs)
-        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.Observation(obs)
+        return EpisodeState.begin(obs, num_envs, AGENTS), envs.Observation(obs)
 
     def step(key, state, action):
-        obs, time, collected = state
-        wanted = jnp.abs(obs[..., 0] - jnp.arange(AGENTS))
-        reward = (action == wanted).astype(jnp.float32)
-        new, time, collected = see(key, obs.shape[0]), time + 1, collected + reward
-        ended = time == EPISODE
-        gone = (time >= 2)[:, None] & (jnp.arange(AGENTS) == 1)
-        out = envs.Transition(
-            obs=envs.Observation(new),
-            reward=reward,
-            terminated=gone if mortal else jnp.zeros_like(gone),
-            truncated=jnp.broadcast_to(ended[:, None], gone.shape) & (~gone if mortal else True),
-            final_obs=envs.Observation(new + 0.5),
-            episode_return=collected,
-            episode_length=time,
-            mask=~((time > 2)[:, None] & (jnp.arange(AGENTS) == 1)) if mortal else None,
-            ended=ended,
-            info={"first": collected[:, 0] > 0},
-        )
-        keep = ~ended
-        return (new, time * keep, collected * keep[:, None]), out
+        wanted, time = jnp.abs(state.inner[..., 0] - jnp.arange(AGENTS)), state.episode_length + 1
+        reward, new = (action == wanted).astype(jnp.float32), see(key, len(time))
+        ended, mortals = time == EPISODE, mortal & (jnp.arange(AGENTS) == 1)
+        gone = (time >= 2)[:, None] & mortals
+        fields = {"obs": envs.Observation(new), "final_obs": envs.Observation(new + 0.5), "ended": ended}
+        fields |= {"terminated": gone, "truncated": ended[:, None] & ~gone}
+        fields |= {"mask": ~((time > 2)[:, None] & mortals) if mortal else None}
+        fields |= {"info": {"first": state.episode_return[:, 0] + reward[:, 0] > 0}}
+        return state.advance(new, ended, reward, **fields)
 
-    spaces = SimpleNamespace(shape=(1,)), SimpleNamespace(n=2, shape=())
-    env = envs.Env(reset, step, *spaces, lambda state: env, num_agents=AGENTS)
+    env = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: env, num_agents=AGENTS)
     return env
 
 
@@ -125,12 +113,18 @@ def test_folded_agents_are_environments_of_their_own():
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
-def test_agents_whose_observations_are_pictures_have_no_number_appended():
-    def reset(key, num_envs):
-        obs = jnp.zeros((num_envs, 3, 3, 4, 1))
-        return (), envs.Observation(obs)
+def showing(agents, shape):
+    """An environment that shows zeros of this shape to each agent."""
 
-    env = envs.Env(reset, None, envs.Box((3, 4, 1)), envs.Discrete(2), lambda state: env, num_agents=3)
+    def reset(key, num_envs):
+        return (), envs.Observation(jnp.zeros((num_envs, agents, *shape)))
+
+    env = envs.Env(reset, None, envs.Box(shape), envs.Discrete(2), lambda state: env, num_agents=agents)
+    return env
+
+
+def test_agents_whose_observations_are_pictures_have_no_number_appended():
+    env = showing(3, (3, 4, 1))
     assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
     with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
         envs.fold_agents(env, agent_id=True)
@@ -138,11 +132,7 @@ def test_agents_whose_observations_are_pictures_have_no_number_appended():
 
 def test_agents_can_be_folded_without_a_change_of_observations():
     """Then a policy can be exported: there is nothing to apply to an observation."""
-
-    def reset(key, num_envs):
-        return (), envs.Observation(jnp.zeros((num_envs, 1, 3)))
-
-    env = envs.Env(reset, None, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=1)
+    env = showing(1, (3,))
     assert envs.fold_agents(env).observe is None
     assert envs.fold_agents(env).act is None
     named = envs.fold_agents(env, agent_id=True)
@@ -170,10 +160,12 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
     plain, wrapped = (policy(params, pp.Batch(obs=x)) for x in (obs[None], envs.Observation(obs[None])))
     np.testing.assert_array_equal(plain.value, wrapped.value)
     privileged = jnp.arange(12.0 * AGENTS).reshape(3, AGENTS, 4)
-    _, _, folded = seen(
-        lambda obs: obs._replace(privileged=privileged[: len(obs.obs)]), privileged_space=envs.Box((4,))
-    )
+    change = lambda obs: obs._replace(privileged=privileged[: len(obs.obs)])  # noqa: E731
+    _, _, folded = seen(change, privileged_space=envs.Box((4,)))
     np.testing.assert_array_equal(folded.privileged, privileged.reshape(-1, 4))
+
+
+CENTRALIZED = dataclasses.replace(SMALL, critic="centralized")
 
 
 def without_ended():
@@ -184,22 +176,13 @@ def without_ended():
     return probe()._replace(step=step)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (
-            lambda: ippo.make_train(dataclasses.replace(SMALL, critic="centralized"), probe()),
-            "critic must be one of 'lo",
-        ),
-        (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
-        (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
-        (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),
-        (lambda: envs.check(without_ended()), "with several agents, ended must say where the episode of all ended"),
-    ],
+test_what_does_not_fit_several_agents_is_refused = refused(
+    (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
+    (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
+    (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
+    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),
+    (lambda: envs.check(without_ended()), "with several agents, ended must say where the episode of all ended"),
 )
-def test_what_does_not_fit_several_agents_is_refused(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
 
 
 def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):

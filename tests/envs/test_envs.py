@@ -14,8 +14,17 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import _registry
+from ppo_parts.envs._laws import play
 from tests import env_fakes
-from tests.common import compiled
+from tests.common import refused
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch):
+    """Stand-ins of packages, and no prefixes but those that come with this one."""
+    env_fakes.install(monkeypatch)
+    monkeypatch.setattr(_registry, "_registered", {})
+
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
 
@@ -38,12 +47,9 @@ def test_every_gymnax_environment_steps(env_id):
 
 LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
-UNKNOWN = [
+test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"),
-    (
-        "HalfCheetah-v5",
-        r"no environment 'HalfCheetah-v5', but Gymnasium has, for one agent: .* is 'gym:HalfCheetah-v5'",
-    ),
+    ("HalfCheetah-v5", "no environment 'HalfCheetah-v5', but Gymnasium has, for one agent: .* is 'gym:HalfCheetah-v5'"),
     ("CartPole-v0", r"Gymnasium has, .*; gymnax has CartPole-v1"),
     ("walker", r"gymnax has no environment 'walker'; it has .*CartPole-v1.*Pendulum-v1"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
@@ -61,19 +67,11 @@ UNKNOWN = [
     ("CartPole-v1,max_steps_in_episode=abc", f"{NUMBER} number, such as 500, got 'abc'"),
     ("CartPole-v1,max_steps_in_episode=0", f"{NUMBER} whole number of at least 1, got 0"),
     ("CartPole-v1,length=None", "length must be a number"),
-]
+    by=envs.make,
+)
 
 
-@pytest.mark.parametrize(("env_id", "says"), UNKNOWN, ids=[str(env_id) for env_id, _ in UNKNOWN])
-def test_a_wrong_name_or_setting_is_said_with_those_there_are(env_id, says, monkeypatch):
-    env_fakes.install(monkeypatch)
-    monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises((pp.errors.UserValueError, pp.errors.UserTypeError), match=says):
-        envs.make(env_id)
-
-
-def test_settings_may_follow_the_name(monkeypatch):
-    monkeypatch.setattr(_registry, "_registered", {})
+def test_settings_may_follow_the_name():
     given = []
     envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
     env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),words=(async, a),text='a=in, b',times=3"
@@ -85,8 +83,7 @@ def test_settings_may_follow_the_name(monkeypatch):
         envs.make(env_id, times=9.8)
 
 
-def test_a_prefix_of_your_own(monkeypatch):
-    monkeypatch.setattr(_registry, "_registered", {})
+def test_a_prefix_of_your_own():
     envs.register("mine", lambda name, **settings: envs.make("CartPole-v1") if name == "walk" else settings)
     assert envs.make("mine:walk").observation_space.shape == (4,)
     assert "mine" in envs.prefixes()
@@ -124,7 +121,7 @@ def pendulum(**changed):
 
 
 GYMNAX = gymnax.environments.spaces
-TREES = GYMNAX.Dict({"a": GYMNAX.Discrete(2)})
+TREES, WHOLE = GYMNAX.Dict({"a": GYMNAX.Discrete(2)}), GYMNAX.Box(0, 9, (1,), jnp.int32)
 FINITE = r"rescale_action: bounds must be finite, with low <= high, got low="
 NO_ENVIRONMENT = (
     envs.clip_action, envs.rescale_action, envs.flatten_action, envs.clip_reward, envs.prepare, envs.check,
@@ -132,7 +129,7 @@ NO_ENVIRONMENT = (
     networks.actor_critic, networks.multi_agent_actor_critic, networks.nature_cnn,
     lambda env: pp.rollout(env, lambda params, batch: None, num_envs=1, num_steps=1),
 )  # fmt: skip
-REFUSED = [
+test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
     (lambda: envs.Discrete("x"), "n must be a whole number"),
     (lambda: envs.Discrete(0), "n must be at least 1"),
     (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
@@ -155,20 +152,11 @@ REFUSED = [
     (lambda: envs.rescale_action(envs.make("CartPole-v1")), r"rescale_action: .* discrete"),
     (lambda: envs.rescale_action(pendulum(action_space=envs.Box((1,), -1.0, np.inf))), FINITE),
     (lambda: envs.rescale_action(pendulum(action_space=SimpleNamespace(low=1, high=-1, shape=(1,)))), FINITE),
-    (
-        lambda: envs.rescale_action(pendulum(action_space=GYMNAX.Box(0, 9, (1,), jnp.int32))),
-        "rescale_action: the actions are integers",
-    ),
+    (lambda: envs.rescale_action(pendulum(action_space=WHOLE)), "rescale_action: the actions are integers"),
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),
-]
-
-
-@pytest.mark.parametrize(("make", "says"), REFUSED)
-def test_what_cannot_be_made_or_wrapped_is_refused_at_the_door(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
+)
 
 
 def test_sizes_of_spaces():
@@ -208,10 +196,7 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
         return envs.Step(state + 1, jnp.zeros(1), reward=rewards[state], terminated=False)
 
     reset = lambda key: (jnp.zeros((), int), jnp.zeros(1))  # noqa: E731
-    reset, step = compiled(envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))))
-    state, outs = reset(jax.random.key(0), 1)[0], []
-    for _ in rewards:
-        state, out = step(jax.random.key(0), state, jnp.zeros(1, int))
-        outs.append(out)
-    np.testing.assert_array_equal([out.reward[0] for out in outs], [-1, 0, np.inf, np.nan])
-    assert [float(out.episode_return[0]) for out in outs[:2]] == [-3, -3]
+    env = envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2)))
+    out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
+    np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
+    np.testing.assert_array_equal(out.episode_return[:2, 0], [-3, -3])

@@ -18,8 +18,9 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
-from tests.common import Categorical
+from tests.common import Categorical, refused
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # of what the tests make on purpose
 LIMITS = (2, 3, 100)
 KEY = jax.random.key(0)
 
@@ -403,7 +404,12 @@ def masked_as(report):
     return lambda: host(*[masked(report)] * 2, action_mask="action_mask")
 
 
-REFUSED_WHEN_PLAYED = [
+def reporting(name):
+    return lambda: by_name(lambda: Scripted(2, info=reports), info=name)
+
+
+PIXEL, REALS, INTEGERS = whole(0, 255, np.uint8), whole(-np.inf, np.inf, np.float64), whole(-(2**40), 2**40, np.int64)
+test_what_a_host_environment_must_not_return_is_named = refused(
     (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\] must be .*; got None'),
     (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
     (changed(terminated=np.zeros(2)), r"terminated of step must be boolean, got float64: return terminated > 0"),
@@ -417,60 +423,35 @@ REFUSED_WHEN_PLAYED = [
     (masked_as(lambda mask: None), r"environment 0 reports no info\['action_mask'\] of reset"),
     (masked_as(lambda mask: mask[0]), r"0 or 1 for each of the options \(2, 3\), but that of environment 0 is array"),
     (masked_as(lambda mask: np.array([1, 1, 0, 0, 0])), r"leaves no action"),
-    (
-        lambda: by_name(lambda: Scripted(2, info=reports), info="success"),
-        r"environment 0 ended an episode without a number info\['success'\].* it reports pair, time, won",
-    ),
-    (
-        lambda: by_name(lambda: Scripted(2, info=reports), info="pair"),
-        r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info=",
-    ),
+    (lambda: by_name(masked(lambda mask: 1), ",action_mask=action_mask"), r"0 or 1 for each .* environment 0 is 1"),
+    (reporting("success"), r"0 ended an episode without a number info\['success'\].* it reports pair, time, won"),
+    (reporting("pair"), r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info="),
     # No cast changes a number.
-    (
-        lambda: constant(whole(-(2**40), 2**40, np.int64), [3_000_000_000]),
-        "obs of reset contains 3000000000, which int32",
-    ),
-    (
-        lambda: constant(whole(0, 255, np.uint8), [0.5]),
-        "contains 0.5, which uint8 does not have: the observation space is Box",
-    ),
-    (lambda: constant(whole(-np.inf, np.inf, np.float64), [1e300]), "contains 1e.300, which float32"),
-    (lambda: constant(whole(0, 255, np.uint8), [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
-    (lambda: constant(whole(0, 255, np.uint8), [7], reward=1e39), "reward of step contains 1e.39, which float32"),
-    (lambda: constant(whole(0, 255, np.uint8), [7], reward=2**24 + 1), "reward of step contains 16777217, which float"),
-]
+    (lambda: constant(INTEGERS, [3_000_000_000]), "obs of reset contains 3000000000, which int32"),
+    (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 does not have: the observation space is Box"),
+    (lambda: constant(REALS, [1e300]), "contains 1e.300, which float32"),
+    (lambda: constant(PIXEL, [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
+    (lambda: constant(PIXEL, [7], reward=1e39), "reward of step contains 1e.39, which float32"),
+    (lambda: constant(PIXEL, [7], reward=2**24 + 1), "reward of step contains 16777217, which float"),
+    by=lambda env: play(env, 2),
+)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's, about observations outside of their space
-@pytest.mark.parametrize(("make", "says"), REFUSED_WHEN_PLAYED, ids=[says[:40] for _, says in REFUSED_WHEN_PLAYED])
-def test_what_a_host_environment_must_not_return_is_named(make, says):
-    env = make()
-    with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
-        play(env, 2)
-
-
 @pytest.mark.parametrize(
     ("space", "given"),
     [
-        (whole(-(2**40), 2**40, np.int64), np.array([-(2**31)])),
-        (whole(0, 255, np.uint8), np.array([255.0])),
+        (INTEGERS, np.array([-(2**31)])),
+        (PIXEL, np.array([255.0])),
         (whole(0, 1, np.float32), np.array([3_000_000_000])),
-        (whole(-np.inf, np.inf, np.float64), np.array([np.inf])),
+        (REALS, np.array([np.inf])),
         (whole(0, 1, np.float64), np.array([0.1])),  # floats may be rounded
     ],
 )
 def test_numbers_that_fit_arrive_as_they_are(space, given):
-    obs, out = play(envs.from_gymnasium(lambda n: gym_vector(space, given)), 1)
+    obs, out = play(constant(space, given), 1)
     expected = given.astype(np.float32) if given[0] == 0.1 else given
     assert float(obs[0, 0]) == float(out.final_obs[-1, 0, 0]) == float(expected[0])
-
-
-def gym_vector(space, given):
-    """A vector of one environment that returns its observations as they are."""
-    made = Returns(reset=(given[None], {}), obs=given[None], info={"final_obs": given[None]})
-    made.num_envs, made.single_observation_space = 1, space
-    made.out |= {name: made.out[name][:1] for name in ("reward", "terminated", "truncated")}
-    return made
 
 
 def test_reals_do_not_become_integers_silently():
@@ -480,34 +461,22 @@ def test_reals_do_not_become_integers_silently():
     play(env, 1, [(0, 0)])
 
 
-GYM = "gym:CartPole-v1"
+GYM, MATRIX = "gym:CartPole-v1", spaces.MultiDiscrete([[2, 3], [2, 2]])
 INFO = r"(make|from_gymnasium): info must be (a string or a tuple of strings|names of numbers, other than return)"
 LIMIT = r"max_episode_steps must be a positive integer, or -1 .*, got"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
-        (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
-        (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
-        (
-            lambda: host(Scripted(action_space=spaces.MultiDiscrete([[2, 3], [2, 2]]))),
-            r"(?s)MultiDiscrete.* not supported: .*with one axis",
-        ),
-        (lambda: scripted(timeout=0), r"timeout must lie in \(0, inf\]"),
-        (
-            lambda: host(Scripted(action_space=spaces.Box(-1, 1, (2,))), action_mask="action_mask"),
-            "masks discrete actions",
-        ),
-        *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, ("return",), (1,))),
-        (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
-        *((lambda n=n: envs.make(f"{GYM},max_episode_steps={n}"), LIMIT) for n in ("1e2", "0", "word")),
-    ],
+test_environments_that_would_be_played_wrongly_are_refused = refused(
+    (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
+    (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
+    (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
+    (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: .*with one axis"),
+    (lambda: scripted(timeout=0), r"timeout must lie in \(0, inf\]"),
+    (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
+    *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, ("return",), (1,))),
+    (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
+    *((lambda n=n: envs.make(f"{GYM},max_episode_steps={n}"), LIMIT) for n in ("1e2", "0", "word")),
 )
-def test_environments_that_would_be_played_wrongly_are_refused(make, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        make()
 
 
 def test_a_simulator_that_is_missing_is_named(monkeypatch):

@@ -8,16 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import ppo_parts as pp
 from ppo_parts import envs
+from tests.common import refused
 
 pytestmark = pytest.mark.lenient_ranks
 
 
 class Dwindling:
-    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps."""
+    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps.
+
+    It counts how often new episodes are computed.
+    """
 
     name, agents = "Dwindling", ["a", "b"]
+
+    def __init__(self):
+        self.resets = []
 
     def observation_space(self, agent):
         return SimpleNamespace(shape=(2,) if agent == "a" else (1,))
@@ -30,6 +36,7 @@ class Dwindling:
         return {"a": jnp.stack([time, -time]), "b": time[None]}
 
     def reset(self, key):
+        jax.debug.callback(lambda: self.resets.append(1))
         return self.see(0), {"time": 0}
 
     def step_env(self, key, state, action):
@@ -47,20 +54,9 @@ def played(env, steps, action):
     return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), steps))[1]
 
 
-class Counted(Dwindling):
-    """Counts how often new episodes are computed."""
-
-    def __init__(self):
-        self.resets = []
-
-    def reset(self, key):
-        jax.debug.callback(lambda: self.resets.append(1))
-        return super().reset(key)
-
-
 def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the_next_episode():
-    counted = Counted()
-    env = envs.from_jaxmarl(counted)
+    dwindling = Dwindling()
+    env = envs.from_jaxmarl(dwindling)
     assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
     obs, out = played(env, 6, [2, 1])
     assert obs.obs.shape == (3, 2, 2)
@@ -78,7 +74,7 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
     np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # it is still given 10
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
     jax.effects_barrier()
-    assert len(counted.resets) == 2  # at first, and in the one step in which an episode ended
+    assert len(dwindling.resets) == 2  # at first, and in the one step in which an episode ended
 
 
 def test_a_time_limit_is_what_the_caller_says():
@@ -149,19 +145,14 @@ def box(*shape):
     return SimpleNamespace(shape=shape, low=0.0, high=1.0)
 
 
-@pytest.mark.parametrize(
-    ("env", "says"),
-    [
-        (changed(action_space={"a": box(2), "b": box(1)}), r"agents' boxes of actions differ .*b \(1,\)"),
-        (changed(action_space={"a": box(2), "b": TWO}), "some agents have discrete actions and some do not"),
-        (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
-        (changed(action_space={0: TWO}), WRAP),
-        (type("Resetting", (MABraxEnv,), {"auto_reset": True})(), r"final observations .* are lost.*auto_reset=False"),
-    ],
+test_what_does_not_fit_into_arrays_is_refused = refused(
+    (changed(action_space={"a": box(2), "b": box(1)}), r"agents' boxes of actions differ .*b \(1,\)"),
+    (changed(action_space={"a": box(2), "b": TWO}), "some agents have discrete actions and some do not"),
+    (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
+    (changed(action_space={0: TWO}), WRAP),
+    (type("Resetting", (MABraxEnv,), {"auto_reset": True})(), r"final observations .* are lost.*auto_reset=False"),
+    by=envs.from_jaxmarl,
 )
-def test_what_does_not_fit_into_arrays_is_refused(env, says):
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.from_jaxmarl(env)
 
 
 def the_dead_are_paid(out):
@@ -171,6 +162,7 @@ def the_dead_are_paid(out):
     assert np.any(~moving & ~ended & np.any(moving, axis=-1, keepdims=True))  # some were dead while others were not
     assert out.mask is None
     assert set(out.info) == {"won"}
+    assert not np.any(np.asarray(out.info["won"]) & ended[..., 0])  # whoever walks into the wall dies
     np.testing.assert_array_equal(out.terminated | out.truncated, np.broadcast_to(ended, moving.shape))
 
 
@@ -203,22 +195,21 @@ def test_real_environments_by_name(env_id):
     holds(out)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "says"),
-    [
-        *(
-            (name, f"{name} (cannot be|with the settings)")
-            for name in ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
-        ),
-        ("MPE_simple_spread", "MPE_simple_spread_v3"),
-        ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
-        ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),
-    ],
-)
-def test_names_that_are_unknown_or_cannot_be_played_are_refused(env_id, says):
+def make_agents(env_id):
     pytest.importorskip("jaxmarl")
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.make_agents(env_id)
+    return envs.make_agents(env_id)
+
+
+UNPLAYABLE = ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
+
+
+test_names_that_are_unknown_or_cannot_be_played_are_refused = refused(
+    *((name, f"{name} (cannot be|with the settings)") for name in UNPLAYABLE),
+    ("MPE_simple_spread", "MPE_simple_spread_v3"),
+    ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
+    ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),
+    by=make_agents,
+)
 
 
 def test_an_environment_can_be_made_while_tracing():

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import distrax
 import jax
@@ -14,8 +14,9 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.envs._rollout import episode_metrics
-from tests.common import Categorical
+from tests.common import Categorical, refused
 
 
 def test_values_are_the_same_with_each_step_and_after_the_last():
@@ -42,32 +43,23 @@ def test_values_are_the_same_with_each_step_and_after_the_last():
     assert batch.truncated.any()
 
 
-class ClockState(NamedTuple):
-    time: jax.Array
-    episode_return: jax.Array
-
-
 def clock(limit: Any, kind: str = "truncated") -> envs.Env:
-    """Everything known: obs = (time in the episode, 1 in a final observation); reward = time. No randomness."""
+    """Everything known: obs = (time in the episode, 1 in a final observation); reward = time; cost = 10 * time."""
 
     def see(time, final):
-        return jnp.stack([time.astype(jnp.float32), jnp.broadcast_to(jnp.float32(final), time.shape)], -1)
+        return jnp.stack([time, jnp.broadcast_to(final, time.shape)], -1).astype(jnp.float32)
 
     def reset(key, num_envs):
-        del key
         time = jnp.zeros(num_envs, jnp.int32)
-        return ClockState(time, jnp.zeros(num_envs)), see(time, 0)
+        return EpisodeState.begin(time, num_envs), see(time, 0)
 
     def step(key, state, action):
-        del key, action
-        reward, time = state.time.astype(jnp.float32), state.time + 1
-        ended, total = time >= limit, state.episode_return + reward
-        after = ClockState(jnp.where(ended, 0, time), jnp.where(ended, 0, total))
-        ends = {"terminated": jnp.zeros_like(ended), "truncated": jnp.zeros_like(ended), kind: ended}
-        final = jnp.where(ended[:, None], see(time, 1), see(time, 0))
-        return after, envs.Transition(
-            see(after.time, 0), reward, final_obs=final, episode_return=total, episode_length=time, **ends
-        )
+        reward, time = state.inner.astype(jnp.float32), state.inner + 1
+        over = time >= limit
+        ends = {"terminated": over & False, "truncated": over & False, kind: over}
+        after = jnp.where(over, 0, time)
+        shown = {"obs": see(after, 0), "final_obs": see(time, over), "info": {"cost": 10 * reward}}
+        return state.advance(after, over, reward, **shown, **ends)
 
     made = envs.Env(reset, step, envs.Box((2,)), envs.Discrete(2), lambda state: made)
     return made
@@ -92,13 +84,7 @@ def test_episodes_are_measured_where_they_end():
 
 
 def test_info_of_every_step_is_kept():
-    env = clock(limit=4)
-
-    def step(key, state, action):
-        state, out = env.step(key, state, action)
-        return state, out._replace(info={"cost": 10 * out.reward})
-
-    rollout = pp.rollout(env._replace(step=step), uniform, num_envs=1, num_steps=6, keep_info=("cost",))
+    rollout = pp.rollout(clock(4), uniform, num_envs=1, num_steps=6, keep_info=("cost",))
     _, batch, metrics = jax.jit(rollout.collect)(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
     assert batch.extras["cost"][:, 0].tolist() == [0, 10, 20, 30, 0, 10]
     assert metrics["episode_cost"] == 30
@@ -129,17 +115,15 @@ def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
     assert extra(nested, jnp.array([4, 6]), jnp.ones(2), seeds=4) == 4
 
 
-def echo(low: float, high: float) -> envs.Env:
+def echo(space: Any) -> envs.Env:
     """The observation is the action that arrived."""
+    dtype = jnp.int32 if envs.is_discrete(space) else jnp.float32
 
     def step(key, state, action):
-        del key
-        nothing = jnp.zeros(action.shape[0], bool)
         zeros = jnp.zeros(action.shape[0])
-        return state, envs.Transition(action, zeros, nothing, nothing, action, zeros, zeros.astype(int))
+        return state, envs.Transition(action, zeros, zeros > 0, zeros > 0, action, zeros, zeros.astype(int))
 
-    box = envs.Box((2,), low, high)
-    made = envs.Env(lambda key, n: ((), jnp.zeros((n, 2))), step, box, box, lambda state: made)
+    made = envs.Env(lambda key, n: ((), jnp.zeros((n, 2), dtype)), step, envs.Box((2,)), space, lambda state: made)
     return made
 
 
@@ -149,7 +133,7 @@ def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environmen
         mean = jnp.zeros_like(batch.obs) + params
         return distrax.MultivariateNormalDiag(mean, 2 * jnp.ones_like(mean)), batch.obs[..., 0]
 
-    rollout = pp.rollout(envs.clip_action(echo(-1.0, 0.5)), wide, num_envs=4, num_steps=9)
+    rollout = pp.rollout(envs.clip_action(echo(envs.Box((2,), -1.0, 0.5))), wide, num_envs=4, num_steps=9)
     _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), 0.1, rollout.init(jax.random.key(1)))
     assert batch.action.shape == (9, 4, 2)
     assert float(batch.action.max()) > 1
@@ -161,10 +145,7 @@ def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environmen
 
 
 def choosing(policy):
-    """Two choices at once, with this policy."""
-    step = lambda key, x, action: envs.Step(x, x, 0.0, False)  # noqa: E731
-    env = envs.auto_reset(lambda key: (jnp.zeros(1),) * 2, step, envs.Box((1,)), envs.MultiDiscrete((2, 3)))
-    return env, lambda params, batch: (policy, jnp.zeros(2))
+    return lambda params, batch: (policy, jnp.zeros(2))
 
 
 def not_a_tree(params, batch):
@@ -172,45 +153,45 @@ def not_a_tree(params, batch):
     return SimpleNamespace(sample=distribution.sample, log_prob=distribution.log_prob), value
 
 
+def paid_in_columns(key, state, action):
+    state, out = CLOCK.step(key, state, action)
+    return state, out._replace(reward=out.reward[:, None])
+
+
 def column(params, batch):
     return uniform(params, batch)[0], batch.obs[..., :1]
 
 
 def per_dimension(params, batch):
-    return distrax.Normal(batch.obs, jnp.ones_like(batch.obs)), batch.obs[..., 0]
+    return SimpleNamespace(sample=lambda seed: batch.obs, log_prob=lambda action: action), batch.obs[..., 0]
 
 
-CLOCK, ECHO = clock(4), echo(-1, 1)
+CLOCK, ECHO, CHOICES = clock(4), echo(envs.Box((2,), -1, 1)), echo(envs.MultiDiscrete((2, 3)))
 FIVE = pp.distributions.Categorical(jnp.zeros((2, 5)))
 SWAPPED = pp.distributions.MultiCategorical(jnp.zeros((2, 5)), (3, 2))
 KEEPS = "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"
-REFUSED = [
-    (CLOCK, uniform, {"num_envs": 0}, "rollout: num_envs must be .*0"),
-    (CLOCK, uniform, {"num_steps": 2.0}, "rollout: num_steps must be .*2.0"),
-    (
-        CLOCK,
-        uniform,
-        {"keep_info": ("cost",)},
-        r"'cost' must be an entry of the environment's info, which .* \[\]: ",
-    ),
-    (CLOCK, uniform, {"record": ("bonus",)}, r"'bonus' must be an entry of the policy's aux.* aux={'bonus': \.\.\.}\)"),
-    (CLOCK, not_a_tree, {"keep_distribution": True}, KEEPS),
-    (CLOCK, column, {}, r"value\[\.\.\., 0\]"),
-    (ECHO, per_dimension, {}, "sum over the action's dimensions"),
-    (*choosing(FIVE), {}, r"takes 2 choices: return distributions.MultiCategorical\("),
-    (*choosing(SWAPPED), {}, r"3 actions.* has 2 in one of its choices"),
-]
 
 
-@pytest.mark.lenient_ranks  # distrax
-@pytest.mark.parametrize(("env", "evaluate", "settings", "says"), REFUSED)
-def test_what_cannot_be_collected_is_refused(env, evaluate, settings, says):
+def collecting(env, evaluate, **settings):
     def collect():
         rollout = pp.rollout(env, evaluate, **{"num_envs": 2, "num_steps": 3, **settings})
         return rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
 
-    with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
-        jax.eval_shape(collect)
+    return lambda: jax.eval_shape(collect)
+
+
+test_what_cannot_be_collected_is_refused = refused(
+    (collecting(CLOCK, uniform, num_envs=0), "rollout: num_envs must be .*0"),
+    (collecting(CLOCK, uniform, num_steps=2.0), "rollout: num_steps must be .*2.0"),
+    (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
+    (collecting(CLOCK, uniform, record=("bonus",)), r"'bonus' must be an .*'s aux.* aux={'bonus': \.\.\.}\)"),
+    (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
+    (collecting(CLOCK._replace(step=paid_in_columns), uniform), r"reward must have shape \(2,\), got \(2, 1\)"),
+    (collecting(CLOCK, column), r"value\[\.\.\., 0\]"),
+    (collecting(ECHO, per_dimension), "sum over the action's dimensions"),
+    (collecting(CHOICES, choosing(FIVE)), r"takes 2 choices: return distributions.MultiCategorical\("),
+    (collecting(CHOICES, choosing(SWAPPED)), r"3 actions.* has 2 in one of its choices"),
+)
 
 
 def test_a_recurrent_policy_is_reset_with_its_episodes():
@@ -299,12 +280,8 @@ def test_recurrent_policies_may_share_a_leaf_of_their_distribution(scale):
         mean = jnp.zeros((*batch.obs.shape[:-1], 2))
         return Shared(mean, jnp.array(scale)), mean[..., 0], batch.carry
 
-    def step(key, state, action):
-        return envs.Step(state, jnp.ones(1), reward=0.0, terminated=False)
-
-    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.ones(1)), step, envs.Box((1,)), envs.Box((2,)), time_limit=9)
     policy = pp.Policy(lambda key: {}, evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
-    rollout = pp.rollout(env, policy, num_envs=4, num_steps=200)
+    rollout = pp.rollout(ECHO, policy, num_envs=4, num_steps=200)
     _, batch, _ = jax.jit(rollout.collect)(jax.random.key(1), {}, rollout.init(jax.random.key(0)))
     np.testing.assert_allclose(batch.action.std((0, 1)), [0.1, 2.0], rtol=0.1)
     np.testing.assert_allclose(evaluate({}, batch)[0].log_prob(batch.action), batch.log_prob, rtol=1e-5)

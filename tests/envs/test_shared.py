@@ -26,13 +26,6 @@ def walk(shared=SHARED):
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=shared)
 
 
-def policy(params, batch):
-    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
-
-
-PARAMS = {"policy": jnp.zeros((1, 2)), "value": jnp.zeros(1)}
-
-
 def test_what_is_replaced_is_seen_by_later_episodes_only_without_tracing_again():
     env, action = walk(), jnp.zeros(N, int)
     state, first = env.reset(KEY, N)
@@ -50,7 +43,7 @@ def test_what_is_replaced_is_seen_by_later_episodes_only_without_tracing_again()
 
 
 def test_it_stays_whole_when_environments_are_divided_over_devices():
-    rollout = pp.rollout(walk(), policy, num_envs=N, num_steps=3)
+    rollout = pp.rollout(walk(), lambda params, batch: None, num_envs=N, num_steps=3)
     spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))
     assert set(jax.tree.leaves(spec.env_state.shared)) == {jax.sharding.PartitionSpec()}
     assert spec.env_state.inner == jax.sharding.PartitionSpec("d")

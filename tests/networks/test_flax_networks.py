@@ -12,6 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.networks._conv import convolve_by_products
+from ppo_parts.networks._flax import Layers
 from tests import common
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
@@ -118,9 +119,9 @@ def test_the_critic_sees_what_the_policy_does_not():
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru", "lru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
-    """And all steps at once, which are a parallel scan in "mingru", do what they do one after another."""
+    """And all steps at once, which are a parallel scan in "mingru" and "lru", do what they do one after another."""
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = jax.jit(policy.init)(jax.random.key(0))
     assert_orthogonal(params["params"]["Dense_2"]["kernel"], 1.0)  # the value's head
@@ -139,6 +140,24 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
         np.testing.assert_allclose(whole.value[t], step.value[0], atol=1e-6)
         carry = step.carry
     common.assert_close(carry, whole.carry)
+
+
+def test_the_states_of_an_lru_are_those_of_its_equation():
+    x, reset = jax.random.normal(jax.random.key(0), (9, 2, 4)), jnp.zeros((9, 2), bool).at[5, 1].set(True)
+    carry = tuple(jax.random.normal(jax.random.key(1), (2, 2, 4)))
+    network = Layers(lambda module, *inputs: networks.recurrent(*inputs, "lru"))
+    params = network.init(jax.random.key(2), x, carry, reset)
+    _, after = jax.jit(network.apply)(params, x, carry, reset)
+    given = params["params"]["LRU_0"]
+    eigenvalue = np.exp(-np.exp(given["decay"]) + 1j * np.asarray(given["angle"]))
+    assert (np.abs(eigenvalue) > 0.9).all()
+    assert (np.abs(eigenvalue) < 0.999).all()
+    state = np.asarray(carry[0] + 1j * carry[1])
+    for t in range(9):
+        inputs = x[t] @ given["Dense_0"]["kernel"]
+        inputs = np.sqrt(1 - np.abs(eigenvalue) ** 2) * (inputs[:, :4] + 1j * inputs[:, 4:])
+        state = eigenvalue * state * (1 - reset[t, :, None]) + inputs
+    np.testing.assert_allclose(after[0] + 1j * after[1], state, atol=1e-5)
 
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
@@ -197,7 +216,7 @@ BOUNDED = env(envs.Box((2,), -1.0, 1.0))
         ("actor_critic", env(DISCRETE), {"hidden": 64}, "hidden must be a tuple with the units of each layer, got 64"),
         ("actor_critic", env(DISCRETE), {"hidden": (64, 0)}, "hidden must be at least 1, got 0"),
         ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
-        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
+        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
         ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
         ("actor_critic", env(DISCRETE), {"gsde": True}, "gsde must be False, because the actions are discrete"),
         ("actor_critic", env(DISCRETE), {"squash": True}, "squash must be False, because the actions are discrete"),

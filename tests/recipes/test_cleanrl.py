@@ -39,9 +39,12 @@ def test_any_gymnax_environment_can_be_trained_in(env_id):
     assert {"episode_return", "loss"} <= train.shapes[1].keys()
 
 
+HALF = envs.Box((2,), -1.0, 0.5)
+
+
 def test_continuous_actions_are_clipped_before_anything_is_normalized():
     for normalized in (False, True):  # the observation is the action that arrived
-        env = envs.prepare(echo(-1.0, 0.5), normalize=normalized, gamma=0.99)
+        env = envs.prepare(echo(HALF), normalize=normalized, gamma=0.99)
         state, _ = env.reset(jax.random.key(0), 2)
         state, out = env.step(jax.random.key(0), state, jnp.array([[9.0, -9.0], [0.25, 0.0]]))
         if normalized:
@@ -52,13 +55,13 @@ def test_continuous_actions_are_clipped_before_anything_is_normalized():
 
 
 def test_rescaled_actions_reach_the_bounds_of_the_box():
-    rescaled = envs.prepare(echo(-1.0, 0.5), rescale=True)
+    rescaled = envs.prepare(echo(HALF), rescale=True)
     for env in (rescaled, rescaled.evaluation(())):
         assert (env.action_space.low, env.action_space.high) == (-1, 1)
         _, out = env.step(jax.random.key(0), (), jnp.array([[9.0, -9.0], [0.0, 0.5]]))
         assert out.obs.tolist() == [[0.5, -1.0], [-0.25, 0.125]]
     same, _ = jax.random.normal(jax.random.key(0), (2, 1000)) / 3
-    _, out = envs.rescale_action(echo(-1.0, 1.0)).step(jax.random.key(0), (), same.reshape(-1, 2))
+    _, out = envs.rescale_action(echo(envs.Box((2,), -1.0, 1.0))).step(jax.random.key(0), (), same.reshape(-1, 2))
     np.testing.assert_array_equal(out.obs, jnp.clip(same, -1, 1).reshape(-1, 2))
     assert envs.prepare(envs.make("CartPole-v1"), rescale=True).action_space.n == 2
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tests import reference
+
 TIME, ENVS, EPOCHS, MINIBATCHES = 16, 4, 2, 2
 GAMMA, LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF, RATE, MAX_NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.1, 0.5
 
@@ -45,11 +47,9 @@ def estimates(z, fault):
     if fault == "time limits ignored":
         following[:-1] = np.where(truncated[:-1], value[1:], following[:-1])
         truncated = 0 * truncated
-    advantage, later = np.zeros_like(reward), 0.0
-    for t in reversed(range(TIME)):
-        delta = reward[t] + gamma * (1 - terminated[t]) * following[t] - value[t]
-        advantage[t] = later = delta + gamma * LAMBDA * (1 - terminated[t]) * (1 - truncated[t]) * later
-    return advantage, advantage if fault == "target is the advantage" else advantage + value
+    ends = terminated, truncated
+    advantage, target = reference.gae(reward, value, following, *ends, gamma=gamma, gae_lambda=LAMBDA)
+    return advantage, advantage if fault == "target is the advantage" else target
 
 
 def loss_and_gradient(params, rows, advantage, fault):
