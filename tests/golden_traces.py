@@ -8,7 +8,6 @@ The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place 
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import optax
 import ppo_parts as pp
 
 GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden"))
-RTOL = 1e-4
+RTOL, PRIORITY_EPS = 1e-4, 1e-6
 EPS = float(np.finfo(np.float32).eps)
 METRICS = {  # the peers' name: the learner's
     "pg_loss": "policy_loss",
@@ -34,6 +33,7 @@ METRICS = {  # the peers' name: the learner's
 }
 # Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
+ESTIMATES = ("value", "ratio", "advantage", "target")
 Arrays = dict[str, np.ndarray]
 Params = dict[str, jax.Array]
 
@@ -73,13 +73,15 @@ def blank(length: int, row: Any) -> Tape:
     return Tape(jnp.zeros((), jnp.int32), jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), row))
 
 
-def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ...]) -> pp.Part:
-    """A part that changes nothing and writes down what `read` sees: arrays of these names and shapes."""
-    return pp.Part(
-        init=lambda params, key: blank(length, {name: jnp.zeros(shape) for name, shape in shapes.items()}),
-        update=lambda batch, tape, context: (batch, tape.write(read(batch))),
-        name="record",
-    )
+def record_estimates(length: int, shape: tuple[int, ...]) -> pp.Part:
+    """A part that changes nothing and writes down values, ratios, advantages and targets of this shape."""
+
+    def update(batch: pp.Batch, tape: Tape, context: pp.Context) -> tuple[pp.Batch, Tape]:
+        ratio = jnp.ones(shape) if batch.log_ratio is None else jnp.exp(batch.log_ratio)
+        return batch, tape.write(dict(zip(ESTIMATES, (batch.value, ratio, batch.advantage, batch.target), strict=True)))
+
+    blank_tape = blank(length, dict.fromkeys(ESTIMATES, jnp.zeros(shape)))
+    return pp.Part(lambda params, key: blank_tape, update, "record")
 
 
 def record_steps(length: int, names: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -114,20 +116,6 @@ def steps(tape: Tape, last: Any) -> Steps:
     return rows._replace(params=jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows.params, last))
 
 
-@cache
-def programs(make_learner: Callable[..., pp.Learner]) -> tuple[Any, Any]:
-    """Compiled `init` and `update` of the learner that is made of traced arguments."""
-
-    def init(given: Any, params: Any) -> pp.LearnerState:
-        return make_learner(*given).init(params)
-
-    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
-        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
-        return make_learner(*given).update(jax.random.key(0), rewound, batch)
-
-    return jax.jit(init), jax.jit(update)
-
-
 def replay(
     make_learner: Callable[..., pp.Learner],
     params: Any,
@@ -142,7 +130,16 @@ def replay(
         updates: for each one, the recorded arrays that the learner is made of (such as indices), and the rollout.
         amend: changes the first state.
     """
-    init, update = programs(make_learner)
+
+    @jax.jit
+    def init(given: Any, params: Any) -> pp.LearnerState:
+        return make_learner(*given).init(params)
+
+    @jax.jit
+    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
+        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
+        return make_learner(*given).update(jax.random.key(0), rewound, batch)
+
     state, played = None, []
     with jax.default_matmul_precision("float32"):
         for given, batch in updates:
@@ -176,6 +173,21 @@ def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | Non
         allowed = RTOL * np.max(np.abs(x - begun)) + 2 * EPS * np.max(np.abs(begun))
         assert np.shape(ours[name]) == np.shape(x), f"{kind} {name}"
         np.testing.assert_allclose(ours[name], x, 0, allowed, err_msg=f"{kind} {name}")
+
+
+def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded: Any, weights: Any) -> None:
+    """Probabilities of segments, and importance weights of those that are drawn, from the advantages `[T, N]`.
+
+    One deviation of the peers, `mass`: their priorities do not sum to 1, as they divide by sum(w) + eps, and not by
+    sum(w + eps). This changes their importance weights by mass^-beta.
+    """
+    p = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
+    w = pp.functional.importance_weights(p, drawn, beta=beta)
+    total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
+    mass = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
+    close("mass", mass, recorded.sum())
+    close("priorities", p * mass, recorded)
+    close("importance weights", w * mass**-beta, weights)
 
 
 def close_steps(rows: Steps, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]) -> None:

@@ -4,7 +4,7 @@
 
 Each mutant is written into a copy of the repository, where the tests run until one fails. Of a mutant that survives a
 person says why it is equivalent, or writes the test that catches it. Of 24 mutants of `functional` with `--seed 49`,
-tests/functional killed 22, and tests/test_defaults.py one, a default; the last one, a sum without its dtype in a mean
+tests/functional killed 22, and tests/test_signatures.py one, a default; the last one, a sum without its dtype in a mean
 over tokens, is equivalent.
 """
 

@@ -18,26 +18,6 @@ def _cut(t, n, truncated, mask, steps):
     return mask is not None and t + 1 < steps and not mask[t + 1, n]
 
 
-def gae(reward, value, next_value, terminated, truncated=None, mask=None, *, gamma, gae_lambda):
-    """Advantage and target (arXiv:1506.02438, eq. 16): the sum of discounted TD errors up to the trajectory's end."""
-    shape = np.shape(value)
-    reward, value, next_value, terminated, truncated, mask = _columns(
-        reward, value, next_value, terminated, truncated, mask
-    )
-    steps, columns = value.shape
-    advantage, target = np.zeros((2, steps, columns))
-    for n, t in itertools.product(range(columns), range(steps)):
-        if mask is not None and not mask[t, n]:
-            continue
-        for k in range(t, steps):
-            delta = reward[k, n] - value[k, n] + (0.0 if terminated[k, n] else gamma * next_value[k, n])
-            advantage[t, n] += (gamma * gae_lambda) ** (k - t) * delta
-            if terminated[k, n] or _cut(k, n, truncated, mask, steps):
-                break
-        target[t, n] = advantage[t, n] + value[t, n]
-    return advantage.reshape(shape), target.reshape(shape)
-
-
 def vtrace(
     log_ratio,
     reward,
@@ -85,6 +65,11 @@ def vtrace(
     return tuple(x.reshape(shape) for x in (error, target, policy))
 
 
+def gae(reward, *steps, **settings):
+    """Advantage and target (arXiv:1506.02438, eq. 16): those of V-trace under the policy that acted."""
+    return vtrace(np.zeros(np.shape(reward)), reward, *steps, **settings)[:2]
+
+
 def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
     """Group by group: a group is what shares the indices that `axis` leaves."""
     advantage = np.asarray(advantage, np.float64)
@@ -100,15 +85,6 @@ def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
         mean = sum(values) / len(values)
         variance = sum((v - mean) ** 2 for v in values) / max(1, len(values) - ddof)
         out[group] = np.where(counts[group], (advantage[group] - mean) / (variance**0.5 + eps), 0)
-    return out
-
-
-def approx_kl(log_ratio, estimator):
-    """http://joschu.net/blog/kl-approx.html, with r the ratio current / behavior."""
-    out = np.zeros(np.shape(log_ratio))
-    for index in np.ndindex(*out.shape):
-        r = np.exp(np.float64(log_ratio[index]))
-        out[index] = {"k1": -np.log(r), "k2": np.log(r) ** 2 / 2, "k3": (r - 1) - np.log(r)}[estimator]
     return out
 
 
@@ -131,12 +107,6 @@ def importance_weights(probabilities, indices, *, beta, normalize=False):
     weight = [(drawable.sum() * p) ** -beta if p > 0 else 0.0 for p in probabilities]
     scale = max(weight) if normalize else 1.0
     return np.array([weight[i] / scale for i in indices])
-
-
-def masked_mean(x, mask=None):
-    counts = np.ones(np.shape(x), bool) if mask is None else np.asarray(mask, bool)
-    kept = [float(v) for v, keep in zip(np.ravel(x), np.ravel(counts), strict=True) if keep]
-    return sum(kept) / max(1, len(kept))
 
 
 def normal_cdf(x):

@@ -63,6 +63,10 @@ def both(params, batch):
     return Categorical(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
 
 
+def without_critic(params, batch):
+    return pp.Output(evaluate(params, batch)[0])
+
+
 def two_entries():
     params = make_params()
     return {"actor": {"policy": params["policy"]}, "critic": {"value": params["value"]}}

@@ -1,6 +1,7 @@
-"""Everything that must fail when it is built or first traced, in three tables: what the error says, and a call.
+"""Everything that must fail when it is built or first traced, in tables: what the error says, and a call.
 
-" ... " stands for anything. Each error is one of `ppo_parts.errors`, except for calls that Python itself refuses.
+In place of a call there may be the parts of an update. In what an error says, " ... " stands for anything. Each is one
+of `ppo_parts.errors`, except for calls that Python itself refuses.
 """
 
 import functools
@@ -17,7 +18,8 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as f
-from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
+from tests.core.common import without_critic
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
@@ -70,8 +72,12 @@ def draws(draw, axis="step"):
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
 
 
+SHORT = pp.within(GAE, name="short", write={"advantage": "extras.short"})
+CHANGED = pp.stateless(lambda batch: batch, name="changed", provides=("obs",))
+
+
 def rollout_of(env, **options):
-    return pp.rollout(env, evaluate, num_envs=1, num_steps=1, **options)
+    return pp.rollout(env, evaluate, **({"num_envs": 1, "num_steps": 1} | options))
 
 
 def collect(space, distribution):
@@ -81,35 +87,36 @@ def collect(space, distribution):
     return jax.eval_shape(lambda: rollout.collect(CONTEXT.key, None, rollout.init(CONTEXT.key)))
 
 
-class Unsummed(Categorical):
-    """Forgets that one number per element is wanted."""
+def policy_with(**methods):
+    """A policy whose distribution has log_prob and these methods, each of which is given the whole distribution."""
 
-    def log_prob(self, action):
-        return super().log_prob(action)[..., None]
+    def policy(params, batch):
+        whole, value = evaluate(params, batch)
+        own = {name: functools.partial(method, whole) for name, method in methods.items()}
+        return SimpleNamespace(**{"log_prob": whole.log_prob} | own), value
+
+    return policy
 
 
-def only_log_prob(params, batch):
+def categorical(params, batch):
     distribution, value = evaluate(params, batch)
-    return SimpleNamespace(log_prob=distribution.log_prob), value
+    return distributions.Categorical(distribution.logits), value
 
 
-def wide_entropy(params, batch):
-    distribution, value = evaluate(params, batch)
-    wide = SimpleNamespace(log_prob=distribution.log_prob, entropy=lambda: distribution.entropy()[..., None])
-    return wide, value
+def clipped(schedule):
+    return pp.clipped_surrogate(clip_eps=schedule)
+
+
+def doubled(*fields):
+    """A part that leaves twice as many segments of these fields."""
+
+    def double(batch):
+        return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
+
+    return pp.stateless(double, name="doubled")
 
 
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
-COUNTS = {  # by what the error says: whole numbers that are none, or too small
-    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
-    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
-    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0": lambda: pp.prioritized_sampler(
-        2, alpha=1.0, beta=1.0, segments_per_minibatch=0
-    ),
-    "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
-    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
-    "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
-}
 DIVISORS = [  # a sampler, and what the number of its minibatches must divide
     (pp.shuffled_minibatches(7), "24 steps ... got 7 ... 6, 8"),
     (pp.segment_minibatches(3), "4 segments ... got 3 ... 2, 4"),
@@ -143,16 +150,12 @@ VALUE_ERRORS = {
     "no loss after the sampler depends on the parameters": lambda: update(
         GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))
     ),
-    "no part added a loss ... clipped_surrogate": lambda: update(GAE, FULL, pp.policy_diagnostics(), metric("own")),
-    "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": lambda: update(
-        FULL, NORMALIZE, SURROGATE
-    ),
-    "advantage_weight needs batch.weight ... prioritized_sampler()": lambda: update(
-        GAE, FULL, pp.advantage_weight(), SURROGATE
-    ),
-    "'value' ... name=\"...\"": lambda: update(GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
-    "'early_stop_kl' ... another name": lambda: update(GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
-    "'a' ... the parts before the sampler, those after it": lambda: update(GAE, metric("a"), FULL, VALUE, metric("a")),
+    "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
+    "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
+    "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
+    "'value' ... name=\"...\"": (GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
+    "'early_stop_kl' ... another name": (GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
+    "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
     "rollout: the policy has logits for 3 actions, but the environment has 2": lambda: collect(
         envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))
     ),
@@ -167,6 +170,8 @@ VALUE_ERRORS = {
     ),
     "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
+    "value_loss: the policy has no value to learn": lambda: update(evaluate=without_critic),
+    "gae: the policy has no value": lambda: update(FULL, GAE, SURROGATE, evaluate=without_critic),
     # phases
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
@@ -203,19 +208,45 @@ VALUE_ERRORS = {
     "shuffled_minibatches ... carry ... segment_minibatches()": lambda: update(
         GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
     ),
-    "[0, 24) ... 0 to 24": lambda: update(GAE, pp.given_indices([[0, 24]]), VALUE),
-    "[0, 4) for segments ... 0 to 4": lambda: update(GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
+    "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
+    "[0, 4) for segments ... 0 to 4": (GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
     "weights must lie in [0, inf]": lambda: pp.given_indices([[0]], weights=[[np.nan]]),
     "(2,) ... (1, 2)": lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]),
+    "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
+    "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
+    # shards
+    "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
+    "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
+    "shards=3 must ... the number of segments = 4": lambda: update(batch=given(shards=3)),
+    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)": lambda: (
+        pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0)
+    ),
+    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
+        [[0, 1]], "segment"
+    ).plan(CONTEXT.key, given(shards=2), 0),
+    "shards must divide the 3 indices of a minibatch ... got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
+        CONTEXT.key, given(shards=2), 0
+    ),
+    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it": lambda: given(
+        shards=3
+    ).sharding(SimpleNamespace(size=2, axis_names=("d",))),
     # hyperparameters
     "gamma must be one number ... (2,) ... vmap": lambda: pp.gae(gamma=np.array([0.9, 0.99]), gae_lambda=0.9),
     "gamma must be one number ... (3,)": lambda: jax.eval_shape(
         lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)
     ),
-    "axis=1 ... ('step',) ... (12,)": lambda: update(GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
-    "-3 ... (6, 4)": lambda: update(GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
+    "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
+    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
+    "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
+    "its schedule is -0.2 at step 0": lambda: clipped(lambda step: -0.2 + step),
+    "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
+    "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
+    "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1": lambda: pp.optim.scale_by_update_schedule(
+        -0.1
+    ),
     # batches
     "batch.value is missing ... value_loss()": lambda: update(
         FULL, pp.clipped_value_loss(clip_eps=0.2), batch=given(value=None, target=BATCH.reward)
@@ -230,30 +261,63 @@ VALUE_ERRORS = {
         lambda prediction, target, mask=None: jnp.mean(prediction)
     ),
     # parts of one's own, samplers, and what they leave
+    "the rollout has a mask, but like has none": lambda: pp.replay(1, given(mask=None)).update(BATCH, (), CONTEXT),
+    'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
+        doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
+        GAE,
+        pp.shuffled_minibatches(2, refresh="minibatch"),
+        VALUE,
+    ),
+    "learner, after gae, doubled: ... log_prob (6, 8), value (6, 4)": (
+        GAE,
+        doubled("obs", "action", "log_prob", "advantage"),  # but not the target
+        SHUFFLED,
+        SURROGATE,
+        VALUE,
+    ),
     "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
         GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
     ),
-    "early_stop needs batch.metrics.nothing": lambda: update(GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
-    "length=4 must divide the 6 steps": lambda: update(GAE, pp.time_chunks(2, length=4), VALUE),
+    "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
+    "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
     "the loss 'early' was added before the sampler": lambda: update(
         pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE
     ),
-    "requested a stop, which only parts after it may do": lambda: update(UNDECLARED_STOP, GAE, FULL, SURROGATE),
-    "surrogate, undeclared) requested a stop but does not declare it": lambda: update(
-        GAE, FULL, SURROGATE, UNDECLARED_STOP
-    ),
+    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
+    "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
     "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
         pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
+    ),
+    "gae writes advantage and target, and no part after it": (GAE, FULL, pp.entropy_bonus(coef=0.1)),
+    "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
+    "short writes extras.short, and no part after it reads it": (GAE, SHORT, FULL, SURROGATE),
+    "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
+    "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
+    "changed writes obs, and no part after it reads it": (GAE, FULL, SURROGATE, CHANGED),
+    "policy_loss works along time, but shuffled_minibatches": (GAE, SHUFFLED, pp.policy_loss(f.gspo, clip_eps=0.1)),
+    "shuffled_minibatches before it cuts the time axis": lambda: pp.chain(
+        GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))
     ),
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "put it into phases(name=phase": lambda: learner(pp.chain(GAE, pp.phase(ACTOR))),
     "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
+    "about 4 elements: ... divides 7 is 7": lambda: update(
+        GAE, pp.given_indices([[*range(7)]]), VALUE, evaluate=pp.microbatched(categorical, 4)
+    ),
+    "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
     "'loss' is written twice ... gradient_metrics ... another name": lambda: update(
         gradient_metrics=lambda gradient: {"loss": 99.0}
     ),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     # several cases of one rule
-    **COUNTS,
+    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
+    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
+    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0": lambda: pp.prioritized_sampler(
+        2, alpha=1.0, beta=1.0, segments_per_minibatch=0
+    ),
+    "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
+    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
+    "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
     **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
@@ -279,10 +343,8 @@ TYPE_ERRORS = {
     ),
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
-    "mine ... must return (batch, state)": lambda: update(
-        pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL
-    ),
-    "mine ... (batch, state), got Batch": lambda: update(pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
+    "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
+    "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)": lambda: pp.stateless(
         abs, requires="reward"
     ),
@@ -291,10 +353,8 @@ TYPE_ERRORS = {
     ),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     # the learner
-    "add_loss: mine must be floating, got int32": lambda: update(
-        GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))
-    ),
-    "mine must be an array, got 'a'": lambda: update(GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
+    "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
+    "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
     "int32 at ['steps'] ... phase(..., trains=...)": lambda: update(params=make_params() | {"steps": jnp.int32(3)}),
     "state must be a LearnerState, as learner.init(params) returns it, got dict": lambda: learner(CRITIC).update(
         jax.random.key(0), make_params(), BATCH
@@ -354,7 +414,7 @@ TYPE_ERRORS = {
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample": lambda: update(
-        FULL, pp.entropy_bonus(coef=0.1), evaluate=only_log_prob
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with()
     ),
     # the array layer
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule": lambda: pp.kl_penalty(
@@ -383,6 +443,9 @@ TYPE_ERRORS = {
     ),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
+    "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
+    "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
+    "zero_sum ... got the sampler full_batch": lambda: pp.agents.zero_sum(pp.chain(GAE, FULL)),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
@@ -408,12 +471,8 @@ SHAPE_ERRORS = {
         {"a": jnp.zeros(3), "b": jnp.zeros(())}
     ),
     # the learner
-    "'mine' ... (6, 4) ... reduce it": lambda: update(
-        GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE
-    ),
-    "'mine' has shape (), expected (6, 4)": lambda: update(
-        GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))
-    ),
+    "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
+    "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()": lambda: update(
         STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR
     ),
@@ -436,7 +495,7 @@ SHAPE_ERRORS = {
     "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers": lambda: update(
         GAE, ACTOR, batch=given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))
     ),
-    "combine the streams of the advantage first": lambda: update(STREAMS, ACTOR),
+    "combine the streams of the advantage first": (STREAMS, ACTOR),
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
@@ -452,8 +511,12 @@ SHAPE_ERRORS = {
     "carry ... (4,) ... (3, 2)": lambda: update(GAE, SEGMENT, VALUE, batch=given(carry=jnp.zeros((3, 2)))),
     # what evaluate returns
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
-    "log_prob has shape (6, 4, 1) ... distributions.Normal": returning(lambda d, v: (Unsummed(d.logits), v)),
-    "'entropy' ... (6, 4, 1)": lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=wide_entropy),
+    "log_prob has shape (6, 4, 1) ... distributions.Normal": lambda: update(
+        evaluate=policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])
+    ),
+    "'entropy' ... (6, 4, 1)": lambda: update(
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.entropy()[..., None])
+    ),
     # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     # samplers, and what is sampled
@@ -490,6 +553,9 @@ REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads": lambda: update(
         GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
     ),
+    "no attribute 'nothing'": lambda: update(
+        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.nothing)
+    ),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }
 
@@ -502,14 +568,14 @@ REFUSED_BY_PYTHON = {
             (ValueError, VALUE_ERRORS),
             (TypeError, TYPE_ERRORS),
             (pp.errors.ShapeError, SHAPE_ERRORS),
-            ((TypeError, KeyError), REFUSED_BY_PYTHON),
+            ((TypeError, KeyError, AttributeError), REFUSED_BY_PYTHON),
         )
         for says, call in rows.items()
     ],
 )
 def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
-        call()
+        call() if callable(call) else update(*call)
     assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
 
 

@@ -1,10 +1,12 @@
-"""The learner against a loop over epochs and minibatches written out in Python, and what chains, samplers, stops and
-phases promise when it runs them."""
+"""What the learner promises when it runs chains, samplers, stops, phases and microbatches.
+
+That it is a loop over epochs and minibatches is what `tests/golden` tells, by the numbers of other libraries, and
+`tests/docs/test_gallery.py`, by loops written by hand.
+"""
 
 import dataclasses
 import functools
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from tests.common import (
     rollout,
 )
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
+from tests.golden_traces import record_steps, steps
 
 ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
@@ -54,181 +57,6 @@ def growing_loss() -> pp.Part:
         return batch.add_loss("own", 0.1 * count * batch.current.value), count + 1
 
     return part(update, "growing_loss", jnp.zeros(()), provides=("losses",), place="after_sampler")
-
-
-# --- the learner, written out ----------------------------------------------------------------------------------------
-
-
-class Trace(NamedTuple):
-    """What the manual loop passed through; index i is before minibatch i."""
-
-    params: list
-    kl: list
-    metrics: list
-    opt_state: Any
-    before: tuple
-    after: tuple
-
-
-def fold(parts, states, batch, context):
-    done = []
-    for each, state in zip(parts, states, strict=True):
-        batch, state = each.update(batch, state, context)
-        done.append(state)
-    return batch, tuple(done)
-
-
-def gather(batch, indices, axis):
-    """A minibatch, field by field."""
-
-    def rows(x):
-        x = np.asarray(x)
-        return jnp.asarray(x[:, indices] if axis == "segment" else x.reshape(-1, *x.shape[2:])[indices])
-
-    fields = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
-    picked = {name: rows(getattr(batch, name)) for name in (*fields, "advantage", "target")}
-    return batch.replace(**picked, metrics={}, axes=("step",) if axis == "step" else batch.axes)
-
-
-def following(batch, value):
-    """Next values for new values: only what was recorded is known of observations that are not in the batch."""
-    out = np.array(batch.next_value)
-    for t, n in np.ndindex(TIME - 1, SEGMENTS):
-        if not batch.truncated[t, n] and batch.mask[t + 1, n]:
-            out[t, n] = value[t + 1, n]
-    return out
-
-
-class Manual:
-    """One update: E epochs of K minibatches, every state threaded through all of them; nothing stops it."""
-
-    def __init__(self, before, after, optimizer, axis="step"):
-        self.plan, self.axis = ORDER if axis == "step" else COLUMNS, axis
-        self.prefix = jax.jit(lambda states, batch, context: fold(before, states, batch, context))
-
-        def step(params, opt_state, states, minibatch, context):
-            def loss_fn(params):
-                distribution, value = evaluate(params, minibatch)
-                current = pp.Current(distribution, distribution.log_prob(minibatch.action), value)
-                out, new_states = fold(after, states, minibatch.replace(current=current), context)
-                total = sum(jnp.sum(loss * out.mask) / jnp.sum(out.mask) for loss in out.losses.values())
-                return total, (out.metrics, new_states, current)
-
-            (loss, (metrics, states, current)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
-            return optax.apply_updates(params, updates), opt_state, states, metrics, current
-
-        self.step = jax.jit(step)
-
-    def update(self, params, opt_state, states, batch, *, step=0, refresh="rollout"):
-        before_states, after_states = states
-        context = pp.Context(key=KEY, step=step, evaluate=evaluate)
-        trace = Trace([params], [], [], None, (), ())
-        value, log_ratio = np.array(batch.value), np.zeros((TIME, SEGMENTS), np.float32)
-        keep = np.asarray(batch.mask, bool)
-
-        def as_seen():
-            if not trace.metrics:
-                return batch
-            return batch.replace(
-                value=jnp.asarray(value), next_value=following(batch, value), log_ratio=jnp.asarray(log_ratio)
-            )
-
-        if refresh == "rollout":
-            ready, before_states = self.prefix(before_states, batch, context)
-        for epoch, minibatches in enumerate(self.plan):
-            if refresh == "epoch":
-                if epoch > 0:
-                    distribution, new = evaluate(params, batch)
-                    value = np.where(keep, new, value)
-                    log_ratio = np.where(keep, distribution.log_prob(batch.action) - batch.log_prob, 0)
-                ready, before_states = self.prefix(before_states, as_seen(), context)
-            for indices in minibatches:
-                if refresh == "minibatch":
-                    ready, before_states = self.prefix(before_states, as_seen(), context)
-                minibatch = gather(ready, indices, self.axis)
-                params, opt_state, after_states, metrics, current = self.step(
-                    params, opt_state, after_states, minibatch, context
-                )
-                moved = np.asarray(current.log_prob) - np.asarray(minibatch.log_prob)
-                if refresh == "minibatch":
-                    where = (slice(None), indices) if self.axis == "segment" else np.divmod(indices, SEGMENTS)
-                    counts = np.asarray(minibatch.mask, bool)
-                    value[where] = np.where(counts, current.value, value[where])
-                    log_ratio[where] = np.where(counts, moved, 0)
-                trace.metrics.append(metrics)
-                trace.params.append(params)
-                trace.kl.append(reference.masked_mean(reference.approx_kl(moved, "k3"), minibatch.mask))
-        return trace._replace(opt_state=opt_state, before=before_states, after=after_states)
-
-
-BEFORE = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
-CLIPPED, ENTROPY = pp.clipped_value_loss(clip_eps=0.2, coef=0.5), pp.entropy_bonus(coef=0.01)
-AFTER = (pp.advantage_normalize(), SURROGATE, CLIPPED, ENTROPY, growing_loss())
-ADAM = optax.adam(0.05)
-manual = functools.cache(functools.partial(Manual, BEFORE, AFTER, ADAM))
-
-
-@pytest.mark.parametrize(
-    ("axis", "refresh"),
-    [("step", "rollout"), ("segment", "epoch"), ("segment", "minibatch"), ("step", "minibatch")],
-)
-def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
-    by_hand = manual(axis)
-    sampler = pp.given_indices(by_hand.plan, axis, refresh=refresh)
-    learner = pp.learner(evaluate, pp.chain(*BEFORE, sampler, *AFTER), ADAM)
-    update = jax.jit(learner.update)
-
-    state = learner.init(make_params())
-    trace = Trace([state.params], [], [], state.opt_state, *state.pipeline[1])
-    for step in range(2):
-        batch = rollout(step, behavior=state.params)
-        if axis == "segment":  # no segment is masked throughout: a minibatch of nothing is another test
-            batch = batch.replace(mask=batch.mask.at[1].set(1))
-        states = trace.before, trace.after
-        trace = by_hand.update(trace.params[-1], trace.opt_state, states, batch, step=step, refresh=refresh)
-        state, metrics = update(KEY, state, batch)
-        close = {"rtol": 2e-4, "atol": 1e-5}
-        assert_close(state.params, trace.params[-1], **close)
-        assert_close(state.opt_state, trace.opt_state, **close)
-        assert_close(state.pipeline[1], (trace.before, trace.after), **close)
-        assert state.step == step + 1
-        assert metrics["minibatches"] == len(trace.metrics)
-        for name in trace.metrics[0]:
-            values = [m[name] for m in trace.metrics]
-            reduce = np.max if name.endswith("_max") else np.min if name.endswith("_min") else np.mean
-            np.testing.assert_allclose(metrics[name], reduce(values), **close, err_msg=name)
-
-
-def test_updates_scan_without_retracing():
-    traces = []
-
-    def counted(params, batch):
-        traces.append(batch.axes)
-        return evaluate(params, batch)
-
-    after = VALUE, growing_loss(), pp.kl_early_stop(0.5)
-    learner = pp.learner(counted, pp.chain(growing_reward(), GAE, pp.given_indices(ORDER), *after), optax.adam(0.01))
-    batches, keys = [rollout(seed) for seed in range(3)], jax.random.split(KEY, 3)
-    state = learner.init(make_params())
-    update, by_hand = jax.jit(learner.update), []
-    for key, batch in zip(keys, batches, strict=True):
-        if by_hand:
-            traced = len(traces)
-        state, metrics = update(key, state, batch)
-        by_hand.append(metrics)
-    assert len(traces) == traced
-
-    def step(state, given):
-        key, batch = given
-        return learner.update(key, state, batch)
-
-    together = stacked(batches)
-    scanned, metrics = jax.jit(lambda state: jax.lax.scan(step, state, (keys, together)))(learner.init(make_params()))
-    assert_close(scanned, state)
-    assert_close(metrics, stacked(by_hand))
-    assert all(x.shape == () for x in by_hand[0].values())
 
 
 @pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])
@@ -273,46 +101,13 @@ def test_an_axis_of_agents_is_like_more_segments():
     assert_close(run(pipeline, pp.Batch(**apart)), run(pipeline, flat))
 
 
-# --- chain -----------------------------------------------------------------------------------------------------------
+# --- chains, samplers, phases, entropy --------------------------------------------------------------------------------
 
 
 def test_chains_nest_and_have_an_identity():
     parts = a, b, c = growing_reward(), pp.given_indices(ORDER), growing_loss()
     for chain in (pp.chain(pp.chain(a, pp.chain(b)), pp.chain(c)), pp.chain(pp.identity(), a, pp.chain(), b, c)):
         assert chain.parts == parts
-
-
-# --- samplers --------------------------------------------------------------------------------------------------------
-
-
-def rows_seen(sampler, shape, batch=None, keys=(KEY,)):
-    """Row numbers t*N + n of every minibatch, and the weights; of one update per key."""
-    batch = rollout() if batch is None else batch
-    batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
-    learner = pp.learner(evaluate, pp.chain(sampler, recorder(*shape), VALUE), optax.sgd(0.1))
-    update, state = jax.jit(learner.update), learner.init(make_params())
-    seen = [update(key, state, batch)[0].pipeline[1][1][0] for key in keys]
-    assert all(count == shape[0] for _, _, count in seen)
-    return [(np.asarray(rows), np.asarray(weights)) for rows, weights, _ in seen]
-
-
-def test_shuffled_minibatches_see_every_step_once_per_epoch():
-    orders = []
-    for rows, _ in rows_seen(pp.shuffled_minibatches(3, num_epochs=2), (6, 8), keys=jax.random.split(KEY, 2)):
-        for epoch in rows.reshape(2, -1):
-            assert sorted(epoch) == list(range(24))
-            orders.append(tuple(epoch))
-    assert len({*orders, tuple(range(24))}) == 5  # another order in each epoch of each update
-
-
-def test_segment_minibatches_keep_segments_whole():
-    [(rows, _)] = rows_seen(pp.segment_minibatches(2, num_epochs=4), (8, TIME, 2))
-    np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
-    columns = rows % SEGMENTS
-    assert np.all(columns == columns[:, :1])
-    epochs = columns[:, 0].reshape(4, -1)
-    assert all(sorted(epoch) == list(range(SEGMENTS)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -322,7 +117,10 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     sampler = pp.prioritized_sampler(
         8, alpha=0.7, beta=0.4, num_epochs=25, replacement=replacement, segments_per_minibatch=2
     )
-    [(rows, weights)] = rows_seen(sampler, (200, TIME, 2), batch)
+    batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
+    state, _ = run(pp.chain(sampler, recorder(200, TIME, 2), VALUE), batch)
+    rows, weights, count = map(np.asarray, state.pipeline[1][1][0])
+    assert count == 200
     columns = rows[:, 0] % SEGMENTS
     np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
     np.testing.assert_array_equal(rows % SEGMENTS, np.broadcast_to(columns[:, None], rows.shape))
@@ -332,6 +130,56 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     assert np.any(columns[:, 0] == columns[:, 1]) == replacement
     first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
+
+
+def test_phases_run_in_order_and_share_what_stands_before_them():
+    look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
+    actor = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
+    critic = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE, look)
+
+    def count(params, opt_state, old, new, context):
+        return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
+
+    growing = dataclasses.replace(growing_reward(), amend=count)
+    pipeline = pp.chain(growing, GAE, pp.phases(actor=actor, critic=critic))
+    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
+    params = two_entries() | {"other": {"x": jnp.ones(2)}}
+    state, metrics = run(pipeline, optimizer=optimizers, params=params, policy=both)
+    np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
+    # the shared parts ran once for the actor, and once more before each of the critic's two epochs
+    assert state.pipeline[0][0] == 3
+    np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
+    assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+
+
+def undefined():
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("hidden", [{}, {"entropy": undefined}], ids=["absent", "undefined"])
+def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
+    """Of continuous actions, whose samples have gradients, and of discrete ones, whose log-probabilities do."""
+    batch, part = rollout(masked=False), pp.entropy_bonus(coef=0.5, num_samples=1000)
+    shape = (TIME, SEGMENTS, 3)
+    kinds = {
+        "normal": lambda x: distributions.Normal(jnp.zeros(shape), jnp.exp(jnp.broadcast_to(x, shape))),
+        "categorical": lambda x: distributions.Categorical(jnp.broadcast_to(x, shape)),
+    }
+
+    def bonus(x, kind, known):
+        distribution = kinds[kind](x)
+        if not known:
+            distribution = SimpleNamespace(log_prob=distribution.log_prob, sample=distribution.sample, **hidden)
+        current = pp.Current(distribution, batch.log_prob, batch.value)
+        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
+        return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
+
+    for kind in kinds:
+        told = jax.jit(jax.value_and_grad(bonus, has_aux=True), static_argnums=(1, 2))
+        exact, estimated = (told(jnp.array([0.0, 1.0, 2.0]), kind, known) for known in (True, False))
+        assert_close(estimated, exact, rtol=0, atol=0.03)
+        assert exact[0][0] == pytest.approx(-0.5 * exact[0][1])
+        assert exact[0][0] != estimated[0][0]
 
 
 # --- early stop ------------------------------------------------------------------------------------------------------
@@ -352,73 +200,51 @@ def stopping_update(**settings):
 
 @pytest.fixture(scope="module")
 def unstopped():
-    """The run that nothing stops: parameters and divergence before each of the six minibatches."""
-    state = stopping_update()[1]
-    after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
-    states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
-    trace = Manual((GAE,), after, optax.adam(0.1)).update(state.params, state.opt_state, states, batch)
-    assert all(kl > 0 for kl in trace.kl[1:])
-    return batch, trace
+    """The run that nothing stops: parameters before each of the six minibatches and after, and each divergence."""
+    batch = rollout(behavior=make_params())
+    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(jnp.inf))
+    optimizer = optax.chain(record_steps(6, {"kl": "early_stop_kl"}), optax.adam(0.1))
+    state, _ = run(pipeline, batch, optimizer=optimizer)
+    params, numbers = steps(state.opt_state[0], state.params)
+    assert all(numbers["kl"][1:] > 0)
+    return batch, [jax.tree.map(lambda x, i=i: x[i], params) for i in range(7)], numbers["kl"].tolist()
 
 
 def test_a_minibatch_that_exceeds_is_not_applied(unstopped):
-    batch, trace = unstopped
+    batch, params, kls = unstopped
     update, state = stopping_update()
     stopped_at = set()
-    for kl in trace.kl[1:]:
+    for kl in kls[1:]:
         threshold = 0.999 * kl
-        first = next(i for i, other in enumerate(trace.kl) if other > threshold)
+        first = next(i for i, other in enumerate(kls) if other > threshold)
         stopped_at.add(first)
         after, metrics = update(threshold, KEY, state, batch)
-        assert_close(after.params, trace.params[first], rtol=1e-4, atol=1e-5)
+        assert_close(after.params, params[first], rtol=1e-4, atol=1e-5)
         assert after.opt_state[0].count == first
         assert after.pipeline[1][1][2] == first  # the state of growing_loss is that before the minibatch, too
         assert metrics["minibatches"] == first
         assert metrics["epochs"] == first // 3 + 1
         assert metrics["early_stopped"] == 1
-        np.testing.assert_allclose(metrics["early_stop_kl"], np.mean(trace.kl[: first + 1]), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(metrics["early_stop_kl"], np.mean(kls[: first + 1]), rtol=1e-3, atol=1e-6)
     assert len(stopped_at) > 1
     after, metrics = update(jnp.inf, KEY, state, batch)
-    assert_close(after.params, trace.params[6], rtol=1e-4, atol=1e-5)
+    assert_close(after.params, params[6], rtol=1e-4, atol=1e-5)
     assert (metrics["minibatches"], metrics["epochs"], metrics["early_stopped"]) == (6, 2, 0)
 
 
 def test_an_epoch_that_exceeds_is_the_last(unstopped):
-    batch, trace = unstopped
+    batch, params, kls = unstopped
     update, state = stopping_update(check="epoch")
-    for threshold, minibatches in ((0.999 * trace.kl[2], 3), (1.001 * trace.kl[2], 6)):
+    for threshold, minibatches in ((0.999 * kls[2], 3), (1.001 * kls[2], 6)):
         after, metrics = update(threshold, KEY, state, batch)
         assert metrics["minibatches"] == minibatches
         assert metrics["epochs"] == minibatches // 3
-        assert_close(after.params, trace.params[minibatches], rtol=1e-4, atol=1e-5)
-        assert metrics["early_stopped"] == (minibatches == 3 or trace.kl[5] > threshold)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_what_is_judged(estimator, reduction):
-    batch = rollout()
-    log_ratio = evaluate(make_params(), batch)[0].log_prob(batch.action) - batch.log_prob
-    counts = np.asarray(batch.mask, bool)
-    if estimator == "k1" and np.sum(log_ratio[counts]) > 0:
-        log_ratio = -log_ratio  # k1 may be negative, and a threshold is not
-    judged = getattr(np, reduction)(reference.approx_kl(log_ratio, estimator)[counts])
-    batch = batch.replace(current=pp.Current(None, batch.log_prob + log_ratio, batch.value))
-    context = pp.Context(key=KEY, step=2)
-    for threshold, exceeds in ((0.999 * judged, True), (1.001 * judged, False)):
-        for target_kl in (float(threshold), lambda step, threshold=threshold: threshold * step / 2):
-            part = pp.kl_early_stop(target_kl, estimator=estimator, reduction=reduction)
-            out, _ = part.update(batch, part.init(None), context)
-            assert (bool(out.stop.discard), bool(out.stop.after)) == (exceeds, False)
-            np.testing.assert_allclose(out.metrics["early_stop_kl"], judged, rtol=1e-4)
-    part = pp.kl_early_stop(0.5 * judged, estimator=estimator, reduction=reduction, check="epoch")
-    for minibatch, after in ((0, False), (1, False), (2, True)):
-        out, _ = part.update(batch, part.init(None), context.replace(minibatch=minibatch, num_minibatches=3))
-        assert (bool(out.stop.discard), bool(out.stop.after)) == (False, after)
+        assert_close(after.params, params[minibatches], rtol=1e-4, atol=1e-5)
+        assert metrics["early_stopped"] == (minibatches == 3 or kls[5] > threshold)
 
 
 def test_a_divergence_that_is_not_a_number_stops(unstopped):
-    batch, _ = unstopped
+    batch, *_ = unstopped
     update, state = stopping_update()
     row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ORDER[0, 1]])[0])
     t, n = divmod(int(ORDER[0, 1, row]), SEGMENTS)
@@ -428,15 +254,15 @@ def test_a_divergence_that_is_not_a_number_stops(unstopped):
 
 
 def test_stopping_skips_the_work(unstopped):
-    batch, trace = unstopped
+    batch, _, kls = unstopped
     evaluated = []
 
     def counted(params, batch):
         jax.debug.callback(lambda: evaluated.append(1))
         return evaluate(params, batch)
 
-    threshold = 0.999 * max(trace.kl[1:4])
-    first = next(i for i, kl in enumerate(trace.kl) if kl > threshold)
+    threshold = 0.999 * max(kls[1:4])
+    first = next(i for i, kl in enumerate(kls) if kl > threshold)
     pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
     _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), policy=counted))
     jax.effects_barrier()
@@ -444,91 +270,24 @@ def test_stopping_skips_the_work(unstopped):
     assert len(evaluated) == first + 1
 
 
-def test_vmapped_updates_equal_a_loop_over_seeds():
+def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
     update, state = stopping_update()
     batches = [rollout(seed, behavior=make_params()) for seed in range(4)]
-    keys, target_kl = jax.random.split(KEY, 4), 0.02
-    together = stacked(batches)
+    keys, target_kl, together = jax.random.split(KEY, 4), 0.02, stacked(batches)
+    after, in_turn, from_here, programs = state, [], [], set()
+    for key, batch in zip(keys, batches, strict=True):
+        from_here.append(update(target_kl, key, state, batch))
+        after, metrics = update(target_kl, key, after, batch)
+        in_turn.append(metrics)
+        programs.add(update._cache_size())
+    assert len(programs) == 1
     vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, together)
-    loop = [update(target_kl, key, state, batch) for key, batch in zip(keys, batches, strict=True)]
-    assert_close(vmapped, stacked(loop), rtol=1e-4, atol=1e-5)
-    assert len({int(metrics["minibatches"]) for _, metrics in loop}) > 1  # they did not all stop at once
-
-
-# --- schedules, sweeps, optimizers -----------------------------------------------------------------------------------
-
-
-def test_schedules_count_updates():
-    """Six gradient steps in each update, and all of them have the coefficient and the learning rate of the update."""
-    before, after = (probe(name, lambda batch, context: context.step) for name in ("before", "after"))
-
-    def count(step):
-        return 0.25 * step
-
-    def learner(coef, optimizer):
-        pipeline = pp.chain(before, GAE, pp.given_indices(ORDER), after, pp.value_loss(coef=coef))
-        return pp.learner(evaluate, pipeline, optimizer)
-
-    @jax.jit
-    def constant(number, params):
-        made = learner(number, optax.sgd(number))
-        return made.update(KEY, made.init(params), batch)[0].params
-
-    scheduled = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
-    ours, batch = learner(count, optax.apply_if_finite(scheduled, 1)), rollout()
-    update, state = jax.jit(ours.update), ours.init(make_params())
-    for step in range(3):
-        expected = constant(count(step), state.params)
-        state, metrics = update(KEY, state, batch)
-        assert metrics["before"] == metrics["after"] == step
-        assert_close(state.params, expected)
-
-
-@pytest.mark.parametrize("known", ["absent", "undefined", "known"])
-def test_entropy_is_estimated_where_it_is_not_defined(known):
-    """A Gaussian a = mu + sigma*e: -log pi(a) = e^2/2 + log sigma + log(2 pi)/2, whose gradient for log sigma is 1."""
-    batch = rollout(masked=False)
-
-    def undefined():
-        raise NotImplementedError
-
-    def bonus(log_sigma):
-        sigma = jnp.exp(log_sigma)
-        distribution = SimpleNamespace(
-            log_prob=lambda a: -jnp.square(a / sigma) / 2 - jnp.log(sigma) - jnp.log(2 * jnp.pi) / 2,
-            sample=lambda seed, sample_shape: sigma * jax.random.normal(seed, (*sample_shape, TIME, SEGMENTS)),
-        )
-        if known != "absent":
-            distribution.entropy = undefined if known == "undefined" else lambda: jnp.full((TIME, SEGMENTS), 7.0)
-        current = pp.Current(distribution, batch.log_prob, batch.value)
-        part = pp.entropy_bonus(coef=0.5, num_samples=500)
-        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
-        return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
-
-    (loss, metric), gradient = jax.jit(jax.value_and_grad(bonus, has_aux=True))(0.3)
-    np.testing.assert_allclose(loss, -0.5 * metric, rtol=1e-5)
-    if known == "known":
-        assert (metric, gradient) == (7.0, 0.0)
-    else:
-        np.testing.assert_allclose(gradient, -0.5, rtol=1e-4)
-        exact = 0.3 + 0.5 * np.log(2 * np.pi * np.e)
-        np.testing.assert_allclose(metric, exact, atol=5 * np.sqrt(0.5 / (500 * TIME * SEGMENTS)))
-
-
-def test_entropy_of_discrete_actions_is_estimated_with_its_gradient():
-    batch, part = rollout(masked=False), pp.entropy_bonus(coef=1.0, num_samples=1000)
-
-    def bonus(logits, *known):
-        exact = distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
-        distribution = SimpleNamespace(**{name: getattr(exact, name) for name in ("log_prob", "sample", *known)})
-        current = pp.Current(distribution, batch.log_prob, batch.value)
-        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
-        return jnp.mean(out.losses["entropy"])
-
-    logits = jnp.array([0.0, 1.0, 2.0])
-    each = [jax.value_and_grad(lambda x, known=known: bonus(x, *known)) for known in ((), ("entropy",))]
-    for ours, theirs in zip(*jax.jit(lambda x: [f(x) for f in each])(logits), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=0.03)
+    assert_close(vmapped, stacked(from_here), rtol=1e-4, atol=1e-5)
+    assert len({int(metrics["minibatches"]) for _, metrics in from_here}) > 1  # they did not all stop at once
+    step = lambda state, given: update(target_kl, given[0], state, given[1])  # noqa: E731
+    scanned = jax.jit(lambda state: jax.lax.scan(step, state, (keys, together)))(state)
+    assert_close(scanned, (after, stacked(in_turn)))
+    assert all(x.shape == () for x in in_turn[0].values())
 
 
 # --- what is not finite ----------------------------------------------------------------------------------------------
@@ -580,48 +339,14 @@ def test_the_report_names_phases_and_parts_of_ones_own():
     )
 
 
-# --- phases ----------------------------------------------------------------------------------------------------------
-
-
-ENTRIES = two_entries() | {"other": {"x": jnp.ones(2)}}
-ACTOR = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
-CRITIC = pp.chain(pp.given_indices(COLUMNS, "segment"), VALUE)
-
-
-def run_phases(actor, critic, *before):
-    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
-    pipeline = pp.chain(*(before or (GAE,)), pp.phases(actor=actor, critic=critic))
-    return run(pipeline, optimizer=optimizers, params=ENTRIES, policy=both)
-
-
-def test_phases_run_in_order_and_share_what_stands_before_them():
-    look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
-    epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
-
-    def count(params, opt_state, old, new, context):
-        return {**params, "other": {"x": params["other"]["x"] + new - old}}, opt_state
-
-    growing = dataclasses.replace(growing_reward(), amend=count)
-    state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing, GAE)
-    np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
-    # the shared parts ran once for the actor, and once more before each of the critic's two epochs
-    assert state.pipeline[0][0] == 3
-    np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
-    assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
-
-
 # --- microbatches ----------------------------------------------------------------------------------------------------
 
 
-def policy_of(kind):
+def policy(params, batch):
     """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
-
-    def evaluate_with(params, batch):
-        distribution, value = evaluate(params, batch)
-        # One leaf is of no element, as a deviation that all share would be.
-        return kind(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
-
-    return evaluate_with
+    distribution, value = evaluate(params, batch)
+    # One leaf is of no element, as a deviation that all share would be.
+    return distributions.Categorical(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
 
 
 @pytest.mark.parametrize(
@@ -651,9 +376,8 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
         others.insert(0, pp.advantage_weight())
         others.append(pp.stateless(weighted, provides=("losses",), place="after_sampler", elementwise=True))
     pipeline = pp.chain(GAE, samplers[sampler], first, *[decay] * (not elementwise), *others)
-    policy = policy_of(distributions.Categorical)
     policies = (pp.microbatched(policy, microbatch), policy)
-    assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=policy) for policy in policies))
+    assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=each) for each in policies))
     learner = pp.learner(policies[0], pipeline, optax.adam(0.1))
     program = str(jax.make_jaxpr(learner.update)(KEY, learner.init(make_params()), batch))
     assert ("remat" not in program) == elementwise
@@ -721,22 +445,3 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
     assert (128, segments // pieces) in seen
     assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
-
-
-class Opaque:
-    def __init__(self, logits):
-        self.logits = logits
-
-
-@pytest.mark.parametrize(
-    ("kind", "indices", "size", "message"),
-    [
-        (distributions.Categorical, ORDER[0, :1, :7], 4, r"about 4 elements: .* divides 7 is 7"),
-        (Opaque, ORDER[0], 4, "Opaque is not: use one of"),
-        (distributions.Categorical, ORDER[0], 0, "size must be at least 1, got 0"),
-    ],
-)
-def test_microbatches_that_cannot_be_are_refused(kind, indices, size, message):
-    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    with pytest.raises((ValueError, TypeError), match=message):
-        run(pp.chain(GAE, pp.given_indices(indices), *LOSSES), batch, policy=pp.microbatched(policy_of(kind), size))

@@ -13,12 +13,12 @@ import ppo_parts as pp
 from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, rollout
+from tests.common import DEVICES, OBS, P, alone, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
-ROWS = jnp.arange(T * N).reshape(T, N)
+ROWS, OTHER = jnp.arange(T * N).reshape(T, N), jax.random.key(1)
 
 
 def with_memory(params, batch):
@@ -57,33 +57,31 @@ def in_shards(indices, axis):
 # --- what samplers draw ----------------------------------------------------------------------------------------------
 
 
-def newest(sampler=pp.sampler):
-    """A sampler that knows nothing of shards: the last steps of a rollout, in a random order."""
-
-    def plan(key, batch, epoch):
-        assert batch.shards == 1
-        steps = batch.log_prob.shape[0] * batch.log_prob.shape[1]
-        return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
-
-    return sampler("newest", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
+def newest(key, batch, epoch):
+    """A plan that knows nothing of shards: the last steps of a rollout, in a random order."""
+    assert batch.shards == 1
+    steps = np.prod(batch.log_prob.shape[:2])
+    return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
 
 
 DRAWN = {
+    "full": (pp.full_batch(), 1),
     "shuffled": (pp.shuffled_minibatches(3), 1),
     "segments": (pp.segment_minibatches(2), 1),
     "chunks": (pp.time_chunks(3, length=2, burn_in=1), 1),
     "given steps": (pp.given_indices(in_shards(ROWS, "step")), 1),
     "given segments": (pp.given_indices(in_shards(ROWS, "segment"), "segment"), 1),
     "prioritized": (pp.prioritized_sampler(2, alpha=0.8, beta=0.4), None),
-    "newest": (newest(), 0.5),
+    "newest": (pp.sampler("newest", newest, lambda item, *_: (item, None), num_minibatches=2, axis="step"), 0.5),
 }
 
 
+@pytest.mark.parametrize("shards", [1, SHARDS])
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
+def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     sampler, share = DRAWN[name]
     number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # of two agents
-    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=SHARDS)
+    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=shards)
     batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
 
     planned = sampler.plan(KEY, batch, 0) if name.startswith("given") else None  # what is given is checked here
@@ -94,16 +92,18 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
         items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(len(jax.tree.leaves(plan)[0]))]
         return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in items]
 
-    seen = []
-    for one in minibatches(KEY):
+    seen, drawn = [], minibatches(KEY)
+    for one in drawn:
         numbers = np.asarray(one.extras["number"])[..., 0]
-        for shard, block in enumerate(np.split(numbers, SHARDS, axis=-1)):
-            assert set(block.reshape(-1) % N // (N // SHARDS)) == {shard}
+        for shard, block in enumerate(np.split(numbers, shards, axis=-1)):
+            assert set(block.reshape(-1) % N // (N // shards)) == {shard}
         segment = np.asarray(one.per_segment["number"])
         np.testing.assert_array_equal(numbers % N, np.broadcast_to(segment, numbers.shape))
         np.testing.assert_array_equal(one.log_prob, one.extras["number"])  # no index is outside
         np.testing.assert_array_equal(one.shared["table"], np.arange(3))
-        assert one.shards == SHARDS
+        assert one.shards == shards
+        if len(numbers) == T and numbers.ndim == 2:  # whole segments
+            np.testing.assert_array_equal(numbers // N, np.broadcast_to(np.arange(T)[:, None], numbers.shape))
         assert one.weight is None or one.weight.shape == numbers.shape[-1:]
         assert one.mask is None or np.array_equal(one.mask[..., 0], one.mask[..., 1])
         counts = np.ones_like(numbers, bool) if one.mask is None else np.asarray(one.mask)[..., 0].astype(bool)
@@ -111,6 +111,8 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
     if share is not None:
         seen = np.concatenate([x.reshape(-1) for x in seen])
         assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
+    same = [np.array_equal(one.log_prob, two.log_prob) for one, two in zip(drawn, minibatches(OTHER), strict=True)]
+    assert all(same) if name in ("full", "given steps", "given segments") else not any(same)
 
 
 def drawing(draw, axis):
@@ -305,48 +307,6 @@ def test_explained_variance_of_shards_is_that_of_all():
             assert bool(jnp.isnan(found(batch))) == (scale < 1)
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-class Opaque:
-    """A distribution that is not a pytree."""
-
-    def __init__(self, logits):
-        self.log_prob = Categorical(logits).log_prob
-
-
-def opaque(params, batch):
-    return Opaque(batch.obs @ params["policy"]), batch.obs @ params["value"], batch.carry
-
-
-TWO_SHARDS, EIGHT_SHARDS = (pp.Batch(log_prob=ROWS * 1.0, shards=shards) for shards in (2, 8))
-REFUSED = {
-    "shards=4 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=4),
-    "shards=0 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=0),
-    "shards=3 must .* the number of segments = 4": lambda: updated(
-        evaluate, make_params(), rollout().replace(shards=3), GAE, pp.full_batch(), *LOSSES
-    ),
-    r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)": lambda: (
-        pp.segment_minibatches(4).plan(KEY, EIGHT_SHARDS, 0)
-    ),
-    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
-        [[0, 1]], "segment"
-    ).plan(KEY, TWO_SHARDS, 0),
-    "shards must divide the 3 indices of a minibatch .*, got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
-        KEY, TWO_SHARDS, 0
-    ),
-    "shards=3 cannot be divided over a mesh of 2 devices.* make shards 2 or a multiple of it": lambda: (
-        rollout().replace(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",)))
-    ),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_does_not_divide_is_refused(message):
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
-
-
 # --- n devices are one with n shards: test_sharding.py runs these checks on several --------------------------------
 
 LARGE = (32, 64)
@@ -410,6 +370,12 @@ def check_communication(found, sampler, refresh):
     assert number <= 4 * MINIBATCHES + estimates + apart, found
 
 
+def opaque(params, batch):
+    """A policy whose distribution is not a pytree."""
+    distribution, value = evaluate(params, batch)
+    return SimpleNamespace(log_prob=distribution.log_prob), value, batch.carry
+
+
 def check_recurrent():
     """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
     env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.9)
@@ -443,10 +409,8 @@ def check_recurrent():
     assert sum(sums) == 4, sums  # once per minibatch, and not in every step of the recurrence
     assert counted(collectives(several)).keys() == {"all-reduce"}
 
-    message = (
-        "for a recurrent policy and several shards: the distribution must be a pytree of arrays, but Opaque is not"
-    )
-    with pytest.raises(TypeError, match=message):
+    message = "several shards: the distribution must be a pytree of arrays, but SimpleNamespace is not"
+    with pytest.raises(TypeError, match=f"for a recurrent policy and {message}"):
         updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])
 
 

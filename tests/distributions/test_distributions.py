@@ -246,6 +246,7 @@ def test_arguments_of_methods_are_checked_at_the_door(kind):
 
 WIDE, HALF = jnp.ones((4, 3)), jnp.ones(1, jnp.bfloat16)
 EMPTY, INFINITE = {"low": 1.0, "high": 1.0}, {"low": -jnp.inf, "high": jnp.inf}
+GSDE_SHAPES = ((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))
 SHAPES = r"must have the shape of (loc|alpha), \(3,\) or \(\)"
 WRONG = [
     (Normal, (jnp.zeros(()), 1.0), {}, "Normal: loc is a single number"),
@@ -255,6 +256,14 @@ WRONG = [
     *((make, (WIDE, WIDE), EMPTY, "the box must be finite, with low < high") for make in (TanhNormal, Beta)),
     *((make, (WIDE, WIDE), INFINITE, "the box must be finite") for make in (TanhNormal, Beta)),
     (Beta, (HALF, HALF, 100.0, 101.0), {}, "Beta: bfloat16 cannot resolve the box"),
+    (Normal, (WIDE, -1.0), {}, "Normal: scale must be greater than 0, got -1"),
+    *((TanhNormal, (WIDE, 1.0), {"eps": x}, rf"TanhNormal: eps must lie in \[0, 1\), got {x}") for x in (2.0, np.nan)),
+    *(
+        (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
+        for x in GSDE_SHAPES
+    ),
+    (MultiCategorical, (WIDE,), {}, "one array of shape .* give nvec"),
+    (MultiCategorical, (WIDE,), {"nvec": (4, -1)}, "nvec must contain whole numbers"),
     (MultiCategorical, ([],), {}, "no arrays"),
     (MultiCategorical, ([jnp.zeros((4, 2)), jnp.zeros((5, 2))],), {}, r"all axes but the last, got \(4, 2\), \(5, 2\)"),
     (MultiCategorical([jnp.zeros(2)] * 2).log_prob, (jnp.zeros(3, int),), {}, "nothing is broadcast"),

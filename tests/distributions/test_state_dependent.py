@@ -64,19 +64,3 @@ def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():
     slope = jax.jit(jax.grad(lambda p: jnp.sum(policy(p, batch).distribution.base.entropy())))(params)["params"]
     assert np.all(np.asarray(slope["log_std"]) > 0)
     assert all(not np.any(leaf) for name, layer in slope.items() if name != "log_std" for leaf in layer.values())
-
-
-@pytest.mark.parametrize("option", ["gsde", "squash"])
-def test_options_of_continuous_actions_are_refused_for_discrete_ones(option):
-    env = envs.make("CartPole-v1")
-    with pytest.raises(ValueError, match=rf"actor_critic: {option} must be False, because the actions are discrete"):
-        networks.actor_critic(env, **{option: True})
-    settings = {"squash": True} if option == "squash" else {"features": jnp.zeros((3, 4))}
-    with pytest.raises(ValueError, match=r"action_distribution: \w+ must be \w+, because the actions are"):
-        networks.action_distribution(env.action_space, jnp.zeros((3, 2)), **settings)
-
-
-@pytest.mark.parametrize("shapes", [((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))])
-def test_gsde_broadcasts_nothing(shapes):
-    with pytest.raises(pp.errors.ShapeError, match=r"StateDependentNormal: loc must be \[..., D\], features"):
-        pp.distributions.StateDependentNormal(*map(jnp.zeros, shapes))

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -26,22 +26,17 @@ TINY += " --num-seeds 1 --learning-rate 1e-3"  # one program for all
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-class Command(NamedTuple):
-    module: str
-    arguments: list[str]
-    extras: frozenset[str]
-
-
-def commands(page: Path) -> Iterator[Command]:
-    """Those of a page, with the extras that its text has named so far; CI runs the one of pytest as it is."""
+def commands(page: Path) -> Iterator[tuple[str, list[str], frozenset[str]]]:
+    """Modules of a page with arguments, which make recipes tiny, and the extras that its text has named so far."""
     text = page.read_text()
     for block in FENCE.finditer(text):
-        if block[1] == "bash":
-            for found in COMMAND.finditer(block[3]):
-                named = EXTRAS.findall(text[: block.start(3) + found.end()])
-                if found[2] != "pytest":
-                    extras = frozenset(extra for some in named for extra in some.split(","))
-                    yield Command(found[2], shlex.split(found[3] or ""), extras)
+        for found in COMMAND.finditer(block[3]) if block[1] == "bash" else ():
+            end, module, arguments = block.start(3) + found.end(), found[2], shlex.split(found[3] or "")
+            if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
+                named = [] if "--name" in arguments else ["--name", f"{page.stem}{end}"]
+                arguments = [*arguments, *named, *TINY.split()]
+            if module != "pytest":  # which CI runs as it is
+                yield module, arguments, frozenset(",".join(EXTRAS.findall(text[:end])).split(","))
 
 
 def normalized(name: str) -> str:
@@ -79,21 +74,12 @@ def hidden(extras: frozenset[str]) -> set[str]:
     return {module for module, owners in modules if kept.isdisjoint(map(normalized, owners))}
 
 
-def rows_of(page: Path) -> Iterator[Command]:
-    """Its commands as tiny runs, each with a name."""
-    for number, (module, arguments, extras) in enumerate(commands(page)):
-        if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
-            named = [] if "--name" in arguments else ["--name", f"{page.stem}{number}"]
-            arguments = [*arguments, *named, *TINY.split()]
-        yield Command(module, arguments, extras)
-
-
 def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
     """With tiny runs, and packages that are installed here, but hidden; each with the fewest extras only."""
     for name in ("ppo_parts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     rows: list[dict[str, Any]] = []
-    for module, arguments, extras in itertools.chain.from_iterable(map(rows_of, PAGES)):
+    for module, arguments, extras in itertools.chain.from_iterable(map(commands, PAGES)):
         flags, names = {x for x in arguments if x[:2] == "--"}, hidden(extras)
         ran = [{*row["hidden"]} for row in rows if module == row["module"] and flags <= {*row["arguments"]}]
         if not any(names <= other for other in ran):

@@ -38,15 +38,11 @@ def blocks(page: Path) -> list[tuple[str, str | None, int]]:
     return result
 
 
-def slug(heading: str) -> str:
-    """The anchor that a heading gets on GitHub."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page; where two headings have the same, GitHub numbers the later ones."""
-    slugs = [slug(heading) for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)]
+    """The anchors of a page on GitHub, which numbers the later ones where two headings have the same."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    slugs = [re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings]
     return {f"{each}-{slugs[:i].count(each)}".removesuffix("-0") for i, each in enumerate(slugs)}
 
 

@@ -109,10 +109,6 @@ def clipped(ratio, advantage, low=0.2, high=0.2):
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
 
 
-def unclipped(ratio, advantage):
-    return -ratio * advantage
-
-
 @functools.cache
 def step_of(loss):
     """A step of gradient descent, which is compiled once for all descents of a loss."""
@@ -154,6 +150,10 @@ def ppo(logits, value, d, entropy=0.01, critic=0.25, surrogate=clipped, normaliz
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
     policy = surrogate(ratio_of(logits, d), advantage) - entropy * entropy_of(logits)
     return policy + critic * (value - d["target"]) ** 2
+
+
+def value_loss(value, d):
+    return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
 
 
 def in_double(tree):
@@ -414,14 +414,13 @@ def test_imagination_equals_a_loop_by_hand():
     model = normal({"change": (OBS + 2, OBS), "reward": OBS + 2}, 3, 0.1)
     params = normal({"policy": (OBS, 2), "value": OBS}, 4)
 
+    def known_of(batch):
+        return jnp.concatenate([batch.obs, jnp.eye(2)[batch.action]], axis=-1)
+
     def error(model):
-        each = []
-        for t in range(TIME - 1):
-            known = jnp.concatenate([batch.obs[t], jnp.eye(2)[batch.action[t]]], axis=1)
-            off = batch.obs[t] + known @ model["change"] - batch.obs[t + 1]
-            each.append((off**2).sum(1) + (known @ model["reward"] - batch.reward[t]) ** 2)
-        inside = (1 - batch.terminated[:-1]) * (1 - batch.truncated[:-1])
-        return jnp.mean(inside * jnp.stack(each))
+        off = (batch.obs + known_of(batch) @ model["change"])[:-1] - batch.obs[1:]
+        each = (off**2).sum(-1) + (known_of(batch) @ model["reward"] - batch.reward)[:-1] ** 2
+        return jnp.mean((1 - batch.terminated[:-1]) * (1 - batch.truncated[:-1]) * each)
 
     chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
     learner = pp.learner(categorical, chain, optax.sgd(RATE))
@@ -430,7 +429,7 @@ def test_imagination_equals_a_loop_by_hand():
     assert_equal(learned, jax.tree.map(lambda x, g: x - 0.1 * g, model, jax.grad(error)(model)))
     starts = np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1)
     assert starts.all()
-    known = jnp.concatenate([dreamed.obs, jnp.eye(2)[dreamed.action]], axis=-1)
+    known = known_of(dreamed)
     np.testing.assert_allclose(dreamed.obs[1:], (dreamed.obs + known @ learned["change"])[:-1], rtol=1e-5)
     np.testing.assert_allclose(dreamed.reward, known @ learned["reward"], rtol=1e-5, atol=1e-6)
     assert dreamed.truncated[-1].all()
@@ -450,7 +449,7 @@ def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     rows = np.stack([np.roll(MINIBATCHES, shift, axis=1 - shift % 2) for shift in range(5)])  # five epochs of two
 
     def loss(params, d):
-        return mean(ppo(*linear(params, d["obs"]), d, surrogate=unclipped), d["mask"])
+        return mean(ppo(*linear(params, d["obs"]), d, surrogate=lambda ratio, a: -ratio * a), d["mask"])
 
     @jax.jit
     def measures(params, d):
@@ -481,21 +480,13 @@ def test_group_advantages_equal_a_loop_by_hand(name):
     module, segments, group = card("values", "Without a critic"), 8, 4
     batch = double(1, shape=(TIME, segments), masked=False).replace(value=None, next_value=None)
     params = {"policy": linear_params()["policy"]}
-    lengths, returns = [], []
-    for n in range(segments):
-        ends = np.flatnonzero(np.maximum(batch.terminated[:, n], batch.truncated[:, n]))
-        lengths.append(int(ends[0]) + 1 if len(ends) else TIME)
-        returns.append(float(jnp.sum(batch.reward[: lengths[n], n])))
+    ended = np.maximum(batch.terminated, batch.truncated)
+    lengths = np.where(ended.any(axis=0), ended.argmax(axis=0) + 1, TIME)
     assert len(set(lengths)) > 2
-    advantage = np.zeros(segments)
-    for n in range(segments):
-        members = [m for m in range(segments) if m // group == n // group]
-        others = [returns[m] for m in members if m != n]
-        all_of_them = [returns[m] for m in members]
-        if name == "grpo":
-            advantage[n] = (returns[n] - np.mean(all_of_them)) / (np.std(all_of_them) + 1e-8)
-        else:
-            advantage[n] = returns[n] - np.mean(others)
+    returns = np.array([batch.reward[: lengths[n], n].sum() for n in range(segments)]).reshape(-1, group)
+    center, scale = returns.mean(axis=1, keepdims=True), returns.std(axis=1, keepdims=True) + 1e-8
+    others = (returns.sum(axis=1, keepdims=True) - returns) / (group - 1)
+    advantage = np.ravel((returns - center) / scale if name == "grpo" else returns - others)
 
     def segment_loss(params, n):
         obs, action, old = (x[: lengths[n], n] for x in (batch.obs, batch.action, batch.log_prob))
@@ -533,9 +524,6 @@ def test_ppg_equals_a_loop_by_hand():
 
     def policy_loss(policy, d):
         return mean(ppo(heads(policy, d["obs"])[0], 0, d, critic=0), d["mask"])
-
-    def value_loss(value, d):
-        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
 
     def joint_loss(policy, d):
         logits, value = heads(policy, d["obs"])
@@ -579,9 +567,6 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
             right = jnp.where(d["later"], later, 1 - later)
             own -= d["same"] * (jnp.log(right) + 0.0005 * (jnp.log(unclear) + jnp.log(1 - unclear)))
         return mean(own, d["mask"])
-
-    def value_loss(value, d):
-        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
 
     d = estimated(batch, gamma=0.999)
     d["advantage"] = normalized(d["advantage"], d["mask"])
@@ -1068,13 +1053,8 @@ def test_action_chunks_equal_steps_by_hand():
     batch, later, advantage = double().replace(mask=None).add_extras(discount=discount), 0.0, [None] * TIME
     for t in reversed(range(TIME)):
         followed = discount[t] * (1 - batch.terminated[t])
-        later = (
-            batch.reward[t]
-            + followed * batch.next_value[t]
-            - batch.value[t]
-            + (0.95 * followed * (1 - batch.truncated[t]) * later)
-        )
-        advantage[t] = later
+        error = batch.reward[t] + followed * batch.next_value[t] - batch.value[t]
+        advantage[t] = later = error + 0.95 * followed * (1 - batch.truncated[t]) * later
     written = module.chunked_gae.update(batch, (), pp.Context(key=KEY))[0]
     assert_equal((written.advantage, written.target), (jnp.stack(advantage), jnp.stack(advantage) + batch.value))
 

@@ -9,8 +9,6 @@ to `libraries/`. There, everything is computed in float64, so that a difference 
 rounding error: torch's default is float64, and `Tensor.float()` and `as_tensor(dtype=torch.float32)` return float64.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib
@@ -196,8 +194,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def record(cases: dict[str, Callable[..., None]], folder: str | None = None, source: bool = False) -> None:
-    """Command line: record all cases, each in a process of its own, with `seed` and the options that it takes.
+def record(cases: dict[str, Callable[..., None]], folder: str, source: bool = False) -> None:
+    """Command line: record all cases, each in a process of its own, with `seed`, `out` and perhaps `source`.
 
     Args:
         folder: the default of `out`, the folder to write to, in this one.
@@ -205,13 +203,11 @@ def record(cases: dict[str, Callable[..., None]], folder: str | None = None, sou
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=FOLDER / folder)
     if source:
         parser.add_argument("--source", type=Path, required=True)
-    if folder:
-        parser.add_argument("--out", type=Path, default=FOLDER / folder)
-    options = vars(parser.parse_args())
     for case in cases.values():
-        process = multiprocessing.Process(target=case, kwargs=options)
+        process = multiprocessing.get_context("fork").Process(target=case, kwargs=vars(parser.parse_args()))
         process.start()
         process.join()
         if process.exitcode:
@@ -236,24 +232,15 @@ def record_library(
         always: hyperparameters by our names that the defaults need, too.
     """
     ours = {name: x for name, (_, x) in options.items()} | (ours or {})
-    theirs = dict(options.values()) | (theirs or {})
-    case = functools.partial(_record_case, preset, package, update, always or {})
-    record(
-        {
-            "default": functools.partial(case, "default", {}, {}),
-            "options": functools.partial(case, "options", ours, theirs),
-        }
-    )
+    settings = {"default": ({}, {}), "options": (ours, dict(options.values()) | (theirs or {}))}
 
+    def record_case(name: str, seed: int, out: Path) -> None:
+        ours, theirs = settings[name]
+        arrays = update(seed, **theirs)
+        meta = {"preset": preset, "options": ours | (always or {}), "seed": seed, "versions": versions(package)}
+        write(out / f"{preset}_{name}.npz", meta, **arrays)
 
-def _record_case(
-    preset: str, package: str, update: Any, always: dict[str, Any], case: str, ours: Any, theirs: Any, seed: int
-) -> None:
-    """Write `libraries/<preset>_<case>.npz`; its options are the hyperparameters by our names, if not the defaults."""
-    arrays = update(seed, **theirs)
-    meta = {"preset": preset, "options": ours | always, "seed": seed, "package": package, "version": version(package)}
-    meta["python"] = platform.python_version()
-    write(FOLDER / "libraries" / f"{preset}_{case}.npz", meta, **arrays)
+    record({name: functools.partial(record_case, name) for name in settings}, "libraries")
 
 
 def values_and_gradients(prefix: str, runs: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -263,10 +250,10 @@ def values_and_gradients(prefix: str, runs: dict[str, tuple[Any, Any]]) -> dict[
 
 
 def record_functions(name: str, functions: Callable[[np.random.Generator], dict[str, Any]]) -> None:
-    """Command line: write what functions return on the random arrays that they are given, to `out`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=FOLDER / name)
-    given = parser.parse_args()
-    recorded = functions(np.random.default_rng(given.seed))
-    write(given.out, **{name: np.asarray(x) for name, x in recorded.items()})
+    """Command line: write what functions return on the random arrays that they are given."""
+
+    def record_them(seed: int, out: Path) -> None:
+        recorded = functions(np.random.default_rng(seed))
+        write(out / name, **{name: np.asarray(x) for name, x in recorded.items()})
+
+    record({name: record_them}, ".")

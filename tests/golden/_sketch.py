@@ -1,7 +1,5 @@
 """Large networks in small recordings: parameters that a seed gives, and a few signed sums instead of all numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 SUMS = 16

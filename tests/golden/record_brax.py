@@ -5,8 +5,6 @@ order of keys, permutations and steps. Before the update the parameters are dist
 first minibatch is not a rounding error.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

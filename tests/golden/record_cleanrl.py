@@ -9,8 +9,6 @@ A script computes in global variables. The tape reads them when `backward` is ca
 and when the script logs. It takes the place of TensorBoard.
 """
 
-from __future__ import annotations
-
 import functools
 import runpy
 import sys
@@ -38,10 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "d_continuous": ("ppo_continuous_action.py", PENDULUM),
     "e_continuous_trunc": ("ppo_continuous_action.py", SHORT),
 }
-ROLLOUT = ("obs", "actions", "logprobs", "rewards", "dones", "values", "next_obs", "next_done", "advantages", "returns")
-MINIBATCH = ("newlogprob", "ratio", "newvalue", "entropy", "mb_advantages")
+ROLLOUT = ("obs", "actions", "logprobs", "rewards", "dones", "values", "next_done", "advantages", "returns")
 SCALARS = ("old_approx_kl", "approx_kl", "pg_loss", "v_loss", "entropy_loss", "loss")
-SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole gradients and parameters
+SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole parameters
 
 
 class Tape(recorder.Tape):
@@ -64,14 +61,10 @@ class Tape(recorder.Tape):
             whole = {name: script[name] for name in ROLLOUT} | {"next_value": script["next_value"][0]}
             self.arrays |= recorder.under(prefix, whole)
         self.write("mb", {"epoch": np.int32(script["epoch"]), "mb_inds": script["mb_inds"].astype(np.int16)})
-        self.write("mb", {name: script[name] for name in (*MINIBATCH, *SCALARS)})
-        self.write("mb", {"clipfrac": script["clipfracs"][-1]})
+        self.write("mb", {name: script[name] for name in SCALARS} | {"clipfrac": script["clipfracs"][-1]})
 
     def after_backward(self) -> None:
-        grads = {name: p.grad for name, p in self.parameters().items()}
-        self.write("grad", grads)
-        norms = torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
-        self.write("mb", {"grad_l2": norms, "grad_norm": torch.nn.utils.get_total_norm(grads.values())})
+        self.write("mb", {"grad_norm": torch.nn.utils.get_total_norm([p.grad for p in self.parameters().values()])})
 
     def after_step(self, *_: Any) -> None:
         self.write("param_after", self.parameters())
@@ -85,15 +78,15 @@ class Tape(recorder.Tape):
             self.end_iteration(self.script["iteration"] - 1, self.script["args"].target_kl)
 
     def end_iteration(self, i: int, target_kl: float | None) -> None:
-        snapshots = SNAPSHOTS.get(i, 0)
-        for kind in ("grad", "param_after") if snapshots else ():
-            whole = {name: x[:snapshots] for name, x in self.read(kind).items()}
-            self.arrays |= recorder.under(f"it{i}/mb/{kind}", whole)
-        rows = self.read("mb") | ({"snap": np.arange(snapshots, dtype=np.int32)} if snapshots else {})
+        rows = self.read("mb")
+        if snapshots := SNAPSHOTS.get(i):
+            rows["snap"] = np.arange(snapshots, dtype=np.int32)
+            rows |= {f"param_after/{name}": x[:snapshots] for name, x in self.read("param_after").items()}
         self.arrays |= recorder.under(f"it{i}/mb", rows)
         stopped = target_kl is not None and self.script["approx_kl"].item() > target_kl
-        ended = {"last_epoch": np.int32(rows["epoch"][-1]), "early_stop": stopped}
-        self.arrays |= recorder.under(f"it{i}", ended | {"lr": float(self.logged["charts/learning_rate"][-1])})
+        rate = float(self.logged["charts/learning_rate"][-1])
+        ended = {"last_epoch": np.int32(rows["epoch"][-1]), "early_stop": stopped, "lr": rate}
+        self.arrays |= recorder.under(f"it{i}", ended)
         self.rows.clear()
 
     def recording(self) -> recorder.Arrays:

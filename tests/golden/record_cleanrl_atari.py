@@ -10,8 +10,6 @@ Everything is computed in float64: in float32, rounding changes the sign of the 
 enlarges the small differences of the gradients.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
@@ -27,7 +25,7 @@ import torch
 CASE = "f_atari"
 SIZES = {"num_envs": 2, "num_steps": 16, "total_timesteps": 64, "num_minibatches": 2, "update_epochs": 2}
 OPTIONS = {"env_id": "SmallGame-v0", "learning_rate": 0.001, **SIZES}
-LARGE = re.compile(r"it\d+/(params_start|mb/grad|mb/param_after)/|final/")
+LARGE = re.compile(r"it\d+/(params_start|mb/param_after)/|final/")
 
 
 class SmallGame(gym.Env):
@@ -82,7 +80,7 @@ def run(source: Path, out: Path, seed: int) -> None:
         for name, x in arrays.items():
             if LARGE.match(name):  # those of minibatches have one row for each
                 arrays[name] = np.stack([*map(_sketch.sketch, x)]) if "/mb/" in name else _sketch.sketch(x)
-            elif name.endswith(("/obs", "/next_obs")):
+            elif name.endswith("/obs"):
                 arrays[name] = x.astype(np.uint8)
         write(path, meta, **arrays)
 

@@ -10,8 +10,6 @@ the package asks for:
 jax runs without `jit`, so that every minibatch is a call with numbers, which a subclass writes down.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import types
@@ -122,32 +120,24 @@ class Agent(IPPO):
         self.copy("actor_loss_input", dict(zip(("obs", "action", "log_prob", "advantage"), given, strict=False)))
         return given
 
-    def _critic_loss_input(self, runner: Any, rollout: Any) -> Any:
-        given = super()._critic_loss_input(runner, rollout)
-        self.copy("critic_loss_input", dict(zip(("obs", "targets"), given, strict=False)))
-        return given
-
-    def _actor_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
-        return self._recorded("actor", i, runner, grad_fn)
-
-    def _critic_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
-        return self._recorded("critic", i, runner, grad_fn)
-
     def _recorded(self, phase: str, i: int, runner: Any, grad_fn: Any) -> Any:
         def recorded(*inputs: Any) -> Any:
             found = grad_fn(*inputs)
             if phase == "actor":
                 grads, (loss, kl) = found[0], self._actor_loss(*inputs)
-                self.tape.write(phase, {"mb_kl": kl})
+                self.tape.write(phase, {"mb_loss": loss, "mb_kl": kl})
             else:
                 grads, loss = found, self._critic_loss(*inputs)
-            self.tape.write(phase, {"mb_loss": loss, "mb_grad_norm": optax.global_norm(grads.params)})
+                self.tape.write(phase, {"mb_loss": loss})
             self.tape.write(f"{phase}_mb_grads", flat(grads.params))
             return found
 
         runner = getattr(super(), f"_{phase}_minibatch_update")(i, runner, recorded)
         self.tape.write(f"{phase}_mb_params", flat(runner[0].params))
         return runner
+
+    _actor_minibatch_update = functools.partialmethod(_recorded, "actor")
+    _critic_minibatch_update = functools.partialmethod(_recorded, "critic")
 
     def order(self) -> np.ndarray:
         """The order of the trajectories, which is the same in every epoch."""
@@ -182,11 +172,6 @@ def update(settings: dict[str, Any]) -> recorder.Arrays:
     return arrays
 
 
-def save(out: Path, case: str, arrays: recorder.Arrays, settings: dict[str, Any]) -> None:
-    kinds = {name: np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
-    recorder.write(out / f"ippo_{case}.npz", **arrays, **recorder.under("cfg", kinds))
-
-
 def updates(out: Path, seed: int) -> None:
     """One update of each case, with the first of the seeds s, s + 1000, ... that is suitable."""
     for case, (changes, stop) in CASES.items():
@@ -204,7 +189,8 @@ def updates(out: Path, seed: int) -> None:
                     settings["kl_threshold"] = float(highest + last) / 2
                     arrays = update(settings)
                     break
-        save(out, case, arrays, settings)
+        config = {name: np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
+        recorder.write(out / f"ippo_{case}.npz", **arrays, **recorder.under("cfg", config))
 
 
 def magnifies_rounding(arrays: recorder.Arrays) -> bool:

@@ -8,9 +8,8 @@ Run it with a checkout of the commit below, where the packages that it imports a
 `epoch` runs without `jit`, so that the functions that it calls get numbers, which are written down.
 """
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +40,10 @@ FIELDS = ("obs", "action", "reward", "done", "value", "log_prob", "ratio")
 GIVEN = ("value", "reward", "ratio", "done")
 
 
-def flat(state: Any) -> recorder.Arrays:
-    """Copies of a state's arrays, by their paths."""
-    leaves = {"/".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(state)}
-    return {name: np.array(x) for name, x in leaves.items() if hasattr(x, "shape")}
-
-
 def parameters(model: Any) -> recorder.Arrays:
-    return flat(nnx.state(model, nnx.Param))
+    """Copies of a model's parameters, by their paths."""
+    leaves = {"/".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    return {name: np.array(x) for name, x in leaves.items() if hasattr(x, "shape")}
 
 
 class Tape(recorder.Tape):
@@ -66,30 +61,26 @@ class Tape(recorder.Tape):
         def recorded_advantages(*args: Any, last_value: Any) -> Any:
             row = dict(zip(GIVEN, args, strict=False)) | {"last_value": last_value}
             out = advantages(*args, last_value=last_value)
-            kind = "recompute" if "draw/idx" in self.rows else "init"  # of the rollout, or of what was drawn from it
+            kind = "recompute" if "mb/idx" in self.rows else "init"  # of the rollout, or of what was drawn from it
             self.write(kind, row | {"returns": out[0], "advantage": out[1]})
             return out
 
         def recorded_choice(*args: Any, p: Any = None, **kwargs: Any) -> Any:
             drawn = choice(*args, p=p, **kwargs)
-            self.write("draw", {"prio_probs": p, "idx": drawn})
+            self.write("mb", {"prio_probs": p, "idx": drawn})
             return drawn
 
         def recorded_gradient(loss: Any, **kwargs: Any) -> Any:
-            def call(model: Any, td: Any, returns: Any, advantage: Any, *args: Any, **carry: Any) -> Any:
-                self.write("td", {name: getattr(td, name) for name in FIELDS})
-                self.write("target", {"returns": returns, "advantage_norm_weighted": advantage})
-                (value, aux), grads = gradient(loss, **kwargs)(model, td, returns, advantage, *args, **carry)
-                self.write("loss", {"loss": value})
-                self.write("aux", aux)
-                self.write("grads", flat(grads))
+            def call(*args: Any, **carry: Any) -> Any:
+                (value, aux), grads = gradient(loss, **kwargs)(*args, **carry)
+                self.write("mb", {"loss": value} | {f"aux/{name}": x for name, x in aux.items()})
                 return (value, aux), grads
 
             return call
 
         def recorded_update(optimizer: Any, model: Any, grads: Any) -> None:
             update(optimizer, model, grads)
-            self.write("params_after", parameters(model))
+            self.write("mb/params_after", parameters(model))
 
         with contextlib.ExitStack() as stack:
             for owner, name, function in (
@@ -104,49 +95,35 @@ class Tape(recorder.Tape):
             yield
 
 
-def create(env: str, options: dict[str, Any], sizes: tuple[int, ...], seed: int, **changes: Any) -> Any:
+def run(case: str, source: Path, out: Path, seed: int) -> None:
+    """Whole epochs in one of the library's environments."""
+    sys.path.insert(0, str(source))
     from jaxdem.rl.environments import Environment
     from jaxdem.rl.models import Model
     from jaxdem.rl.trainers import Trainer
 
-    one = Environment.create(env, **options)
-    shape = {"observation_space_size": one.observation_space_size, "action_space_size": one.action_space_size}
+    name, options, sizes, changes, number = CASES[case]
+    settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))
+    env = Environment.create(name, **options)
+    shape = {"observation_space_size": env.observation_space_size, "action_space_size": env.action_space_size}
     model = Model.create("SharedActorCritic", **shape, architecture=[HIDDEN], key=nnx.Rngs(seed))
-    return Trainer.create(
-        "PPO", env=one, model=model, seed=seed, **(CREATE | changes | dict(zip(SIZES, sizes, strict=True)))
-    )
-
-
-def epochs(source: Path, out: Path, seed: int) -> None:
-    """Whole epochs in the library's environments."""
-    sys.path.insert(0, str(source))
-    for case in CASES:
-        recorder.write(out / f"jaxdem_head_epoch_{case}.npz", **play(case, seed))
-
-
-def play(case: str, seed: int) -> dict[str, Any]:
-    env, options, sizes, changes, number = CASES[case]
-    trainer, arrays = create(env, options, sizes, seed, **changes), {}
+    trainer, arrays = Trainer.create("PPO", env=env, model=model, seed=seed, **settings), {}
     agents = trainer.env.max_num_agents
     for i in range(number):
         tape = Tape()
-        model, _ = nnx.merge(trainer.graphdef, trainer.graphstate)
-        kept = {"params_before": parameters(model)}
+        before = parameters(nnx.merge(trainer.graphdef, trainer.graphstate)[0])
         with tape.watch(type(trainer)):
             trainer, td, metrics = trainer.epoch(trainer, jnp.asarray(i))
-        kept |= {"metrics": metrics}
-        kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}, "recompute": tape.read("recompute")}
-        kept |= {"td_end": {name: getattr(td, name) for name in FIELDS}}
-        kept |= {f"mb/{group}": tape.read(group) for group in ("td", "aux", "grads", "params_after")}
-        kept |= {"mb": tape.read("draw") | tape.read("target") | tape.read("loss")}
+        kept = {"params_before": before, "metrics": metrics, "td_end": {name: getattr(td, name) for name in FIELDS}}
+        kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}}
+        kept |= {group: tape.read(group) for group in ("recompute", "mb")}
         for group, parts in kept.items():
             arrays |= recorder.under(f"epoch{i}/{group}", parts)
-    settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))
     settings |= {"num_agents": agents, "num_segments": agents * sizes[0]}
     config = {name: np.asarray(x, np.float64) for name, x in settings.items()}
     config |= {"seed": np.int32(seed), "n_epochs_recorded": np.int32(number)}
-    return arrays | recorder.under("cfg", config)
+    recorder.write(out / f"jaxdem_head_epoch_{case}.npz", **arrays, **recorder.under("cfg", config))
 
 
 if __name__ == "__main__":
-    recorder.record({"epochs": epochs}, "jaxdem_jaxagents", source=True)
+    recorder.record({case: functools.partial(run, case) for case in CASES}, "jaxdem_jaxagents", source=True)

@@ -5,8 +5,6 @@ Its setup downloads raylib and compiles a CUDA extension; without these, build t
 The environment sends random numbers. The tape reads the local variables of `train` when it calls `backward`.
 """
 
-from __future__ import annotations
-
 import ast
 import configparser
 import functools
@@ -32,8 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adam_epoch6": {"learning_rate": 0.03, "vtrace_rho_clip": 2.0, "vtrace_c_clip": 0.5, "epoch": 6},
     "adam_tinyadv_h16": {"learning_rate": 1e-6, "hidden": 16, "scale": 1e-6},
 }
-ROWS = ("advantages", "prio_weights", "prio_probs", "idx", "mb_prio", "mb_advantages", "mb_returns", "adv")
-ROWS += ("newlogprob", "ratio", "newvalue", "entropy")
+ROWS = ("advantages", "prio_weights", "prio_probs", "idx", "mb_prio")
 ROWS += ("old_approx_kl", "approx_kl", "clipfrac", "pg_loss", "v_loss", "entropy_loss", "loss")
 FILES = ("pufferl.py", "pytorch.py")
 
@@ -47,19 +44,15 @@ class Noise:
 
     def __init__(self, seed: int, scale: float) -> None:
         self.rng, self.scale = np.random.default_rng(seed), scale
-        self.rewards: list[np.ndarray] = []
-        self.truncated: list[np.ndarray] = []
 
     def async_reset(self, seed: int) -> None: ...
     def send(self, actions: Any) -> None: ...
 
     def recv(self) -> Any:
         obs = self.rng.normal(size=(SEGMENTS, INPUTS)).astype(np.float32)
-        self.rewards.append((0.8 * self.scale * self.rng.normal(size=SEGMENTS)).astype(np.float32))
-        terminated, truncated = self.rng.random((2, SEGMENTS)) < 0.1
-        self.truncated.append(truncated)
-        everyone = np.arange(SEGMENTS), np.ones(SEGMENTS, bool)
-        return obs, self.rewards[-1], terminated, truncated, [], *everyone
+        reward = (0.8 * self.scale * self.rng.normal(size=SEGMENTS)).astype(np.float32)
+        ended = self.rng.random((2, SEGMENTS)) < 0.1  # terminated, truncated
+        return obs, reward, *ended, [], np.arange(SEGMENTS), np.ones(SEGMENTS, bool)
 
 
 class Policy(torch.nn.Module):
@@ -76,12 +69,6 @@ class Policy(torch.nn.Module):
     forward_eval = forward
 
 
-class Trainer(pufferl.PuffeRL):
-    """The library's trainer without its dashboard."""
-
-    def print_dashboard(self, *_: Any, **__: Any) -> None: ...
-
-
 class Tape(recorder.Tape):
     """What `train` computes in each minibatch."""
 
@@ -90,18 +77,13 @@ class Tape(recorder.Tape):
         self.policy, self.kernel = policy, pufferl.compute_puff_advantage
 
     def watch(self) -> None:
-        recorder.on_backward(self.before_backward, self.after_backward)
+        recorder.on_backward(self.before_backward)
         pufferl.compute_puff_advantage = self.recorded_kernel
         register_optimizer_step_post_hook(lambda *_: self.write("mb/param_after", dict(self.policy.named_parameters())))
 
     def before_backward(self, loss: Any, frame: Any) -> None:
         self.write("mb", {name: frame.f_locals[name] for name in ROWS})
         self.beta = frame.f_locals["anneal_beta"]
-
-    def after_backward(self) -> None:
-        grads = {name: p.grad for name, p in self.policy.named_parameters()}
-        self.write("mb/grad", grads)
-        self.write("mb", {"grad_norm": torch.nn.utils.get_total_norm(grads.values())})
 
     def recorded_kernel(self, values: Any, rewards: Any, terminals: Any, ratio: Any, *args: Any) -> Any:
         if len(values) == SEGMENTS:  # not those of a minibatch, which are discarded
@@ -131,32 +113,26 @@ def run(case: str, out: Path, seed: int) -> None:
     if scale < 1:
         torch.nn.init.zeros_(policy.value.weight)
     pufferl.Utilization = types.SimpleNamespace
-    trainer = Trainer(configuration(changes), vecenv, policy)
+    pufferl.PuffeRL.print_dashboard = lambda *_, **__: None
+    trainer = pufferl.PuffeRL(configuration(changes), vecenv, policy)
     for _ in range(epoch):
         trainer.scheduler.step()
-    trainer.epoch, trainer.last_log_time = epoch, 0.0  # so that it keeps what it logs
+    trainer.epoch = epoch
     rate = trainer.optimizer.param_groups[0]["lr"]
     trainer.evaluate()
-    buffers = ("observations", "actions", "logprobs", "rewards", "terminals", "truncations", "values")
+    buffers = ("observations", "actions", "logprobs", "rewards", "terminals", "values")
     arrays = {name: getattr(trainer, name).numpy().copy() for name in buffers}
-    arrays |= {"env/rewards_raw": np.stack(vecenv.rewards, 1), "env/truncated": np.stack(vecenv.truncated, 1)}
     arrays |= recorder.under("params_start", dict(policy.named_parameters()))
-    arrays["param_names"] = np.array([name for name, _ in policy.named_parameters()])
     tape = Tape(policy)
     tape.watch()
     trainer.train()
     rows = tape.read("mb")
     arrays |= recorder.under("mb", rows | {"idx": rows["idx"].astype(np.int16)})
-    arrays |= {"lr": np.array(rate), "lr_next": np.array(trainer.optimizer.param_groups[0]["lr"])}
-    arrays |= {"epoch": np.int32(epoch), "total_epochs": np.int32(trainer.total_epochs)}
-    arrays |= {"final_values": trainer.values.numpy(), "final_ratio": trainer.ratio.numpy()}
-    arrays |= {"final_advantages": rows["advantages"][-1], "anneal_beta": np.array(tape.beta)}
-    arrays |= {"explained_variance": np.array(trainer.losses["explained_variance"])}
-    sizes = {"hidden": hidden, "horizon": HORIZON, "segments": SEGMENTS, "epoch": epoch}
-    sizes |= {"total_minibatches": trainer.total_minibatches, "minibatch_segments": trainer.minibatch_segments}
+    arrays |= {"lr": rate, "lr_next": trainer.optimizer.param_groups[0]["lr"], "anneal_beta": tape.beta}
     folder = Path(pufferlib.__file__).parent
     meta = {"file_sha256": {name: recorder.digest(folder / name) for name in FILES}, "config": trainer.config}
-    meta |= {"total_epochs": trainer.total_epochs, **sizes, "versions": recorder.versions("torch", "numpy")}
+    meta |= {name: getattr(trainer, name) for name in ("total_epochs", "total_minibatches")}
+    meta |= {"epoch": epoch, "hidden": hidden, "versions": recorder.versions("torch", "numpy")}
     meta |= {"peer": "PufferLib", "version": version("pufferlib"), "case": f"puffer_{case}", "seed": seed}
     recorder.write(out / f"puffer_{case}.npz", meta, **arrays)
 

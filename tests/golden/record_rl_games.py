@@ -4,8 +4,6 @@ Its code has few defaults; the case `default` has the settings of its own `confi
 sizes, the separate networks, the smooth clamp and mixed precision.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["PYTORCH_JIT"] = "0"  # so that its statistics are float64, too

@@ -4,8 +4,6 @@ Before the update the parameters are disturbed, so that the divergence of the fi
 whose sign would decide on the learning rate.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 The environment returns the final observation of an episode with its last step, as Gymnasium's do.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import _recorder as recorder

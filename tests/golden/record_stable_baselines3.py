@@ -1,7 +1,5 @@
 """Record one update of Stable-Baselines3's PPO: `collect_rollouts` in an environment of random numbers, and `train`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import _recorder as recorder

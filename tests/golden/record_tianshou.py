@@ -1,7 +1,5 @@
 """Record one update of Tianshou's PPO, `PPO.update` on a buffer that was filled by its initial policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import _recorder as recorder

@@ -21,25 +21,12 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.golden_traces import (
-    METRICS,
-    ROUNDING,
-    Arrays,
-    Params,
-    close,
-    close_tensors,
-    estimates,
-    load,
-    record_steps,
-    replay,
-    steps,
-    sub,
-)
+from tests import golden_traces as traces
 
 CASES = ("a_default", "a_biglr", "b_noclipv_nonorm", "c_target_kl", "d_continuous", "e_continuous_trunc")
 
 
-def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
+def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     """Two tanh MLPs in torch's layout, y = x Wᵀ + b."""
 
     def mlp(name: str) -> jax.Array:
@@ -56,7 +43,7 @@ def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     return distrax.MultivariateNormalDiag(mean, jnp.broadcast_to(jnp.exp(params["actor_logstd"]), mean.shape)), value
 
 
-def rollout(recorded: Arrays) -> pp.Batch:
+def rollout(recorded: traces.Arrays) -> pp.Batch:
     """CleanRL's `dones[t]` belongs to the step before t, and it treats a truncation as a termination."""
     action, value = recorded["actions"], jnp.asarray(recorded["values"])
     return pp.Batch(
@@ -70,7 +57,7 @@ def rollout(recorded: Arrays) -> pp.Batch:
     )
 
 
-def given_epochs(recorded: Arrays, args: dict[str, Any]) -> np.ndarray:
+def given_epochs(recorded: traces.Arrays, args: dict[str, Any]) -> np.ndarray:
     """Indices `[E, K, M]`. Where the peer stopped early its last epoch is repeated: a learner that does not runs on."""
     indices = recorded["mb/mb_inds"].reshape(-1, args["num_minibatches"], args["minibatch_size"]).astype(np.int32)
     missing = args["update_epochs"] - len(indices)
@@ -96,45 +83,45 @@ def cleanrl_chain(args: dict[str, Any], indices: jax.Array) -> pp.Part:
     )
 
 
-def played(z: Arrays, args: dict[str, Any], params: Any, policy: Any, optimizer: Any) -> list[Any]:
+def played(z: traces.Arrays, args: dict[str, Any], params: Any, policy: Any, optimizer: Any) -> list[Any]:
     """Each iteration of a case: what is recorded, and the state and the metrics of ours."""
 
     def make_learner(indices: jax.Array) -> pp.Learner:
         return pp.learner(policy, cleanrl_chain(args, indices), optimizer)
 
-    recorded = [sub(z, f"it{i}/") for i in range(args["num_iterations"])]
+    recorded = [traces.sub(z, f"it{i}/") for i in range(args["num_iterations"])]
     updates = [((given_epochs(one, args),), rollout(one)) for one in recorded]
-    return [(one, *ours) for one, ours in zip(recorded, replay(make_learner, params, updates), strict=True)]
+    return [(one, *ours) for one, ours in zip(recorded, traces.replay(make_learner, params, updates), strict=True)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_cleanrl(case):
-    z = load(f"cleanrl_pufferlib/cleanrl_{case}")
+    z = traces.load(f"cleanrl_pufferlib/cleanrl_{case}")
     args = json.loads(str(z["meta"]))["args"]
     rate = args["learning_rate"]
     schedule = pp.linear_schedule(rate, 0.0, args["num_iterations"]) if args["anneal_lr"] else lambda step: rate
     optimizer = optax.chain(
-        record_steps(args["update_epochs"] * args["num_minibatches"], METRICS),
+        traces.record_steps(args["update_epochs"] * args["num_minibatches"], traces.METRICS),
         optax.clip_by_global_norm(args["max_grad_norm"]),
         optax.scale_by_adam(eps=1e-5),
         pp.optim.scale_by_update_schedule(schedule),
     )
-    start = sub(z, "it0/params_start/")
+    start = traces.sub(z, "it0/params_start/")
     for i, (recorded, state, metrics) in enumerate(played(z, args, start, evaluate, optimizer)):
-        theirs, (params, numbers) = sub(recorded, "mb/"), steps(state.opt_state[0], state.params)
+        theirs, (params, numbers) = traces.sub(recorded, "mb/"), traces.steps(state.opt_state[0], state.params)
         assert (metrics["epochs"], metrics["minibatches"]) == (recorded["last_epoch"] + 1, len(theirs["epoch"]))
         assert metrics.get("early_stopped", 0) == recorded["early_stop"]
-        close("learning rate", schedule(i), recorded["lr"])
-        estimated = estimates(gae(args), rollout(recorded))
-        close("advantages", estimated.advantage, recorded["advantages"])
-        close("returns", estimated.target, recorded["returns"])
-        close("explained_variance", metrics["explained_variance"], z["explained_variance"][i], atol=1e-6)
-        close("logged_clipfrac", metrics["clip_fraction"], z["logged_clipfrac"][i])
+        traces.close("learning rate", schedule(i), recorded["lr"])
+        estimated = traces.estimates(gae(args), rollout(recorded))
+        traces.close("advantages", estimated.advantage, recorded["advantages"])
+        traces.close("returns", estimated.target, recorded["returns"])
+        traces.close("explained_variance", metrics["explained_variance"], z["explained_variance"][i], atol=1e-6)
+        traces.close("logged_clipfrac", metrics["clip_fraction"], z["logged_clipfrac"][i])
         for name, x in numbers.items():
-            close(name, x, theirs[name], ROUNDING.get(name, 0.0))
-        for name, ours in {**METRICS, "grad_norm": "grad_norm"}.items():
-            close(f"metric {name}", metrics[ours], theirs[name].mean(), ROUNDING.get(name, 0.0))
+            traces.close(name, x, theirs[name], traces.ROUNDING.get(name, 0.0))
+        for name, ours in {**traces.METRICS, "grad_norm": "grad_norm"}.items():
+            traces.close(f"metric {name}", metrics[ours], theirs[name].mean(), traces.ROUNDING.get(name, 0.0))
         if "snap" in theirs:
             after_step = {name: x[theirs["snap"] + 1] for name, x in params.items()}
-            close_tensors("param_after", after_step, sub(theirs, "param_after/"), start)
-    close_tensors("final", state.params, sub(z, "final/"), start)
+            traces.close_tensors("param_after", after_step, traces.sub(theirs, "param_after/"), start)
+    traces.close_tensors("final", state.params, traces.sub(z, "final/"), start)

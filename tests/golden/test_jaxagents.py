@@ -15,8 +15,8 @@ The peer's choices are settings here:
 One deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
 """
 
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import distrax
 import jax
@@ -26,20 +26,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.golden_traces import (
-    EPS,
-    Arrays,
-    Params,
-    close,
-    close_steps,
-    close_tensors,
-    estimates,
-    load,
-    record_steps,
-    replay,
-    steps,
-    sub,
-)
+from tests import golden_traces as traces
 
 CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_trunc", "disc_nostop")
 
@@ -54,12 +41,12 @@ def per_agent(x: np.ndarray) -> jax.Array:
     return jnp.repeat(time_major(x)[..., None], 2, axis=-1)
 
 
-def traced(z: Arrays) -> Params:
-    """The settings that do not decide shapes."""
-    return {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items() if x.dtype == np.float64}
+def settings(z: traces.Arrays) -> dict[str, Any]:
+    """The settings of a case."""
+    return {name: x.item() for name, x in traces.sub(z, "cfg/").items()}
 
 
-def network(params: Params, obs: jax.Array) -> jax.Array:
+def network(params: traces.Params, obs: jax.Array) -> jax.Array:
     """One tanh layer."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -68,7 +55,7 @@ def network(params: Params, obs: jax.Array) -> jax.Array:
     return layer("Dense_1", jnp.tanh(layer("Dense_0", obs)))
 
 
-def evaluate(params: dict[str, Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
+def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
     """A distribution and a value per agent, `[T, M, 2]`."""
     out = network(params["actor"], batch.obs)
     if discrete:
@@ -78,73 +65,39 @@ def evaluate(params: dict[str, Params], batch: pp.Batch, *, discrete: bool) -> t
     return distribution, network(params["critic"], batch.obs)
 
 
-def actor_chain(config: Any, sampler: pp.Part, kl_threshold: Any) -> pp.Part:
-    return pp.chain(
-        sampler,
-        pp.advantage_normalize(axis=1),
-        pp.clipped_surrogate(clip_eps=config["eps_clip"]),
-        pp.policy_diagnostics(),
-        pp.entropy_bonus(coef=config["ent_coeff"]),
-        pp.kl_early_stop(kl_threshold, estimator="k1", reduction="sum", check="epoch"),
-    )
-
-
-def critic_chain(config: Any, sampler: pp.Part) -> pp.Part:
-    return pp.chain(sampler, pp.value_loss(coef=2 * config["vf_coeff"]))
-
-
-class Sizes(NamedTuple):
-    """What decides the shapes of a case; the rest of its settings is traced."""
-
-    actor_epochs: int
-    critic_epochs: int
-    minibatches: int
-    minibatch: int
-    discrete: bool
-
-
-def sizes(config: Arrays) -> Sizes:
-    minibatch = int(config["minibatch_size"])
-    epochs = int(config["actor_epochs"]) - 1, int(config["critic_epochs"])
-    return Sizes(*epochs, int(config["batch_size"]) // minibatch, minibatch, bool(config["discrete"]))
-
-
 def gae(config: Any) -> pp.Part:
     return pp.gae(gamma=config["gamma"], gae_lambda=config["gae_lambda"])
 
 
-@cache
-def ippo_learner(size: Sizes) -> Any:
+def ippo_learner(config: Any, order: np.ndarray) -> pp.Learner:
     """The peer's update."""
-    lengths = {"actor": size.actor_epochs * size.minibatches, "critic": size.critic_epochs * size.minibatches}
+    indices = order.reshape(1, -1, config["minibatch_size"])
 
-    def adam(config: Any, phase: str, **names: str) -> optax.GradientTransformation:
+    def given(epochs: int) -> pp.Part:
+        return pp.given_indices(np.repeat(indices, epochs, axis=0), axis="segment")
+
+    def adam(phase: str, **names: str) -> optax.GradientTransformation:
         return optax.chain(
-            record_steps(lengths[phase], {"loss": "loss", **names}),
+            traces.record_steps(config[f"{phase}_epochs"] * indices.shape[1], {"loss": "loss", **names}),
             optax.clip_by_global_norm(config[f"{phase}_grad_clip"]),
             optax.adam(config[f"{phase}_lr"], eps=config[f"{phase}_adam_eps"]),
         )
 
-    def make_learner(config: Any, order: jax.Array) -> pp.Learner:
-        indices = order.reshape(1, size.minibatches, size.minibatch)
-
-        def given(epochs: int) -> pp.Part:
-            return pp.given_indices(jnp.repeat(indices, epochs, axis=0), axis="segment")
-
-        pipeline = pp.chain(
-            gae(config),
-            pp.phases(
-                actor=actor_chain(config, given(size.actor_epochs), config["kl_threshold"]),
-                critic=critic_chain(config, given(size.critic_epochs)),
-            ),
-        )
-        optimizers = {"actor": adam(config, "actor", kl="early_stop_kl"), "critic": adam(config, "critic")}
-        return pp.learner(partial(evaluate, discrete=size.discrete), pipeline, optimizers)
-
-    return make_learner
+    actor = pp.chain(
+        given(config["actor_epochs"] - 1),
+        pp.advantage_normalize(axis=1),
+        pp.clipped_surrogate(clip_eps=config["eps_clip"]),
+        pp.policy_diagnostics(),
+        pp.entropy_bonus(coef=config["ent_coeff"]),
+        pp.kl_early_stop(config["kl_threshold"], estimator="k1", reduction="sum", check="epoch"),
+    )
+    critic = pp.chain(given(config["critic_epochs"]), pp.value_loss(coef=2 * config["vf_coeff"]))
+    optimizers = {"actor": adam("actor", kl="early_stop_kl"), "critic": adam("critic")}
+    policy = partial(evaluate, discrete=bool(config["discrete"]))
+    return pp.learner(policy, pp.chain(gae(config), pp.phases(actor=actor, critic=critic)), optimizers)
 
 
-def rollout(z: Arrays) -> pp.Batch:
+def rollout(z: traces.Arrays) -> pp.Batch:
     """The peer's trajectories, with an axis of agents after ours."""
     fields = ("obs", "action", "log_prob", "value", "reward", "next_value")
     return pp.Batch(
@@ -154,26 +107,26 @@ def rollout(z: Arrays) -> pp.Batch:
 
 @pytest.mark.parametrize("case", CASES)
 def test_learner_reproduces_ippo(case):
-    z = load(f"jaxdem_jaxagents/ippo_{case}")
-    size, batch = sizes(sub(z, "cfg/")), rollout(z)
-    estimated = estimates(gae(traced(z)), batch)
-    close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
-    start = {name: sub(z, f"{name}_init/") for name in ("actor", "critic")}
-    ((state, metrics),) = replay(ippo_learner(size), start, [((traced(z), z["minibatch_idx"]), batch)])
+    z = traces.load(f"jaxdem_jaxagents/ippo_{case}")
+    config, batch = settings(z), rollout(z)
+    estimated = traces.estimates(gae(config), batch)
+    traces.close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
+    start = {name: traces.sub(z, f"{name}_init/") for name in ("actor", "critic")}
+    ((state, metrics),) = traces.replay(lambda: ippo_learner(config, z["minibatch_idx"]), start, [((), batch)])
 
     epochs = int(z["actor/epochs_run"])
-    for phase, ran in (("actor", epochs), ("critic", size.critic_epochs)):
+    for phase, ran in (("actor", epochs), ("critic", config["critic_epochs"])):
         assert metrics[f"{phase}/epochs"] == ran
         assert metrics[f"{phase}/minibatches"] == state.opt_state[phase][2][0].count == z[f"{phase}/adam_count"]
-    stopped = epochs < size.actor_epochs
+    stopped = epochs < config["actor_epochs"] - 1
     assert metrics["actor/early_stopped"] == stopped == ("stop" in case and "nostop" not in case)
 
-    kl_rounding = z["actor_loss_input/log_prob"][0].size * EPS * np.max(np.abs(z["traj/log_prob"]))
+    kl_rounding = z["actor_loss_input/log_prob"][0].size * traces.EPS * np.max(np.abs(z["traj/log_prob"]))
     for phase, first in start.items():
         # With one axis of minibatches in place of epochs and minibatches.
         recorded = {name: z[f"{phase}/mb_{name}"].ravel() for name in ("loss", "kl") if f"{phase}/mb_{name}" in z}
-        after = {name: x.reshape(-1, *x.shape[2:]) for name, x in sub(z, f"{phase}_mb_params/").items()}
-        rows = steps(state.opt_state[phase][0], state.params[phase])
-        close_steps(rows, recorded, after, first, {"loss": 1e-6, "kl": kl_rounding})
-        close_tensors(f"{phase} final", state.params[phase], sub(z, f"{phase}_final/"), first)
-    close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)
+        after = {name: x.reshape(-1, *x.shape[2:]) for name, x in traces.sub(z, f"{phase}_mb_params/").items()}
+        rows = traces.steps(state.opt_state[phase][0], state.params[phase])
+        traces.close_steps(rows, recorded, after, first, {"loss": 1e-6, "kl": kl_rounding})
+        traces.close_tensors(f"{phase} final", state.params[phase], traces.sub(z, f"{phase}_final/"), first)
+    traces.close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)

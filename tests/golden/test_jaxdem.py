@@ -6,10 +6,7 @@ else comes out of `learner.update`, in one free run per case.
 The peer recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had before the
 step; that is `given_indices(refresh="minibatch")` after `vtrace`.
 
-Deviations, stated in the tests by name:
-
-* `peer_sum`: the peer's priorities do not sum to 1, as it divides by sum(w) + eps, not by sum(w + eps). This changes
-  its importance weights by peer_sum^-beta.
+One deviation: the priorities (see `close_priorities`).
 """
 
 from typing import Any
@@ -22,23 +19,10 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.golden_traces import (
-    Arrays,
-    Params,
-    close,
-    close_steps,
-    close_tensors,
-    load,
-    record,
-    record_steps,
-    replay,
-    steps,
-    sub,
-    tapes,
-)
+from tests import golden_traces as traces
 
 CASES = ("single", "multi", "lrzero")
-PRIORITY_EPS, MUON_EPS = 1e-6, 1e-12
+MUON_EPS = 1e-12
 SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
     "loss": "loss",
     "aux/actor_loss": "policy_loss",
@@ -49,39 +33,19 @@ SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
 }
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
-BUFFERS = ("value", "ratio", "advantage", "returns")
+EXPONENTS = "importance_sampling_alpha", "importance_sampling_beta", "anneal_importance_sampling_beta"
+BUFFERS = {"value": "value", "ratio": "ratio", "advantage": "advantage", "returns": "target"}  # the peer's name: ours
 
 
-def settings(z: Arrays) -> dict[str, float]:
+def settings(z: traces.Arrays) -> dict[str, float]:
     """The settings of a case, by our names."""
-    config = {name: float(x) for name, x in sub(z, "cfg/").items() if x.ndim == 0}
+    config = {name: float(x) for name, x in traces.sub(z, "cfg/").items() if x.ndim == 0}
     for prefix in ("ppo_", "advantage_"):
         config |= {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
     return config | {"gae_lambda": config["lambda"]}
 
 
-@jax.jit
-def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any, beta: Any) -> Any:
-    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
-    return probabilities, pp.functional.importance_weights(probabilities, indices, beta=beta)
-
-
-def compare_priorities(advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any) -> None:
-    """Probabilities and weights from these advantages."""
-    p, w = priorities_and_weights(advantage, drawn, alpha, beta)
-    total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
-    peer_sum = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
-    close("peer_sum", peer_sum, recorded.sum())
-    close("prio_probs", p * peer_sum, recorded)
-    close("seg_w", w * peer_sum**-beta, weights)
-
-
-def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> float:
-    """The exponent of the importance weights."""
-    return float(pp.linear_schedule(start, start + anneal * (1 - start), int(num_epochs))(int(epoch)))
-
-
-def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
+def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     """A shared layer, two heads and a deviation that does not depend on the state."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -96,10 +60,6 @@ def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
 def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
     """The epoch, with a tape of the rollout before each minibatch."""
 
-    def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        found = batch.value, jnp.exp(batch.log_ratio), batch.advantage, batch.target
-        return dict(zip(BUFFERS, found, strict=True))
-
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
         k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
         explained = pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask)
@@ -108,7 +68,7 @@ def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int])
 
     return pp.chain(
         pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
-        record(len(indices), read, **dict.fromkeys(BUFFERS, shape)),
+        traces.record_estimates(len(indices), shape),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=0),
         pp.advantage_weight(),
@@ -120,66 +80,52 @@ def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int])
     )
 
 
-def rollout(z: Arrays) -> pp.Batch:
+def rollout(z: traces.Arrays) -> pp.Batch:
     """The rollout of an epoch."""
-    fields = sub(z, "td_end/") | sub(z, "init/")
+    fields = traces.sub(z, "td_end/") | traces.sub(z, "init/")
     next_value = pp.functional.next_values(jnp.asarray(fields["value"]), jnp.asarray(fields["last_value"]))
     given = {name: jnp.asarray(fields[name]) for name in ("obs", "action", "log_prob", "value", "reward")}
     return pp.Batch(**given, terminated=jnp.asarray(fields["done"]), next_value=next_value)
 
 
-def drawn(z: Arrays, beta: float) -> tuple[Any, Any]:
-    """The segments of each minibatch, and their importance weights."""
-    probabilities = np.take_along_axis(z["mb/prio_probs"], z["mb/idx"], axis=1)
-    return z["mb/idx"], (z["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
-
-
-def peer_optimizer(config: dict[str, float]) -> optax.GradientTransformation:
-    """The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs."""
+@pytest.mark.parametrize("case", CASES)
+def test_learner_reproduces_jaxdem(case):
+    z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
+    config, shape, start = settings(z), z["epoch0/init/value"].shape, traces.sub(z, "epoch0/params_before/")
+    # The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs.
     rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
-    return optax.chain(
-        record_steps(int(config["num_minibatches"]), SCALARS),
+    optimizer = optax.chain(
+        traces.record_steps(int(config["num_minibatches"]), SCALARS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.contrib.muon(rate, eps=MUON_EPS),
     )
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_learner_reproduces_jaxdem(case):
-    z = load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
-    config = settings(z)
-    optimizer = peer_optimizer(config)
-    shape = z["epoch0/mb/td/value"].shape[1], int(config["num_segments"])
-
     def make_learner(indices: Any, weights: Any) -> pp.Learner:
         return pp.learner(evaluate, epoch_chain(config, indices, weights, shape), optimizer)
 
-    epochs = [sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
-    schedule = [config[f"{name}importance_sampling_beta"] for name in ("", "anneal_")]
-    betas = [annealed(*schedule, config["num_epochs"], i) for i in range(len(epochs))]
-    given = [drawn(one, beta) for one, beta in zip(epochs, betas, strict=True)]
-    updates = [(each, rollout(one)) for each, one in zip(given, epochs, strict=True)]
-    start = sub(z, "epoch0/params_before/")
-    for i, (state, metrics) in enumerate(replay(make_learner, start, updates)):
-        compare_epoch(state, metrics, epochs[i], start)
-        compare_refresh(config, tapes(state.pipeline)[0], epochs[i], given[i][1], betas[i])
-
-
-def compare_epoch(state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays) -> None:
-    """Minibatches and parameters within one epoch."""
-    rows = steps(state.opt_state[0], state.params)
-    close_steps(rows, sub(z, "mb/"), sub(z, "mb/params_after/"), start, ROUNDING)
-    for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
-        if ours != "peer_explained_variance":
-            close(f"metric {name}", metrics[ours], z[f"metrics/{name.removeprefix('aux/')}"], ROUNDING.get(name, 0.0))
-
-
-def compare_refresh(config: dict[str, float], buffers: Arrays, z: Arrays, weights: Any, beta: float) -> None:
-    """What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities."""
-    close_tensors("init", {name: x[0] for name, x in buffers.items()}, {name: z[f"init/{name}"] for name in BUFFERS})
-    for k, indices in enumerate(z["mb/idx"]):
-        alpha = config["importance_sampling_alpha"]
-        compare_priorities(buffers["advantage"][k], indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
-        if k + 1 < len(z["mb/idx"]):
-            recomputed = {name: z[f"recompute/{name}"][k] for name in BUFFERS}
-            close_tensors("next", {name: x[k + 1][:, indices] for name, x in buffers.items()}, recomputed)
+    epochs = [traces.sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
+    alpha, first, anneal = (config[name] for name in EXPONENTS)
+    exponent = pp.linear_schedule(first, first + anneal * (1 - first), int(config["num_epochs"]))
+    betas, updates = [float(exponent(i)) for i in range(len(epochs))], []
+    for one, beta in zip(epochs, betas, strict=True):
+        probabilities = np.take_along_axis(one["mb/prio_probs"], one["mb/idx"], axis=1)
+        weights = (one["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
+        updates.append(((one["mb/idx"], weights), rollout(one)))
+    for i, (state, metrics) in enumerate(traces.replay(make_learner, start, updates)):
+        one, (_, weights), (found,) = epochs[i], updates[i][0], traces.tapes(state.pipeline)
+        buffers = {theirs: found[ours] for theirs, ours in BUFFERS.items()}
+        rows = traces.steps(state.opt_state[0], state.params)
+        traces.close_steps(rows, traces.sub(one, "mb/"), traces.sub(one, "mb/params_after/"), start, ROUNDING)
+        for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
+            if ours != "peer_explained_variance":
+                recorded = one[f"metrics/{name.removeprefix('aux/')}"]
+                traces.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
+        # What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities.
+        begun = {name: x[0] for name, x in buffers.items()}
+        traces.close_tensors("init", begun, {name: one[f"init/{name}"] for name in BUFFERS})
+        for k, indices in enumerate(one["mb/idx"]):
+            priorities = one["mb/prio_probs"][k]
+            traces.close_priorities(buffers["advantage"][k], indices, alpha, betas[i], priorities, weights[k])
+            if k + 1 < len(one["mb/idx"]):
+                recomputed = {name: one[f"recompute/{name}"][k] for name in BUFFERS}
+                traces.close_tensors("next", {name: x[k + 1][:, indices] for name, x in buffers.items()}, recomputed)

@@ -7,6 +7,7 @@ norm.
 """
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -22,7 +23,7 @@ from ppo_parts import envs
 from ppo_parts._core.sampling import Sampler
 from ppo_parts.recipes import libraries
 from ppo_parts.recipes.libraries.parts import Moments, clip_each_network
-from tests.golden_traces import GOLDEN, Arrays, load, record, record_steps, replay, steps, tapes
+from tests.golden_traces import GOLDEN, Arrays, load, record_estimates, record_steps, replay, steps, tapes
 
 HIDDEN, ACTIONS = 8, 2
 
@@ -48,19 +49,18 @@ def mlp(flat: Any, x: Any, outputs: int, xp: Any) -> Any:
     return (hidden @ w1.reshape(outputs, HIDDEN).T + b1[None]).reshape((*x.shape[:-1], outputs))
 
 
-def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-    mean, log_std = mlp(params["policy"], batch.obs, ACTIONS, jnp), params["policy"][-ACTIONS:]
-    return pp.Output(pp.distributions.Normal(mean, jnp.exp(log_std)), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
-
-
-def evaluate_tanh(params: Any, batch: pp.Batch) -> pp.Output:
-    """brax's network, with squashed actions and a deviation that depends on the state."""
-    return pp.Output(squashed(params["policy"], batch.obs, jnp), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
-
-
-def squashed(flat: Any, obs: Any, xp: Any) -> pp.distributions.TanhNormal:
-    loc, scale = xp.split(mlp(flat, obs, 2 * ACTIONS, xp), 2, axis=-1)
+def distribution(flat: Any, obs: Any, tanh: bool, xp: Any) -> Any:
+    """The policy's; brax squashes actions, and its deviation depends on the state."""
+    out = mlp(flat, obs, (1 + tanh) * ACTIONS, xp)
+    if not tanh:
+        return pp.distributions.Normal(jnp.asarray(out), jnp.exp(flat[-ACTIONS:]))
+    loc, scale = xp.split(out, 2, axis=-1)
     return pp.distributions.TanhNormal(jnp.asarray(loc), jnp.logaddexp(scale, 0) + 0.001)
+
+
+def evaluate(params: Any, batch: pp.Batch, tanh: bool = False) -> pp.Output:
+    acting = distribution(params["policy"], batch.obs, tanh, jnp)
+    return pp.Output(acting, mlp(params["value"], batch.obs, 1, jnp)[..., 0])
 
 
 def rollout(z: Arrays) -> pp.Batch:
@@ -69,13 +69,9 @@ def rollout(z: Arrays) -> pp.Batch:
     value, next_value = (mlp(behavior["value"], z[name], 1, np)[..., 0] for name in ("obs", "next_obs"))
     np.testing.assert_allclose(value, z["value"], rtol=1e-9, atol=1e-12)  # the two sides have the same networks
     fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
-    if "keys" in z:
-        distribution = squashed(behavior["policy"], z["obs"], np)
-    else:
-        mean, log_std = mlp(behavior["policy"], z["obs"], ACTIONS, np), behavior["policy"][-ACTIONS:]
-        distribution = pp.distributions.Normal(jnp.asarray(mean), jnp.exp(log_std))
+    acting = distribution(behavior["policy"], z["obs"], "keys" in z, np)
     recorded = {name: jnp.asarray(z[name]) for name in fields}
-    return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=distribution)
+    return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=acting)
 
 
 def with_recorded_keys(part: pp.Part, keys: np.ndarray) -> pp.Part:
@@ -98,24 +94,23 @@ def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
             parts[at] = pp.given_indices(z[name], axis, refresh=parts[at].refresh)
     estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
     before = [i for i in estimators if i < at]
-    shapes = {name: z[name].shape for name in ("advantage", "target")}
-    estimates = record(len(z["params"]), lambda b: {"advantage": b.advantage, "target": b.target}, **shapes)
+    estimates = record_estimates(len(z["params"]), z["advantage"].shape)
     parts.insert(1 + (before[-1] if before else estimators[0]), estimates)
     if "keys" in z:
         parts = [with_recorded_keys(x, z["keys"]) if x.name == "entropy_bonus" else x for x in parts]
     return pp.chain(*parts)
 
 
-def reproduced(z: Arrays, meta: dict[str, Any]) -> Arrays:
-    """What ours makes of the recorded rollout."""
+@pytest.mark.parametrize("case", sorted(path.stem for path in (GOLDEN / "libraries").glob("*.npz")))
+def test_preset_reproduces_the_library(case):
+    z = load(f"libraries/{case}")
+    meta = json.loads(str(z["meta"]))
     pipeline, optimizer = getattr(libraries, meta["preset"])(**meta["options"])
-    pipeline = instrumented(pipeline, z)
-    entropy = {"entropy": "entropy"} if "keys" in z else {}
-    tape = record_steps(len(z["params"]), {"loss": "loss", **entropy})
-    network = evaluate_tanh if "keys" in z else evaluate
+    pipeline, is_brax = instrumented(pipeline, z), "keys" in z
+    tape = record_steps(len(z["params"]), {"loss": "loss"} | ({"entropy": "entropy"} if is_brax else {}))
 
     def make_learner() -> pp.Learner:
-        return pp.learner(network, pipeline, optax.chain(tape, optimizer))
+        return pp.learner(functools.partial(evaluate, tanh=is_brax), pipeline, optax.chain(tape, optimizer))
 
     def under_way(state: pp.LearnerState) -> pp.LearnerState:
         def with_moments(x: Any) -> Any:
@@ -124,25 +119,16 @@ def reproduced(z: Arrays, meta: dict[str, Any]) -> Arrays:
         return jax.tree.map(with_moments, state, is_leaf=lambda x: isinstance(x, Moments)) if "moments" in z else state
 
     ((state, _),) = replay(make_learner, split(z["params"][0], z), [((), rollout(z))], under_way)
-    rows = steps(state.opt_state[0], state.params)
-    losses = rows.numbers["loss"]
-    if "keys" in z:  # brax takes a part of the entropy in closed form, with the same gradient: recorded without it
-        losses = losses + meta["options"].get("entropy_coef", 1e-4) * rows.numbers["entropy"]
+    rows, (estimates,) = steps(state.opt_state[0], state.params), tapes(state.pipeline)
+    ours = {name: estimates[name][-1] for name in ("advantage", "target")} | {"losses": rows.numbers["loss"]}
+    if is_brax:  # it takes a part of the entropy in closed form, with the same gradient: recorded without it
+        ours["losses"] = ours["losses"] + meta["options"].get("entropy_coef", 1e-4) * rows.numbers["entropy"]
+    for name, x in ours.items():
+        np.testing.assert_allclose(x, z[name], rtol=1e-5, atol=1e-7, err_msg=name)
     params = np.concatenate([rows.params[name] for name in ("policy", "value")], axis=1)
-    (estimates,) = tapes(state.pipeline)
-    return {name: x[-1] for name, x in estimates.items()} | {"losses": losses, "params": params}
-
-
-@pytest.mark.parametrize("case", sorted(path.stem for path in (GOLDEN / "libraries").glob("*.npz")))
-def test_preset_reproduces_the_library(case):
-    z = load(f"libraries/{case}")
-    meta = json.loads(str(z["meta"]))
-    ours = reproduced(z, meta)
-    assert len(ours["params"]) == len(z["params"])
-    for name in ("advantage", "target", "losses"):
-        np.testing.assert_allclose(ours[name], z[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    assert len(params) == len(z["params"])
     travelled = np.abs(z["params"] - z["params"][0]).max(axis=1)
-    difference = np.abs(ours["params"] - z["params"]).max(axis=1)
+    difference = np.abs(params - z["params"]).max(axis=1)
     assert np.all(difference[1:] <= 1e-5 * travelled[1:]), difference / travelled
 
 

@@ -13,10 +13,11 @@ import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.networks._conv import convolve_by_products
 from ppo_parts.networks._flax import Layers
+from tests import common
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
-DISCRETE = SimpleNamespace(n=3, shape=())
+DISCRETE, HEAD = SimpleNamespace(n=3, shape=()), jnp.zeros((4, 3))
 
 
 def env(action_space, shape=(5,), num_agents=None):
@@ -118,14 +119,15 @@ def test_the_critic_sees_what_the_policy_does_not():
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru", "lru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
+    """And all steps at once, which are a parallel scan in "mingru" and "lru", do what they do one after another."""
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = jax.jit(policy.init)(jax.random.key(0))
     assert_orthogonal(params["params"]["Dense_2"]["kernel"], 1.0)  # the value's head
     assert_orthogonal(params["params"]["Dense_3"]["kernel"], 0.01)
     obs, reset = jax.random.normal(jax.random.key(1), (6, 2, 5)), jnp.zeros((6, 2), bool).at[3, 0].set(True)
-    carry = policy.initial_carry(2)
+    carry = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), policy.initial_carry(2))
     assert {leaf.shape for leaf in jax.tree.leaves(carry)} == {(2, 4)}
     evaluate = jax.jit(policy.evaluate)
     whole = evaluate(params, pp.Batch(obs=obs, carry=carry, reset=reset))
@@ -133,21 +135,11 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     np.testing.assert_allclose(whole.value[3:, 0], later.value[:, 0], atol=1e-6)
     assert np.abs(whole.value[3:, 1] - later.value[:, 1]).max() > 1e-4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], atol=1e-6), whole.carry, later.carry)
-
-
-@pytest.mark.parametrize("memory", ["mingru", "lru"])
-def test_the_parallel_scan_of_a_memory_is_one_step_after_another(memory):
-    policy = networks.actor_critic(env(DISCRETE), (4,), shared=True, memory=memory)
-    params = jax.jit(policy.init)(jax.random.key(0))
-    obs, reset = jax.random.normal(jax.random.key(1), (7, 2, 5)), jnp.zeros((7, 2), bool).at[4, 1].set(True)
-    carry = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(2), (2, 4)), policy.initial_carry(2))
-    evaluate = jax.jit(policy.evaluate)
-    whole = evaluate(params, pp.Batch(obs=obs, carry=carry, reset=reset))
-    for t in range(7):
+    for t in range(6):
         step = evaluate(params, pp.Batch(obs=obs[t : t + 1], carry=carry, reset=reset[t : t + 1]))
         np.testing.assert_allclose(whole.value[t], step.value[0], atol=1e-6)
         carry = step.carry
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), whole.carry, carry)
+    common.assert_close(carry, whole.carry)
 
 
 def test_the_states_of_an_lru_are_those_of_its_equation():
@@ -168,13 +160,6 @@ def test_the_states_of_an_lru_are_those_of_its_equation():
     np.testing.assert_allclose(after[0] + 1j * after[1], state, atol=1e-5)
 
 
-def agents_batch(agents, memory, policy):
-    obs = jax.random.normal(jax.random.key(1), (6, 2, agents, 5))
-    available = jnp.ones((6, 2, agents, 3), bool).at[..., 0, 1].set(False)
-    carry = policy.initial_carry(2) if memory else None
-    return pp.Batch(obs=envs.Observation(obs, available), carry=carry, reset=jnp.zeros((6, 2, agents), bool))
-
-
 @pytest.mark.parametrize("memory", [None, "lstm"])
 def test_independent_agents_play_by_parameters_of_their_own(memory):
     policy = networks.multi_agent_actor_critic(
@@ -183,7 +168,10 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
     params = jax.jit(policy.init)(jax.random.key(0))
     assert set(params) == {"actor", "critic"}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
-    batch = agents_batch(2, memory, policy)
+    available = jnp.ones((6, 2, 2, 3), bool).at[..., 0, 1].set(False)
+    obs = envs.Observation(jax.random.normal(jax.random.key(1), (6, 2, 2, 5)), available)
+    carry = policy.initial_carry(2) if memory else None
+    batch = pp.Batch(obs=obs, carry=carry, reset=jnp.zeros((6, 2, 2), bool))
     both = jax.jit(policy.evaluate)(params, batch)
     assert both.value.shape == (6, 2, 2)
     assert not both.distribution.probs[..., 0, 1].any()  # it is not available
@@ -230,6 +218,11 @@ BOUNDED = env(envs.Box((2,), -1.0, 1.0))
         ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
         ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
         ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
+        ("actor_critic", env(DISCRETE), {"gsde": True}, "gsde must be False, because the actions are discrete"),
+        ("actor_critic", env(DISCRETE), {"squash": True}, "squash must be False, because the actions are discrete"),
+        ("action_distribution", DISCRETE, {"head": HEAD, "squash": True}, "squash must be False, because the actions"),
+        ("action_distribution", DISCRETE, {"head": HEAD, "features": HEAD}, "features must be None, because the"),
+        ("action_distribution", BOX, {"head": HEAD[:, :2]}, "need log_std"),
         ("actor_critic", BOUNDED, {"log_std": "a"}, "log_std must be a number"),
         ("actor_critic", BOUNDED, {"log_std": [0.0, 1.0]}, "log_std must be a number|one number"),
         ("actor_critic", env(envs.Box((2,))), {"squash": True}, "squash=True needs actions with bounds, got Box"),
@@ -247,9 +240,7 @@ def test_networks_that_cannot_be_made_are_refused_when_they_are_made(make, given
         getattr(networks, make)(given, **settings)
 
 
-def test_other_mistakes_are_named():
-    with pytest.raises(pp.errors.UserTypeError, match="need log_std"):
-        networks.action_distribution(BOX, jnp.zeros((3, 2)))
+def test_an_unknown_network_is_named():
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
 

@@ -76,21 +76,6 @@ def test_zero_sum_of_a_chain_is_not_its_plain_parts():
     assert "zero_sum" in str(pp.chain(part))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "error", "says"),
-    [
-        (pp.shuffled_minibatches(2), TypeError, "expected a part that writes the advantage"),
-        (0.9, TypeError, "such as gae, got 0.9"),
-        (pp.chain(GAE, pp.full_batch()), TypeError, "got the sampler full_batch"),
-        (pp.value_loss(), ValueError, "must write the advantage, but value_loss writes losses"),
-        (GAE, ValueError, "extras.seat"),  # which the batch lacks
-    ],
-)
-def test_zero_sum_refuses(estimator, error, says):
-    with pytest.raises(error, match=says):
-        run(pp.chain(pp.agents.zero_sum(estimator)), example_batch())
-
-
 def test_both_sides_of_a_game_are_played(nim):
     assert nim.zero_sum
     assert not envs.make("pgx:nim").zero_sum
