@@ -124,7 +124,7 @@ def lost_in_evaluation(run: Run) -> float:
 
 
 def changed_output(run: Run) -> float:
-    """Return how far log-probabilities or values change if they are computed again; the former may have collapsed."""
+    """Return how far log-probabilities or values change if they are computed again, the larger of what is known."""
     return float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change")))
 
 
@@ -197,7 +197,8 @@ RULES = (
     Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
          "terminated[t] is of the transition out of step t: python -m ppo_parts.envs check"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
-         "a time limit is reported as a termination, unless it is part of the task", "return truncated instead, and final_obs", false_ends),
+         "a time limit is reported as a termination, unless it is part of the task",
+         "return truncated instead, and final_obs", false_ends),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
