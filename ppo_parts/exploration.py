@@ -2,4 +2,4 @@
 
 from ._parts.exploration import rnd_loss as rnd_loss
 from ._parts.exploration import rnd_reward as rnd_reward
-from ._parts.proximal import self_imitation as self_imitation
+from ._parts.exploration import self_imitation as self_imitation

@@ -1,7 +1,7 @@
 """Parts for sequences of tokens: rewards of whole outcomes, advantages of groups, aggregation of losses."""
 
-from ._parts.proximal import importance_correction as importance_correction
 from ._parts.tokens import aggregate as aggregate
 from ._parts.tokens import group_advantage as group_advantage
+from ._parts.tokens import importance_correction as importance_correction
 from ._parts.tokens import outcome_reward as outcome_reward
 from ._parts.tokens import reward_to_go as reward_to_go

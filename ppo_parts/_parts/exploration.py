@@ -1,4 +1,4 @@
-"""Random network distillation: a reward for new observations, and the loss of the network that predicts it."""
+"""Exploration: random network distillation, a reward for new observations, and self-imitation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from .common import IN_0_1, at_step, loss_part, moments_of
+from .common import IN_0_1, at_step, check_numbers, loss_part, moments_of
+from .losses import require_critic
 
 Embed = Callable[[Any, Any], Array]
 
@@ -157,3 +159,39 @@ def _predictor(where: str, params: Params, entry: str) -> Any:
             "draw it with the same init as the random network, and with another key"
         )
     return params[entry]
+
+
+@checked
+def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:
+    r"""Add the self-imitation loss, which learns from steps whose return was higher than the value, as the loss `name`.
+
+    .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
+
+    These are `functional.self_imitation_loss` and `functional.self_imitation_value_loss`. R is `batch.target`, so use
+    `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
+    and `<name>_fraction`, the share of steps that were better.
+
+    Args:
+        coef: coefficient c, >= 0.
+        value_coef: weight beta of the value's term, >= 0.
+        name: key in `losses`.
+
+    Place: after the sampler, usually in a `phase` that replays rollouts; needs a critic.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="monte_carlo")
+    """
+    where = "self_imitation"
+
+    def loss(batch: Batch, context: Context, value_coef: Any) -> tuple[Array, dict[str, Array]]:
+        require_critic(where, batch)
+        current = batch.current
+        advantage = jax.lax.stop_gradient(batch.target - current.value)
+        policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
+        value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
+        both, better = (policy + value_coef * value).astype(policy.dtype), (advantage > 0).astype(policy.dtype)
+        return both, {f"{name}_loss": both, f"{name}_fraction": better}
+
+    numbers, reads = check_numbers(where, value_coef=value_coef), ("current.log_prob", "current.value")
+    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)

@@ -1,24 +1,20 @@
-"""Parts that change the policies to which the losses after them refer, and self-imitation."""
+"""Parts that change the policies to which the losses after them refer."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .. import functional
-from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part, stateless
 from ..distributions import Normal
 from ..functional import masked_mean
-from ..functional._arguments import CorrectionMode, check_order
 from ..functional._common import accumulator_dtype
-from .common import at_step, check_numbers, loss_part
-from .losses import require_critic
+from .common import at_step, check_numbers
 
 
 class ProximalAverageState(NamedTuple):
@@ -123,92 +119,3 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     reads = ("current.distribution", "current.log_prob", "action", "mask")
     declared: Any = {"provides": ("current.log_prob",), "reads": reads, "place": "after_sampler"}
     return stateless(update, name="perturbed_mean", numbers=tuple(numbers.values()), **declared)
-
-
-@checked
-def importance_correction(
-    *,
-    high: Numeric,
-    low: Numeric = 0.0,
-    mode: CorrectionMode = "truncate",
-    level: Literal["token", "sequence"] = "token",
-    reference: str = "sampler_log_prob",
-    name: str = "correction",
-) -> Part:
-    r"""Multiply the advantage by `functional.importance_sampling_weight` of :math:`\pi_{old} / \pi_{sampler}`.
-
-    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions, for
-    example because the inference engine rounds differently. Metrics: `<name>_weight`, the mean weight, and
-    `<name>_fraction`, the share of elements whose ratio was outside [low, high].
-
-    Args:
-        high, low, mode: as in `functional.importance_sampling_weight`.
-        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
-        reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
-        name: prefix of the metrics.
-
-    Place: after the advantage, before the policy loss; on either side of the sampler, which must keep the time axis for
-    "sequence".
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> truncated = pp.tokens.importance_correction(high=2.)
-        >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
-    """
-    where = "importance_correction"
-    numbers = check_numbers(where, high=high, low=low)
-    if not any(map(callable, numbers.values())):
-        check_order(where, numbers, "low", "high")
-
-    def update(batch: Batch, context: Context) -> Batch:
-        now = at_step(numbers, batch, context)
-        log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
-        if level == "sequence":
-            log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
-        weight = functional.importance_sampling_weight(log_ratio, **now, mode=mode, mask=batch.mask)
-        ratio = jnp.exp(log_ratio)
-        outside = (ratio > now["high"]) | (ratio < now["low"])
-        measured = {"weight": weight, "fraction": outside.astype(weight.dtype)}
-        batch = batch.add_metrics(**{f"{name}_{key}": masked_mean(x, batch.mask) for key, x in measured.items()})
-        advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
-        return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
-
-    requires, reads = ("advantage", f"extras.{reference}"), ("log_prob", "mask")
-    declared: Any = {"requires": requires, "provides": ("advantage",), "reads": reads}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), needs_time=level == "sequence", **declared)
-
-
-@checked
-def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:
-    r"""Add the self-imitation loss, which learns from steps whose return was higher than the value, as the loss `name`.
-
-    .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
-
-    These are `functional.self_imitation_loss` and `functional.self_imitation_value_loss`. R is `batch.target`, so use
-    `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
-    and `<name>_fraction`, the share of steps that were better.
-
-    Args:
-        coef: coefficient c, >= 0.
-        value_coef: weight beta of the value's term, >= 0.
-        name: key in `losses`.
-
-    Place: after the sampler, usually in a `phase` that replays rollouts; needs a critic.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="monte_carlo")
-    """
-    where = "self_imitation"
-
-    def loss(batch: Batch, context: Context, value_coef: Any) -> tuple[Array, dict[str, Array]]:
-        require_critic(where, batch)
-        current = batch.current
-        advantage = jax.lax.stop_gradient(batch.target - current.value)
-        policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
-        value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
-        both, better = (policy + value_coef * value).astype(policy.dtype), (advantage > 0).astype(policy.dtype)
-        return both, {f"{name}_loss": both, f"{name}_fraction": better}
-
-    numbers, reads = check_numbers(where, value_coef=value_coef), ("current.log_prob", "current.value")
-    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)

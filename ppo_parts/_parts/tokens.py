@@ -1,9 +1,10 @@
-"""Parts for sequences of tokens: rewards and advantages of whole sequences, and the aggregation of losses."""
+"""Parts for sequences of tokens: rewards and advantages of whole sequences, corrections, and aggregated losses."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from .. import functional
@@ -12,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Array, Batch, Context, Part, field_at, stateless
 from ..functional import masked_mean
-from ..functional._arguments import is_whole
+from ..functional._arguments import CorrectionMode, check_order, is_whole
 from ..functional._groups import per_sequence
 from .common import LOSS, at_step, check_numbers, check_options, is_zero
 
@@ -205,3 +206,56 @@ def _neighbors(where: str, reward: Array, size: int) -> Array:
             argument="group",
         )
     return jnp.arange(reward.shape[0]) // size
+
+
+@checked
+def importance_correction(
+    *,
+    high: Numeric,
+    low: Numeric = 0.0,
+    mode: CorrectionMode = "truncate",
+    level: Literal["token", "sequence"] = "token",
+    reference: str = "sampler_log_prob",
+    name: str = "correction",
+) -> Part:
+    r"""Multiply the advantage by `functional.importance_sampling_weight` of :math:`\pi_{old} / \pi_{sampler}`.
+
+    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions, for
+    example because the inference engine rounds differently. Metrics: `<name>_weight`, the mean weight, and
+    `<name>_fraction`, the share of elements whose ratio was outside [low, high].
+
+    Args:
+        high, low, mode: as in `functional.importance_sampling_weight`.
+        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
+        reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
+        name: prefix of the metrics.
+
+    Place: after the advantage, before the policy loss; on either side of the sampler, which must keep the time axis for
+    "sequence".
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> truncated = pp.tokens.importance_correction(high=2.)
+        >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
+    """
+    where = "importance_correction"
+    numbers = check_numbers(where, high=high, low=low)
+    if not any(map(callable, numbers.values())):
+        check_order(where, numbers, "low", "high")
+
+    def update(batch: Batch, context: Context) -> Batch:
+        now = at_step(numbers, batch, context)
+        log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
+        if level == "sequence":
+            log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
+        weight = functional.importance_sampling_weight(log_ratio, **now, mode=mode, mask=batch.mask)
+        ratio = jnp.exp(log_ratio)
+        outside = (ratio > now["high"]) | (ratio < now["low"])
+        measured = {"weight": weight, "fraction": outside.astype(weight.dtype)}
+        batch = batch.add_metrics(**{f"{name}_{key}": masked_mean(x, batch.mask) for key, x in measured.items()})
+        advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
+        return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
+
+    requires, reads = ("advantage", f"extras.{reference}"), ("log_prob", "mask")
+    declared: Any = {"requires": requires, "provides": ("advantage",), "reads": reads}
+    return stateless(update, name=where, numbers=tuple(numbers.values()), needs_time=level == "sequence", **declared)

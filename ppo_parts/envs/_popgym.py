@@ -31,9 +31,10 @@ def make(name: str) -> Env:
     Reference: Morad et al. 2023, POPGym, arXiv:2303.01859, appendix A.
     """
     check_known(name, "popgym", tuple(NAMES))
-    deal, settings = NAMES[name]
-    deal = functools.partial(deal, **settings)
-    (seen, _), kinds = jax.eval_shape(deal, jax.random.key(0)), settings.get("kinds", 4)
+    game, settings = NAMES[name]
+    deal = functools.partial(game, **settings)
+    seen, _ = jax.eval_shape(deal, jax.random.key(0))
+    kinds = settings.get("kinds", 4)
     counts = 52 * settings["decks"] // kinds + 1  # from no card of a kind to all of them
     options = {"card": kinds, "query": kinds, "watch": 2, "first": 2}
 
@@ -91,7 +92,7 @@ GAMES: Any = {
     ),
 }  # fmt: skip
 NAMES = {
-    name + level: (deal, settings)
-    for name, (deal, *levels) in GAMES.items()
+    name + level: (game, settings)
+    for name, (game, *levels) in GAMES.items()
     for level, settings in zip(("Easy", "Medium", "Hard"), levels, strict=True)
 }

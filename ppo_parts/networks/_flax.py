@@ -26,6 +26,7 @@ from ._heads import Array, action_distribution, action_size, check_continuous, r
 Cell = Literal["lstm", "gru", "mingru", "lru"]
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}
+LONGEST = 1000  # steps that a cell in `PARALLEL` remembers at first
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 
 
@@ -139,7 +140,6 @@ class LRU(nn.Module):
         return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0][-1], states[1][-1])
 
 
-LONGEST = 1000  # steps that a parallel cell remembers at first
 PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
 
 

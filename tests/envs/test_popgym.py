@@ -12,7 +12,7 @@ from ppo_parts.envs._popgym import NAMES
 
 
 def stacked(deck, kinds, dealt):
-    """The order of a deck whose cards, taken from the end, have these kinds."""
+    """The order of the cards in a deck that deals these kinds; it deals from the end."""
     of_kind = {kind: list(np.flatnonzero(kinds == kind)) for kind in set(dealt)}
     return np.array([of_kind[kind].pop() for kind in dealt][::-1])
 
