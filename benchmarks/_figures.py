@@ -14,6 +14,7 @@ from ._pages import canvas, save
 from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
 from .differences import DIFFERENCES
 from .explain import explained
+from .learning import POPGYM, task_of
 
 GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
 
@@ -31,17 +32,22 @@ def draw_mean(axes: Any, x: Any, values: np.ndarray, color: Any, label: str | No
     axes.fill_between(x, *band(values), color=color, alpha=0.2, linewidth=0)
 
 
-def learning(path: Path, name: str) -> None:
-    """The learning curve of a record of `benchmarks learning`: every seed, and their mean with its interval."""
-    result = records("learning")[name]["results"]
-    returns = np.array(result["curve"]["mean_return_per_seed"], float).T
-    steps = np.array(result["curve"]["env_steps"][: len(returns)])
-    figure, (axes,) = canvas(1, width=7)
-    axes.plot(steps, returns, color="C0", alpha=0.15, linewidth=0.7)
-    draw_mean(axes, steps, returns, "C0", f"mean of {returns.shape[1]} seeds, and its 95 % interval")
-    axes.plot([], [], color="C0", alpha=0.3, linewidth=0.7, label="each seed")
-    axes.set(title=result["config"]["env_id"], xlabel="environment steps", ylabel="episode return")
-    axes.legend()
+def learning(path: Path, *names: str, published: str = "") -> None:
+    """Learning curves of records of `benchmarks learning`: every seed, and their mean with its interval."""
+    figure, panels = canvas(len(names), width=7 if len(names) == 1 else 4.6, columns=3)
+    for name, axes in zip(names, panels, strict=True):
+        result = records("learning")[name]["results"]
+        returns = np.array(result["curve"]["mean_return_per_seed"], float).T
+        steps = np.array(result["curve"]["env_steps"][: len(returns)])
+        ended = np.isfinite(returns).all(axis=1)  # an update may be shorter than the episodes
+        steps, returns = steps[ended], returns[ended]
+        axes.plot(steps, returns, color="C0", alpha=0.15, linewidth=0.7)
+        draw_mean(axes, steps, returns, "C0", f"mean of {returns.shape[1]} seeds, and its 95 % interval")
+        axes.plot([], [], color="C0", alpha=0.3, linewidth=0.7, label="each seed")
+        if published:
+            axes.axhline(task_of(name).threshold, color="gray", ls=":", lw=1, label=published)
+        axes.set(title=result["config"]["env_id"], xlabel="environment steps", ylabel="episode return")
+    panels[0].legend(fontsize=None if len(names) == 1 else "small")
     save(figure, path)
 
 
@@ -220,11 +226,14 @@ def pareto(path: Path) -> None:
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {
-    "learning_cartpole.png": functools.partial(learning, name="cartpole"),
+    "learning_cartpole.png": lambda path: learning(path, "cartpole"),
     **{
-        f"learning_{name}.png": functools.partial(learning, name=name)
+        f"learning_{name}.png": functools.partial(lambda path, name: learning(path, name), name=name)
         for name in ("ippo_spread", "ippo_smax_3m", "ippo_riddle")
     },
+    "results_memory.png": lambda path: learning(
+        path, *(f"popgym_{name}" for name in POPGYM), published="best of 13 memories, 15M steps"
+    ),
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,
     "explain.png": functools.partial(explain, name="cleanrl_stable_baselines3_Pendulum-v1_200000"),

@@ -94,7 +94,7 @@ TASKS = {
     },
     **{
         f"popgym_{name}": task(
-            pufferlib_ppo, "popgym", best, "the best of 13 memories in Morad et al. 2023, 15M steps",
+            pufferlib_ppo, "popgym", best, "best of 13 memories, 15M steps",
             env_id=f"popgym:{game}", total_timesteps=millions * 1_000_000, **changes,
         )
         for name, (game, millions, best, changes) in POPGYM.items()
