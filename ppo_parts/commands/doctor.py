@@ -106,7 +106,9 @@ def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-    measure = vmap_over_seeds(lambda state: probe(run.train, state.acting, run.config), run.state.key.size)
+    measure = vmap_over_seeds(
+        lambda state: probe(run.train, run.train.continued(state).acting, run.config), run.state.key.size
+    )
     with host_errors():
         return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
 

@@ -61,7 +61,8 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     def act(*inputs: Any) -> dict[str, Any]:
         obs = jax.tree.unflatten(observed, inputs[: len(seen)])
         if privileged is not None:
-            zeros = jnp.zeros((inputs[0].shape[0], *privileged.shape[1:]), privileged.dtype)
+            rows = inputs[0].shape[0]
+            zeros = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), privileged)
             obs = obs._replace(privileged=zeros)
         if env.observe is not None:
             obs = env.observe(state.rollout.env_state, obs)

@@ -20,7 +20,7 @@ from .._base.extras import require_package
 from ._env import Env, check_known
 from ._host import from_gymnasium
 from ._rendering import render_settings
-from ._spaces import is_tree, leaf_spaces, map_space
+from ._spaces import leaf_spaces, map_space
 
 Vectorization = Literal["sync", "async"]
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
@@ -39,8 +39,8 @@ def make_gym(
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
 
-    Observations that are neither arrays, nor dicts or tuples of arrays and integers, are flattened by
-    `gymnasium.wrappers.FlattenObservation`: an integer becomes a one-hot vector, for example.
+    Observations that are neither arrays nor integers, nor dicts or tuples of them, are flattened by
+    `gymnasium.wrappers.FlattenObservation`.
 
     Args:
         env_id: the name.
@@ -63,9 +63,8 @@ def make_gym(
 
     def make_one() -> Any:
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
-        space = env.observation_space
-        known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary) if is_tree(space) else ()
-        if all(isinstance(leaf, known or spaces.Box) for leaf in leaf_spaces(space)):
+        known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+        if all(isinstance(leaf, known) for leaf in leaf_spaces(env.observation_space)):
             return env
         return gymnasium.wrappers.FlattenObservation(env)
 

@@ -83,8 +83,8 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     if jax.tree.map(lambda x: x.shape[len(each) :], privileged) != expected:
         seen = jax.tree.map(jnp.shape, privileged)
         raise ShapeError(
-            f"check: privileged_space has shape {expected}, but obs.privileged {seen} for {each} environments: give "
-            "both, or neither"
+            f"check: privileged_space has shape {expected}, but obs.privileged is {seen} for {each} environments: give "
+            "both, alike, or neither"
         )
     if is_tree(env.observation_space) and shapes != given:
         raise ShapeError(f"check: the entries of observation_space have the shapes {shapes}, but observations {given}")

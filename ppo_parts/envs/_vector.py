@@ -45,7 +45,8 @@ class GymnasiumVector:
         space, seen = env.single_action_space, env.single_observation_space
         self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
         self.action_space = space_of(map_space(policy_space, space))
-        self.observation_space = space_of(map_space(policy_space, seen)) if is_tree(seen) else seen
+        mapped = is_tree(seen) or count_options(seen)  # of integers that count from 0
+        self.observation_space = space_of(map_space(policy_space, seen)) if mapped else seen
         self.takes, self.gives = map_space(actions_for, space), map_space(Observations, seen)
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         self.count = 0  # steps since the latest reset

@@ -16,8 +16,9 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
-from ..envs._env import as_observation, check_env
+from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
+from ..functional._errors import ShapeError
 from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel
@@ -78,6 +79,12 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
     the biases of Tallec and Ollivier 2018, arXiv:1804.11188; "lru", Orvieto et al. 2023, arXiv:2303.06349,
     section 3 and appendix A.
     """
+    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (initial_carry(cell, x.shape[1:]), carry))
+    if (needed, x.shape[:-1]) != (given, jnp.shape(reset)):
+        raise ShapeError(
+            f"recurrent: for an input of shape {x.shape}, the cell {cell!r} needs a carry of shape {needed} and a "
+            f"reset of shape {x.shape[:-1]}, got {given} and {jnp.shape(reset)}"
+        )
     if cell in PARALLEL:
         return PARALLEL[cell]()(x, carry, reset)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
@@ -166,7 +173,7 @@ def encoded(space: Any, x: Any) -> Array:
     def of_entry(space: Any, x: Array) -> Array:
         if options := count_options(space):
             each = x if hasattr(space, "nvec") else x[..., None]
-            return jnp.concatenate([jax.nn.one_hot(each[..., i], n) for i, n in enumerate(options)], axis=-1)
+            return jnp.concatenate([jax.nn.one_hot(each[..., i].astype(jnp.int32), n) for i, n in enumerate(options)], axis=-1)
         if not is_image(space):
             return flat(x, space)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
@@ -241,7 +248,8 @@ def actor_critic(
     _check_hidden("actor_critic", hidden)
     if memory is not None and not (shared and hidden):
         raise UserValueError(
-            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
+            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True, or "
+            "where the critic sees more than the policy, write a policy of your own with networks.recurrent"
         )
     check_env("actor_critic", env)
     if env.num_agents is not None:
@@ -300,7 +308,12 @@ def actor_critic(
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = as_observation(batch.obs)
-        privileged = None if env.privileged_space is None else seen.privileged
+        privileged = seen.privileged
+        if (privileged is None) != (env.privileged_space is None):
+            raise UserValueError(
+                f"actor_critic: the privileged part of an observation is {describe(privileged)}, but the environment's "
+                f"privileged_space is {env.privileged_space}: give both, or neither; envs.check compares them"
+            )
         return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))

@@ -50,6 +50,17 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     )
 
 
+def test_claims_which_memory_is_for_which_task():
+    def returns(name):
+        return results("learning", f"popgym_{name}")["evaluation_100_episodes_return"]
+
+    page, other = words("docs/results.md"), "repeat_previous_medium_memory_"
+    means = [f"{returns(other + cell)['mean']:.3f}" for cell in ("gru", "lstm", "mingru")]
+    assert "RepeatPreviousMedium ends at {}, {} and {} (three seeds)".format(*means) in page
+    assert sum(x >= 0.94 for x in returns("repeat_first")["per_seed"]) == 6
+    assert "only six of ten seeds reach the threshold" in page
+
+
 def test_claims_which_single_choices_of_mujoco_ppo_have_a_visible_effect():
     page = words("docs/results.md").replace(",", "")
     (found,) = _tables.comparisons("mujoco", mujoco.VARIANTS)

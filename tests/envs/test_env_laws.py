@@ -413,7 +413,7 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
         says = rf"{argument}='pixels': the observations have the entries state, privileged_state"
         with pytest.raises(pp.errors.UserValueError, match=says):
             envs.make("playground:Walk", **{argument: "pixels"})
-    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged is \(2, 2\)"):
         envs.check(env._replace(privileged_space=None))
 
 

@@ -355,9 +355,10 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
     assert len(one.arrived) == 2 + (env is inner)
 
 
-def test_observations_that_are_not_arrays_are_flattened():
-    _, obs = by_name(lambda: Scripted(obs_space=spaces.Discrete(4), see=lambda env: 2)).reset(KEY, 2)
-    np.testing.assert_allclose(obs, [[0, 0, 1, 0]] * 2)
+def test_integers_are_observed_from_0():
+    env = by_name(lambda: Scripted(obs_space=spaces.Discrete(4, start=1), see=lambda env: 3))
+    assert env.observation_space == envs.Discrete(4)
+    np.testing.assert_array_equal(env.reset(KEY, 2)[1], [2, 2])
 
 
 # --- what is refused ---

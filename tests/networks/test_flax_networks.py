@@ -240,6 +240,22 @@ def test_networks_that_cannot_be_made_are_refused_when_they_are_made(make, given
         getattr(networks, make)(given, **settings)
 
 
+def test_a_carry_a_reset_or_a_privileged_part_that_does_not_fit_is_refused():
+    network = Layers(lambda module, *inputs: networks.recurrent(*inputs, "lru"))
+    x, one, reset = jnp.zeros((7, 2, 4)), jnp.zeros((2, 4)), jnp.zeros((7, 2), bool)
+    for given in ((one, reset), ((one, one[:, :3]), reset), ((one, one), reset[0])):
+        with pytest.raises(
+            pp.errors.ShapeError, match=r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
+        ):
+            network.init(jax.random.key(0), x, *given)
+    policy = networks.actor_critic(env(DISCRETE), (4,))
+    seen = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"
+    ):
+        policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=seen))
+
+
 def test_an_unknown_network_is_named():
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
