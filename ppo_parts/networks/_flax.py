@@ -173,7 +173,8 @@ def encoded(space: Any, x: Any) -> Array:
     def of_entry(space: Any, x: Array) -> Array:
         if options := count_options(space):
             each = x if hasattr(space, "nvec") else x[..., None]
-            return jnp.concatenate([jax.nn.one_hot(each[..., i].astype(jnp.int32), n) for i, n in enumerate(options)], axis=-1)
+            each = each.astype(jnp.int32)
+            return jnp.concatenate([jax.nn.one_hot(each[..., i], n) for i, n in enumerate(options)], axis=-1)
         if not is_image(space):
             return flat(x, space)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
