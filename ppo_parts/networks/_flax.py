@@ -66,11 +66,11 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
         x: `[T, N, ..., H]`, the input.
         carry: the state before the first step: `[N, ..., H]`, or two such arrays for "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
-        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan.
-            "mingru" keeps what it has seen, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, where only the input
-            determines :math:`z_t`, and units begin with memories of 1 to 1000 steps, uniformly. "lru" recalls
-            sequences, :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, before
-            a gated layer with a residual connection.
+        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan:
+            "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, which can keep what it has seen for many steps
+            (only the input determines :math:`z_t`; the memories of untrained units are uniform between 1 and 1000
+            steps); or "lru", :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex
+            :math:`\lambda`, which can recall whole sequences (a gated layer with a residual connection follows).
 
     Returns:
         The outputs `[T, N, ..., H]`, and the state after the last step.
