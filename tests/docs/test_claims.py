@@ -48,6 +48,11 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     assert (
         f"seeds {_tables.seeds_of(other['seeds'])}, at least {min(other['last_100_episodes']['per_seed']):,.0f}" in page
     )
+    curve = {row["env_steps"]: row for row in results("humanoid", "preset_3M_106")["curve"]}
+    first, last = curve[999_424], curve[2_998_272]
+    training = (row["last_100_episodes"][0] for row in (first, last))
+    assert "Seed 106 learns later: {:,.0f} after 1M steps and {:,.0f} [after 3M]".format(*training) in page
+    assert f"where an evaluation gives {last['evaluation'][0]:,.0f}." in page
 
 
 def test_claims_which_memory_is_for_which_task():
