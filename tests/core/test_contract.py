@@ -151,7 +151,7 @@ DRAWN = pp.segment_minibatches(2, num_epochs=2, refresh="minibatch")
     ("shards", "estimators", "weights", "critic"),
     [
         (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
-        (2, (GAE, DRAWN), 0.5 * pp.field("extras.weights"), pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
+        (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
         (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
     ],
 )

@@ -81,16 +81,16 @@ def test_actor_critic_of_continuous_actions_starts_with_a_standard_deviation_of_
 
 
 def asymmetric():
-    """The policy sees one number, and the critic two others."""
+    """The policy sees one number, and the critic others."""
 
     def reset(key):
         x = jax.random.normal(key, (3,))
-        return x, envs.Observation(x[:1], privileged=x[1:])
+        return x, envs.Observation(x[:1], privileged={"one": x[1], "two": x[1:]})
 
     def step(key, x, action):
         return envs.Step(*reset(key), reward=x[2], terminated=False)
 
-    space = envs.Box((2,))
+    space = envs.Dict({"one": envs.Box(()), "two": envs.Box((2,))})
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(3), time_limit=5, privileged_space=space)
 
 
@@ -105,7 +105,7 @@ def test_the_critic_sees_what_the_policy_does_not():
         return {"logits": jnp.sum(output.distribution.logits[..., 0]), "value": jnp.sum(output.value)}
 
     slopes = jax.jit(jax.jacrev(totals))(obs)
-    seen = {name: (bool(jnp.any(x.obs)), bool(jnp.any(x.privileged))) for name, x in slopes.items()}
+    seen = {name: (bool(jnp.any(x.obs)), bool(jnp.any(x.privileged["two"]))) for name, x in slopes.items()}
     assert seen == {"logits": (True, False), "value": (False, True)}
     with pytest.raises(ValueError, match="cannot share layers"):
         networks.actor_critic(game, shared=True)
@@ -115,7 +115,7 @@ def test_the_critic_sees_what_the_policy_does_not():
     _, batch, _ = jax.jit(rollout.collect)(
         jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
     )
-    assert batch.obs.privileged.shape == (6, 2, 2)
+    assert batch.obs.privileged["two"].shape == (6, 2, 2)
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
