@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def draw_mean(axes: Any, x: Any, values: np.ndarray, color: Any, label: str | No
     axes.fill_between(x, *band(values), color=color, alpha=0.2, linewidth=0)
 
 
-def learning(path: Path, *names: str, published: str = "") -> None:
+def learning(path: Path, names: Sequence[str], published: str = "") -> None:
     """Learning curves of records of `benchmarks learning`: every seed, and their mean with its interval."""
     figure, panels = canvas(len(names), width=7 if len(names) == 1 else 4.6, columns=3)
     for name, axes in zip(names, panels, strict=True):
@@ -226,13 +226,13 @@ def pareto(path: Path) -> None:
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {
-    "learning_cartpole.png": lambda path: learning(path, "cartpole"),
+    "learning_cartpole.png": functools.partial(learning, names=["cartpole"]),
     **{
-        f"learning_{name}.png": functools.partial(lambda path, name: learning(path, name), name=name)
+        f"learning_{name}.png": functools.partial(learning, names=[name])
         for name in ("ippo_spread", "ippo_smax_3m", "ippo_riddle")
     },
-    "results_memory.png": lambda path: learning(
-        path, *(f"popgym_{name}" for name in POPGYM), published="best of 13 memories, 15M steps"
+    "results_memory.png": functools.partial(
+        learning, names=[f"popgym_{name}" for name in POPGYM], published="best of 13 memories, 15M steps"
     ),
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,

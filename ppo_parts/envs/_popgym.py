@@ -43,13 +43,12 @@ def make(name: str) -> Env:
 
     def reset(key: Array) -> tuple[Any, Any]:
         seen, answers = deal(key)
-        return (seen, answers, jnp.int32(0)), observe(seen, jnp.int32(0))
+        return (seen, answers, jnp.int32(0), jnp.sum(answers >= 0)), observe(seen, jnp.int32(0))
 
     def step(key: Array, state: Any, action: Array) -> Step:
-        seen, answers, t = state
-        asked = answers >= 0
-        reward = jnp.where(action == answers[t], 1, -1) * asked[t] / jnp.sum(asked)
-        return Step((seen, answers, t + 1), observe(seen, t + 1), reward, t + 1 == len(answers))
+        seen, answers, t, asked = state
+        reward = jnp.where(action == answers[t], 1, -1) * (answers[t] >= 0) / asked
+        return Step((seen, answers, t + 1, asked), observe(seen, t + 1), reward, t + 1 == len(answers))
 
     space = Dict({x: Discrete(options[x]) for x in (*seen, "first")})
     return auto_reset(reset, step, space, Discrete(counts if "query" in seen else 4))

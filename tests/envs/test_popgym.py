@@ -23,7 +23,7 @@ def test_card_games_are_those_of_popgym(name, monkeypatch):
     theirs, env = getattr(module, name)(), envs.make(f"popgym:{name}")
     assert env.action_space.n == theirs.action_space.n
     state, obs = env.reset(jax.random.key(0), 1)
-    seen, answers, _ = state.inner
+    seen, answers, *_ = state.inner
     cards = np.asarray(seen["card"][0])
     if name.startswith("CountRecall"):
         decks = {theirs.value_deck: cards, theirs.query_deck: np.asarray(seen["query"][0])}
@@ -58,7 +58,7 @@ def test_all_answers_right_give_a_return_of_one():
     env = envs.make("popgym:RepeatPreviousEasy")
 
     def step(state, key):
-        _, answers, t = state.inner
+        _, answers, t, _ = state.inner
         return env.step(key, state, jnp.maximum(answers[jnp.arange(3), t], 0))
 
     state, _ = env.reset(jax.random.key(0), 3)
