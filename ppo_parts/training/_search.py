@@ -1,6 +1,6 @@
 """Search the hyperparameters of a recipe with Optuna or Ray Tune: `sweep` is the command, the others are functions.
 
-python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
+    python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
 
 `objective` is for an Optuna study of your own, and `trainable` for searches and schedulers of Ray Tune.
 """
