@@ -23,7 +23,7 @@ from .learning import task_of
 from .mujoco import VARIANTS, WITH_FORCES
 from .paper_index import PLAIN
 from .paper_index import papers as paper_index
-from .train import ONE_SEED, RECIPES
+from .train import ONE_SEED
 
 Link = Callable[..., str]
 PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, and after 3M; others after 1M; one more
@@ -397,16 +397,15 @@ def compiling(seconds: Record | None) -> str:
 
 
 def speed(link: Link, *names: str) -> list[str]:
-    """How many times faster the recipes are, from records of whole runs of one seed."""
-    rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
+    """How many times faster the recipe is, from records of whole runs of one seed."""
+    rivals = {"purejaxrl": "PureJaxRL", "rejax": "rejax", "sbx": "sbx", "sb3": "stable-baselines3"}
     ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
     for row in rows_of("train", *names):
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
-            over = span(row.get("over_recipe", row["over_cleanrl"]))
-            ratios.setdefault(f"{row['env']}, {row['num_envs']}", {})[row["program"]] = over
+            where = f"{row['env']}, {row['num_envs']}"
+            ratios.setdefault(where, {})[row["program"]] = span(row["over_cleanrl"])
     lines = [[name, *(found.get(rival, "") for rival in rivals)] for name, found in ratios.items()]
-    head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
-    return table(["environments", *head, "PureJaxRL", "rejax", "sbx", "stable-baselines3"], lines)
+    return table(["environments", *rivals.values()], lines)
 
 
 def train(link: Link, *names: str) -> list[str]:

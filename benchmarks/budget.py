@@ -18,16 +18,17 @@ import jax.numpy as jnp
 import optax
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, functional
+from ppo_parts import distributions, functional, training
+from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing, parts, update
 from ._options import parser, size
 from ._records import collect
-from .update import EPOCHS, MINIBATCHES, OBS, POLICY, WIDTH
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # larger minibatches are evaluated in pieces
-KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (update.ACTIONS + 1) * WIDTH  # of the actor and the critic
+OBS, ACTIONS, WIDTH = 4, 2, 64  # of CartPole-v1 and the recipe's networks
+KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (ACTIONS + 1) * WIDTH  # of the actor and the critic
 UNITS = 4 * WIDTH  # hidden ones
 Piece = tuple[Any, tuple[Any, ...], int, float]  # a method, its arguments, its calls in an update, the floor of a call
 
@@ -42,23 +43,23 @@ def limits() -> dict[str, float]:
     return {name: min(taken[name]) / loops[name][1] / amount for name, amount in amounts.items()}
 
 
-def pieces(steps: int, environments: int, unit: dict[str, float]) -> dict[str, Piece]:
+def pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
     """The pieces by name."""
-    params, context = POLICY.init(jax.random.key(0)), pp.Context(key=jax.random.key(0))
-    estimator = pp.gae(**update.ESTIMATE)
-    batch = update.rollout(jax.random.key(1), params, steps, environments)
+    begin, context = train.init(jax.random.key(0)), pp.Context(key=jax.random.key(0))
+    params, optimizer = begin.learner.params, pp.clipped_adam(config.learning_rate, config.max_grad_norm)
+    estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
+    batch = update.rollout(train, jax.random.key(1))
     batch = estimator.update(batch, estimator.init(params), context)[0]
     samples, key = batch.value.size, jax.random.key_data(jax.random.key(2))
-    minibatches, rows = EPOCHS * MINIBATCHES, samples // MINIBATCHES
+    minibatches, rows = config.update_epochs * config.num_minibatches, samples // config.num_minibatches
     each = min(rows, ROWS)  # rows of an evaluation
     evaluations = minibatches * rows // each
     fields = (batch.obs, batch.action, batch.log_prob, batch.value, batch.advantage, batch.target)
     flat = jax.tree.map(lambda x: x.reshape(samples, *x.shape[2:]), fields)
     obs, action, log_prob, value, advantage, target = jax.tree.map(lambda x: x[:rows], flat)
-    collector = pp.rollout(envs.make("CartPole-v1"), POLICY, num_envs=environments, num_steps=steps)
 
     def forward(params: Any, obs: Any) -> Any:
-        distribution, value, *_ = POLICY(params, pp.Batch(obs=obs))
+        distribution, value, *_ = train.policy(params, pp.Batch(obs=obs))
         return distribution.logits, value
 
     def gradient(params: Any, obs: Any, *cotangents: Any) -> Any:
@@ -66,13 +67,15 @@ def pieces(steps: int, environments: int, unit: dict[str, float]) -> dict[str, P
 
     def loss(outputs: Any, action: Any, log_prob: Any, value: Any, advantage: Any, target: Any) -> Any:
         logits, now = outputs
-        policy, advantage = distributions.Categorical(logits), functional.advantage_normalize(advantage)
-        of_policy = functional.clipped_surrogate(policy.log_prob(action) - log_prob, advantage, clip_eps=update.CLIP)
-        of_value = functional.clipped_value_loss(now, value, target, clip_eps=update.CLIP)
-        return jnp.mean(of_policy + update.VALUE_COEF * of_value - update.ENTROPY_COEF * policy.entropy())
+        policy, advantage = distributions.Categorical(logits), functional.advantage_normalize(advantage, ddof=1)
+        of_policy = functional.clipped_surrogate(
+            policy.log_prob(action) - log_prob, advantage, clip_eps=config.clip_coef
+        )
+        of_value = functional.clipped_value_loss(now, value, target, clip_eps=config.clip_coef)
+        return jnp.mean(of_policy + config.vf_coef * of_value - config.ent_coef * policy.entropy())
 
     def step(gradient: Any, state: Any, params: Any) -> Any:
-        updates, state = update.OPTIMIZER.update(gradient, state, params)
+        updates, state = optimizer.update(gradient, state, params, step=0)
         return optax.apply_updates(params, updates), state
 
     def size_of(*arrays: Any) -> float:
@@ -81,18 +84,17 @@ def pieces(steps: int, environments: int, unit: dict[str, float]) -> dict[str, P
     evaluated = unit["product"] * KERNELS + unit["tanh"] * UNITS  # of one row
     differentiated = unit["product"] * (2 * KERNELS - 2 * OBS * WIDTH) + unit["byte"] * 4 * UNITS
     outputs, minibatch = forward(params, obs), (action, log_prob, value, advantage, target)
-    begin = collector.init(jax.random.key(3))
     return {
         "rollout": (
-            lambda state, params: collector.collect(jax.random.key(4), params, state)[:2],
-            (begin, params), 1, (samples + environments) * evaluated + size_of(fields[:4]),
+            lambda state: train.collect(state)[:2], (begin,), 1,
+            (samples + config.num_envs) * evaluated + size_of(fields[:4]),
         ),
         "advantages": (
             lambda batch: estimator.update(batch, estimator.init(None), context)[0], (batch,), 1,
             size_of(batch.reward, batch.value, batch.next_value, fields[-2:]),
         ),
         "shuffle": (
-            lambda key: functional.permutation(jax.random.wrap_key_data(key), samples), (key,), EPOCHS,
+            lambda key: functional.permutation(jax.random.wrap_key_data(key), samples), (key,), config.update_epochs,
             4 * samples * unit["byte"],
         ),
         "gather": (
@@ -106,21 +108,17 @@ def pieces(steps: int, environments: int, unit: dict[str, float]) -> dict[str, P
         ),
         "loss": (jax.value_and_grad(loss), (outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
         "optimizer": (
-            step, (params, update.OPTIMIZER.init(params), params), minibatches, size_of(*[params] * 7),
+            step, (params, optimizer.init(params), params), minibatches, size_of(*[params] * 7),
         ),
     }  # fmt: skip
 
 
 def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, Any]]:
     """A row for each piece, and one for the whole."""
-    found = pieces(steps, environments, limits())
-    (collect_rollout, (begin, params), *_), learner = found["rollout"], update.RECIPES["cleanrl"][0]
-
-    def whole(begin: Any, state: Any) -> Any:
-        begin, batch = collect_rollout(begin, state.params)
-        return begin, learner.update(jax.random.key(5), state, batch)
-
-    found["whole"] = (whole, (begin, learner.init(params)), 1, 0.0)
+    config = cleanrl_ppo.Config(num_steps=steps, num_envs=environments, total_timesteps=100 * steps * environments)
+    train = cleanrl_ppo.make_train(config)
+    found = pieces(config, train, limits())
+    found["whole"] = (train.step, found["rollout"][1], 1, 0.0)
     loops = {name: parts.loop_of(method, args) for name, (method, args, *_) in found.items()}
     taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
     ms = {name: 1e3 * calls * min(taken[name]) / loops[name][1] for name, (*_, calls, _) in found.items()}

@@ -3,11 +3,11 @@
     python -m benchmarks train --json benchmarks/results/train.jsonl#cpu
 
 All train in turn, in one process: rollouts of 128 steps, 4 epochs of 4 minibatches, Adam, two tanh layers of 64 (for
-actor and critic each, or both together in PufferLib's PPO). `handwritten` are the same programs without this library.
-rejax, sbx and stable-baselines3 take part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the
-last two step gymnasium's environments in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl
-path/to/purejaxrl`. Recipes are compiled with the options of `training.main`, the others with XLA's own, and PureJaxRL
-with both. Settings with more than 2,048 environments are for GPUs, and do not run by default.
+actor and critic each, or both together in PufferLib's PPO). rejax, sbx and stable-baselines3 take part where they are
+installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments in Python.
+PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Recipes are compiled with the options
+of `training.main`, the others with XLA's own, and PureJaxRL with both. Settings with more than 2,048 environments are
+for GPUs, and do not run by default.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from unittest import mock
 
 import gymnax
 import jax
-import jax.numpy as jnp
 
-from ppo_parts import envs
-from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
-from . import _timing, handwritten
+from . import _timing
 from ._options import parser
 from ._records import collect
 
@@ -57,35 +55,7 @@ ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 LARGE = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
-RECIPES = {  # what was written by hand: the recipe it is a rival of
-    "handwritten": "cleanrl",
-    "pufferlib, handwritten": "pufferlib",
-    "ippo, handwritten": "ippo",
-}
-
-
-def one_agent(env: envs.Env) -> envs.Env:
-    """An environment with an axis of one agent, for IPPO."""
-
-    def lift(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[:, None], x)
-
-    def seen(obs: jax.Array) -> envs.Observation:
-        return envs.Observation(obs.reshape(obs.shape[0], 1, -1).astype(jnp.float32))
-
-    def reset(key: jax.Array, num_envs: int) -> Any:
-        state, obs = env.reset(key, num_envs)
-        return state, seen(obs)
-
-    def step(key: jax.Array, state: Any, action: Any) -> Any:
-        state, out = env.step(key, state, action[:, 0])
-        lifted = {name: lift(getattr(out, name)) for name in ("reward", "terminated", "truncated", "episode_return")}
-        ended = out.terminated | out.truncated
-        return state, out._replace(obs=seen(out.obs), final_obs=seen(out.final_obs), ended=ended, **lifted)
-
-    space = envs.Box((envs.size(env.observation_space),))
-    wrapped = envs.Env(reset, step, space, env.action_space, lambda state: wrapped, num_agents=1)
-    return wrapped
+OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
 
 def five_tuple(env: Any) -> Any:
@@ -180,10 +150,7 @@ def programs(
     """`train(key)` of everybody who can take part in a setting."""
     common = {"env_id": env_id, "total_timesteps": updates * num_envs * STEPS, "num_envs": num_envs, "num_steps": STEPS}
     config = cleanrl_ppo.Config(**common)
-    found: dict[str, Callable[[jax.Array], Any]] = {
-        "cleanrl": cleanrl_ppo.make_train(config),
-        "handwritten": handwritten.cleanrl.make_train(config),
-    }
+    found: dict[str, Callable[[jax.Array], Any]] = {"cleanrl": cleanrl_ppo.make_train(config)}
     if clone is not None:
         found["purejaxrl"] = found[SAME_OPTIONS] = purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
@@ -192,13 +159,7 @@ def programs(
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     epochs = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
     puffer = pufferlib_ppo.Config(**common, **epochs, hidden=HIDDEN, optimizer="adam")
-    agents = ippo.Config(**common, hidden=HIDDEN)
-    found |= {
-        "pufferlib": pufferlib_ppo.make_train(puffer),
-        "pufferlib, handwritten": handwritten.pufferlib.make_train(puffer),
-        "ippo": ippo.make_train(agents, one_agent(envs.make(env_id))),
-        "ippo, handwritten": handwritten.ippo.make_train(agents),
-    }
+    found["pufferlib"] = pufferlib_ppo.make_train(puffer)
     if installed("rejax"):
         found["rejax"] = rejax(env_id, num_envs, updates)
     return found
@@ -223,7 +184,7 @@ def measure(
     compiling: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for _ in range(compilations):
         for name, (train, argument) in calls.items():
-            as_ours = name in RECIPES.values() or name in (ONE_SEED, SAME_OPTIONS)
+            as_ours = name in (*OURS, SAME_OPTIONS)
             call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
             compiling[name].append(took)
             thunks[name] = functools.partial(call, argument)
@@ -237,8 +198,6 @@ def measure(
     walls = _timing.interleaved(thunks, rounds, long=20)
     for name, found in _timing.speeds(walls, steps, cleanrl="cleanrl").items():
         rows[name] |= found
-        if recipe := RECIPES.get(name):
-            rows[name]["over_recipe"] = _timing.ratio(walls, name, recipe)
     where = {"setting": setting, "env": env_id, "num_envs": num_envs}
     return [where | {"seeds": 1 if name == ONE_SEED else seeds, "program": name} | row for name, row in rows.items()]
 

@@ -1,11 +1,9 @@
-"""What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
+"""What a chain costs: the updates of the recipes against functions written by hand that do exactly the same work.
 
-    python -m benchmarks update cleanrl --json benchmarks/results/update.jsonl#cpu
-    python -m benchmarks update pufferlib --json benchmarks/results/update.jsonl#pufferlib_cpu
+    python -m benchmarks update cleanrl pufferlib ippo --json benchmarks/results/update.jsonl#cpu
 
-`cleanrl` is CleanRL's update, and `pufferlib` is PufferLib's, which has V-trace, priorities and values written back
-before each minibatch. The rival is in the style of PureJaxRL, with everything inlined (and no unrolled scan, which is
-slower on CPUs). Network, optimizer and random numbers are the same, so both end with the same parameters, which is
+The rivals are in the style of PureJaxRL, with everything inlined (and no unrolled scan, which is slower on CPUs).
+Network, optax's transformations and random numbers are the same, so both end with the same parameters, which is
 asserted before anything is timed. `with_diagnostics` returns every metric that the learner reports (asserted as well);
 `handwritten` returns the loss alone, so XLA removes the others.
 """
@@ -21,217 +19,304 @@ import jax.numpy as jnp
 import optax
 
 import ppo_parts as pp
-from ppo_parts import envs, networks
+from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
 from ._options import parser, size
 from ._records import collect
-from .handwritten._steps import clipped_adam, policy_loss, value_loss
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
-OBS, ACTIONS, WIDTH = 4, 2, 64
-GAMMA, LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 0.99, 0.95, 0.2, 0.5, 0.01
-EPOCHS, MINIBATCHES = 4, 4
-ALPHA, BETA, PRIORITY_EPS = 0.8, 0.4, 1e-6
-OPTIMIZER = clipped_adam(2.5e-4, 0.5)
-POLICY = networks.actor_critic(envs.Env(None, None, envs.Box((OBS,)), envs.Discrete(ACTIONS), None), (WIDTH, WIDTH))
-"""Two tanh layers for the actor and two for the critic, the same in both programs."""
+PRIORITY_EPS = 1e-6
+Metrics = dict[str, jax.Array]
+Loss = Callable[[Any, "Minibatch"], tuple[jax.Array, tuple[Metrics, Any]]]
 
 
-def rollout(key: jax.Array, params: Any, *shape: int) -> pp.Batch:
-    """A made-up rollout `[T, N]`: ends of both kinds, log-probabilities a little off the policy's."""
-    keys = jax.random.split(key, 7)
-    obs = jax.random.normal(keys[0], (*shape, OBS))
-    distribution, value, *_ = POLICY(params, pp.Batch(obs=obs))
-    action = distribution.sample(seed=keys[1])
-    terminated = jax.random.bernoulli(keys[2], 0.02, shape)
-    truncated = jax.random.bernoulli(keys[3], 0.01, shape) & ~terminated
-    return pp.Batch(
-        obs=obs,
-        action=action,
-        log_prob=distribution.log_prob(action) + 0.1 * jax.random.normal(keys[4], shape),
-        value=value,
-        reward=1 + jax.random.normal(keys[5], shape),
-        terminated=terminated,
-        truncated=truncated,
-        next_value=value + jax.random.normal(keys[6], shape),
-    )
-
-
-def learner_of(*beginning: pp.Part) -> pp.Learner:
-    """Ours: an estimator, a sampler and what weights the advantages, and then the losses that both updates have."""
-    losses = pp.chain(
-        pp.clipped_surrogate(clip_eps=CLIP),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
-        pp.entropy_bonus(coef=ENTROPY_COEF),
-    )
-    return pp.learner(pp.microbatched(POLICY, "auto"), pp.chain(*beginning, losses), OPTIMIZER)
-
-
-class TrainState(NamedTuple):
-    """What the hand-written update carries on."""
+class State(NamedTuple):
+    """What an update by hand carries on; with phases, a dict of optimizer states."""
 
     params: Any
     opt_state: Any
+    step: Any = 0
 
 
-def loss_fn(params: Any, minibatch: tuple[Any, ...]) -> tuple[jax.Array, Any]:
-    """What the rivals differentiate; also the policy's new log-ratio and value, which PufferLib's keeps."""
-    obs, action, old_log_prob, old_value, advantage, target, weight = minibatch
-    pi, value, *_ = POLICY(params, pp.Batch(obs=obs))
-    log_ratio = pi.log_prob(action) - old_log_prob
-    ratio = jnp.exp(log_ratio)
-    normalized = weight * (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    losses = {
-        "policy_loss": policy_loss(ratio, normalized, CLIP),
-        "value_loss": value_loss(value, old_value, target, CLIP),
-        "entropy": pi.entropy().mean(),
-    }
-    loss = losses["policy_loss"] + VALUE_COEF * losses["value_loss"] - ENTROPY_COEF * losses["entropy"]
+class Minibatch(NamedTuple):
+    """The fields that the losses read."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+def rollout(train: training.Train, key: jax.Array) -> pp.Batch:
+    """A rollout with ends of both kinds, and log-probabilities a little off the policy's."""
+    batch = train.collect(train.init(key))[1]
+    keys = jax.random.split(key, 5)
+    noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]
+    terminated, truncated = (jax.random.bernoulli(key, 0.02, batch.value.shape) for key in keys[3:])
+    return batch.replace(
+        log_prob=batch.log_prob + 0.1 * noise[0],
+        reward=1 + noise[1],
+        terminated=terminated,
+        truncated=truncated & ~terminated,
+        next_value=batch.value + noise[2],
+    )
+
+
+# --- written by hand ------------------------------------------------------------------------------------------------
+
+
+def annealed(rate: float, config: Any, epochs: int) -> Callable[[jax.Array], jax.Array]:
+    """A learning rate that falls linearly with each update, of the number of gradient steps."""
+    return lambda count: rate * (1 - count // (epochs * config.num_minibatches) / config.num_updates)
+
+
+def clipped_adam(rate: Any, config: Any) -> optax.GradientTransformation:
+    """CleanRL's optimizer."""
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
+
+
+def advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
+    """GAE or, with log-ratios, V-trace's errors with clips at 1."""
+
+    def step(later: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
+        reward, value, next_value, terminated, truncated, *log_ratio = row
+        ratio = jnp.minimum(jnp.exp(log_ratio[0]), 1) if log_ratio else 1.0
+        delta = ratio * (reward + config.gamma * (1 - terminated) * next_value - value)
+        trace = config.gamma * config.gae_lambda * ratio * (1 - terminated) * (1 - truncated)
+        later = delta + trace * later
+        return later, later
+
+    ends = (x.astype(jnp.float32) for x in (batch.terminated, batch.truncated))
+    rows = (batch.reward, value, next_value, *ends, *log_ratio)
+    return jax.lax.scan(step, jnp.zeros_like(value[0]), rows, reverse=True)[1]
+
+
+def actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0, ddof: int = 0) -> Any:
+    """The clipped surrogate with the entropy bonus, its metrics, and the log-ratio."""
+    log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
+    ratio, advantage = jnp.exp(log_ratio), minibatch.advantage
+    advantage = weight * (advantage - advantage.mean()) / (advantage.std(ddof=ddof) + 1e-8)
+    clipped = jnp.clip(ratio, 1 - config.clip_coef, 1 + config.clip_coef)
+    loss, entropy = -jnp.minimum(ratio * advantage, clipped * advantage).mean(), policy.entropy().mean()
     metrics = {
-        "loss": loss,
-        **losses,
-        "clip_fraction": (jnp.abs(ratio - 1) > CLIP).mean(),
+        "policy_loss": loss,
+        "entropy": entropy,
+        "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).mean(),
         "approx_kl": (jnp.expm1(log_ratio) - log_ratio).mean(),
         "approx_kl_k1": -log_ratio.mean(),
         "ratio_mean": ratio.mean(),
         "ratio_min": ratio.min(),
         "ratio_max": ratio.max(),
-        **{f"nonfinite/loss/{name.removesuffix('_loss')}": ~jnp.isfinite(x) for name, x in losses.items()},
-        "nonfinite/advantage": (~jnp.isfinite(advantage)).sum(),
+        "nonfinite/loss/policy": ~jnp.isfinite(loss),
+        "nonfinite/loss/entropy": ~jnp.isfinite(entropy),
     }
-    return loss, (metrics, log_ratio, value)
+    return loss - config.ent_coef * entropy, metrics, log_ratio
 
 
-def gradient_step(state: TrainState, minibatch: tuple[Any, ...]) -> tuple[TrainState, Any]:
-    """One step of the optimizer; the metrics, log-ratio and value go through."""
-    grads, (metrics, *seen) = jax.grad(loss_fn, has_aux=True)(state.params, minibatch)
-    updates, opt_state = OPTIMIZER.update(grads, state.opt_state, state.params)
+def critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+    """The clipped value loss with its weight, and its metrics."""
+    clipped = minibatch.value + jnp.clip(value - minibatch.value, -clip, clip)
+    errors = jnp.maximum((value - minibatch.target) ** 2, (clipped - minibatch.target) ** 2)
+    loss = 0.5 * errors.mean()
+    return coef * loss, {"value_loss": loss, "nonfinite/loss/value": ~jnp.isfinite(loss)}
+
+
+def gradient_step(loss: Loss, optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
+    """One step of the optimizer: parameters, its state, metrics, and what the loss returns besides them."""
+    (value, (metrics, seen)), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
     norm = optax.tree.norm(grads)
-    metrics |= {"grad_norm": norm, "nonfinite/gradient": ~jnp.isfinite(norm)}
-    return TrainState(optax.apply_updates(state.params, updates), opt_state), (metrics, *seen)
+    metrics |= {"loss": value, "grad_norm": norm, "nonfinite/gradient": ~jnp.isfinite(norm)}
+    metrics["nonfinite/advantage"] = (~jnp.isfinite(minibatch.advantage)).sum()
+    return optax.apply_updates(params, updates), opt_state, metrics, seen
 
 
-def reduced(metrics: dict[str, jax.Array], batch: pp.Batch) -> dict[str, jax.Array]:
-    """The metrics of an update from those of its minibatches, and the counts that are of the rollout."""
-    reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
-    metrics = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
-    bootstrapped = {"next_value": ~jnp.isfinite(batch.next_value) & ~batch.terminated}
-    bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value")} | bootstrapped
-    metrics |= {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
-    return metrics | {"minibatches": jnp.array(EPOCHS * MINIBATCHES), "epochs": jnp.array(EPOCHS)}
-
-
-def epoch_keys(key: jax.Array, epoch: jax.Array) -> jax.Array:
+def epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
     """Exactly the learner's way to the key of an epoch's minibatches, which is the only randomness there is."""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 1), epoch + 1), 3)[1]
+    return jax.random.split(jax.random.fold_in(key, epoch + 1), 3)[1]
 
 
-def handwritten_cleanrl(key: jax.Array, state: TrainState, batch: pp.Batch) -> tuple[TrainState, Any]:
-    """The rival: the same update, written out."""
+def shuffled_epochs(
+    loss: Loss, optimizer: Any, config: Any, epochs: int, key: jax.Array, state: tuple[Any, Any], whole: Minibatch
+) -> tuple[tuple[Any, Any], Metrics]:
+    """Epochs of shuffled minibatches of elements `[T, N, ...]`; metrics `[epochs, minibatches]`."""
+    flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
 
-    def gae_step(gae, transition):
-        reward, value, next_value, terminated, truncated = transition
-        delta = reward + GAMMA * (1 - terminated) * next_value - value
-        gae = delta + GAMMA * LAMBDA * (1 - terminated) * (1 - truncated) * gae
-        return gae, gae
+    def minibatch_step(state: Any, minibatch: Minibatch) -> Any:
+        *state, metrics, _ = gradient_step(loss, optimizer, *state, minibatch)
+        return tuple(state), metrics
 
-    terminated, truncated = batch.terminated.astype(jnp.float32), batch.truncated.astype(jnp.float32)
-    transitions = (batch.reward, batch.value, batch.next_value, terminated, truncated)
-    _, advantages = jax.lax.scan(gae_step, jnp.zeros_like(batch.value[0]), transitions, reverse=True)
-    targets = advantages + batch.value
-
-    def minibatch_step(state, minibatch):
-        state, (metrics, *_) = gradient_step(state, (*minibatch, 1.0))
-        return state, metrics
-
-    def epoch_step(state, epoch):
-        permutation = pp.functional.permutation(epoch_keys(key, epoch), batch.value.size)
-        whole = (batch.obs, batch.action, batch.log_prob, batch.value, advantages, targets)
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
+    def epoch_step(state: Any, epoch: jax.Array) -> Any:
+        permutation = pp.functional.permutation(epoch_keys(key, epoch), len(flat.log_prob))
         shuffled = jax.tree.map(lambda x: jnp.take(x, permutation, axis=0), flat)
-        minibatches = jax.tree.map(lambda x: x.reshape((MINIBATCHES, -1, *x.shape[1:])), shuffled)
+        minibatches = jax.tree.map(lambda x: x.reshape((config.num_minibatches, -1, *x.shape[1:])), shuffled)
         return jax.lax.scan(minibatch_step, state, minibatches)
 
-    state, metrics = jax.lax.scan(epoch_step, state, jnp.arange(EPOCHS))
-    metrics["explained_variance"] = 1 - jnp.var(targets - batch.value) / jnp.var(targets)
-    return state, reduced(metrics, batch)
+    return jax.lax.scan(epoch_step, state, jnp.arange(epochs))
 
 
-def handwritten_pufferlib(key: jax.Array, state: TrainState, batch: pp.Batch) -> tuple[TrainState, Any]:
-    """The rival: the same update, written out."""
-    terminated, truncated = batch.terminated.astype(jnp.float32), batch.truncated.astype(jnp.float32)
-    segments = batch.value.shape[1]
-
-    def vtrace_step(error, transition):
-        clipped, reward, value, next_value, terminated, truncated = transition
-        delta = clipped * (reward + GAMMA * (1 - terminated) * next_value - value)
-        error = delta + GAMMA * LAMBDA * clipped * (1 - terminated) * (1 - truncated) * error
-        return error, error
-
-    def minibatch_step(carry, key):
-        state, values, next_values, log_ratios = carry
-        transitions = (jnp.minimum(jnp.exp(log_ratios), 1), batch.reward, values, next_values, terminated, truncated)
-        _, advantages = jax.lax.scan(vtrace_step, jnp.zeros(segments), transitions, reverse=True)
-        targets = advantages + values
-
-        priorities = jnp.abs(advantages).sum(0) ** ALPHA + PRIORITY_EPS
-        probabilities = priorities / priorities.sum()
-        index, _ = pp.functional.sample_without_replacement(key, probabilities, segments // MINIBATCHES)
-        weight = (segments * probabilities[index]) ** -BETA
-
-        whole = (batch.obs, batch.action, batch.log_prob, values, advantages, targets)
-        minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
-        state, (metrics, log_ratio, value) = gradient_step(state, (*minibatch, weight))
-        metrics["explained_variance"] = 1 - jnp.var(advantages) / jnp.var(targets)
-
-        values, log_ratios = values.at[:, index].set(value), log_ratios.at[:, index].set(log_ratio)
-        shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
-        next_values = jnp.where(batch.truncated, batch.next_value, shifted)
-        return (state, values, next_values, log_ratios), metrics
-
-    def epoch_step(carry, epoch):
-        return jax.lax.scan(minibatch_step, carry, jax.random.split(epoch_keys(key, epoch), MINIBATCHES))
-
-    carry = (state, batch.value, batch.next_value, jnp.zeros_like(batch.value))
-    (state, *_), metrics = jax.lax.scan(epoch_step, carry, jnp.arange(EPOCHS))
-    return state, reduced(metrics, batch)
+def of_rollout(batch: pp.Batch) -> Metrics:
+    """Numbers of a rollout that are not finite."""
+    bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value", "next_value")}
+    bad["next_value"] &= ~batch.terminated
+    return {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
 
 
-ESTIMATE, EPOCH = {"gamma": GAMMA, "gae_lambda": LAMBDA}, {"num_minibatches": MINIBATCHES, "num_epochs": EPOCHS}
-RECIPES: dict[str, tuple[pp.Learner, Callable[..., Any]]] = {
-    "cleanrl": (
-        learner_of(pp.gae(**ESTIMATE), pp.shuffled_minibatches(**EPOCH), pp.advantage_normalize()),
-        handwritten_cleanrl,
-    ),
-    "pufferlib": (
-        learner_of(
-            pp.vtrace(**ESTIMATE),
-            pp.prioritized_sampler(**EPOCH, alpha=ALPHA, beta=BETA, refresh="minibatch"),
-            pp.advantage_normalize(),
-            pp.advantage_weight(),
-        ),
-        handwritten_pufferlib,
-    ),
+def reduced(metrics: Metrics, prefix: str = "") -> Metrics:
+    """The metrics of a phase from those of its minibatches, `[epochs, minibatches]`."""
+    reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
+    found = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
+    epochs, minibatches = metrics["loss"].shape
+    found |= {"epochs": jnp.array(epochs), "minibatches": jnp.array(epochs * minibatches)}
+    return {prefix + name: x for name, x in found.items()}
+
+
+def explained_variance(advantage: jax.Array, target: jax.Array) -> jax.Array:
+    """Of the values from which the targets were computed."""
+    return 1 - jnp.var(advantage) / jnp.var(target)
+
+
+def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
+    """The optimizer and the update."""
+    optimizer = clipped_adam(annealed(config.learning_rate, config, config.update_epochs), config)
+
+    def loss(params: Any, minibatch: Minibatch) -> Any:
+        distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
+        of_actor, metrics, _ = actor_loss(config, distribution, minibatch, ddof=1)
+        of_critic, more = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+        return of_actor + of_critic, (metrics | more, None)
+
+    def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
+        advantage = advantages(config, batch, batch.value, batch.next_value)
+        target = advantage + batch.value
+        whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
+        key, start = jax.random.fold_in(key, 1), (state.params, state.opt_state)
+        end, metrics = shuffled_epochs(loss, optimizer, config, config.update_epochs, key, start, whole)
+        found = reduced(metrics) | of_rollout(batch) | {"explained_variance": explained_variance(advantage, target)}
+        return State(*end), found
+
+    return optimizer, update
+
+
+def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
+    """The optimizers and the update: first the actor's epochs, then the critic's."""
+    epochs = {"actor": config.actor_epochs, "critic": config.critic_epochs}
+    rates = {"actor": config.actor_learning_rate, "critic": config.critic_learning_rate}
+    optimizers = {name: clipped_adam(annealed(rates[name], config, epochs[name]), config) for name in epochs}
+
+    def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
+        params, opt_state = dict(state.params), dict(state.opt_state)
+        advantage = advantages(config, batch, batch.value, batch.next_value)
+        target = advantage + batch.value
+        whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
+        found = of_rollout(batch) | {"explained_variance": explained_variance(advantage, target)}
+        for number, name in enumerate(epochs):
+
+            def loss(trained: Any, minibatch: Minibatch, name: str = name, params: Any = params) -> Any:
+                distribution, value, *_ = policy({**params, name: trained}, pp.Batch(obs=minibatch.obs))
+                if name == "actor":
+                    of_actor, metrics, _ = actor_loss(config, distribution, minibatch)
+                    return of_actor, (metrics, None)
+                of_critic, metrics = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+                return of_critic, (metrics, None)
+
+            key_of_phase, start = jax.random.fold_in(key, number + 1), (params[name], opt_state[name])
+            (trained, opt_state[name]), metrics = shuffled_epochs(
+                loss, optimizers[name], config, epochs[name], key_of_phase, start, whole
+            )
+            params, found = {**params, name: trained}, found | reduced(metrics, f"{name}/")
+        return State(params, opt_state), found
+
+    return optimizers, update
+
+
+def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
+    """The optimizer and the update: values and log-ratios of a minibatch are written back before the next is drawn."""
+    steps = config.update_epochs * config.num_minibatches
+    rate = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.contrib.muon(rate))
+
+    def loss(params: Any, weighted: tuple[Minibatch, jax.Array]) -> Any:
+        minibatch, weight = weighted
+        distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
+        of_actor, metrics, log_ratio = actor_loss(config, distribution, minibatch, weight, ddof=1)
+        of_critic, more = critic_loss(config.vf_coef, config.vf_clip_coef, value, minibatch)
+        return of_actor + of_critic, (metrics | more, (log_ratio, value))
+
+    def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
+        segments, key = config.num_envs, jax.random.fold_in(key, 1)
+        beta = config.prio_beta0 + (1 - config.prio_beta0) * state.step / config.num_updates
+
+        def minibatch_step(carry: Any, key: jax.Array) -> Any:
+            params, opt_state, values, next_values, log_ratios = carry
+            advantage = advantages(config, batch, values, next_values, log_ratios)
+            priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
+            probabilities = priorities / priorities.sum()
+            drawn = segments // config.num_minibatches
+            index, _ = pp.functional.sample_without_replacement(key, probabilities, drawn)
+            weight = (segments * probabilities[index]) ** -beta
+            target = advantage + values
+            whole = Minibatch(batch.obs, batch.action, batch.log_prob, values, advantage, target)
+            minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
+
+            def weighted(params: Any, minibatch: Minibatch) -> Any:
+                return loss(params, (minibatch, weight))
+
+            params, opt_state, metrics, seen = gradient_step(weighted, optimizer, params, opt_state, minibatch)
+            metrics["explained_variance"] = explained_variance(advantage, target)
+            log_ratios, values = (x.at[:, index].set(new) for x, new in zip((log_ratios, values), seen, strict=True))
+            shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
+            next_values = jnp.where(batch.truncated, batch.next_value, shifted)
+            return (params, opt_state, values, next_values, log_ratios), metrics
+
+        def epoch_step(carry: Any, epoch: jax.Array) -> Any:
+            keys = jax.random.split(epoch_keys(key, epoch), config.num_minibatches)
+            return jax.lax.scan(minibatch_step, carry, keys)
+
+        start = (state.params, state.opt_state, batch.value, batch.next_value, jnp.zeros_like(batch.value))
+        (*end, _, _, _), metrics = jax.lax.scan(epoch_step, start, jnp.arange(config.update_epochs))
+        return State(*end, state.step + 1), reduced(metrics) | of_rollout(batch)
+
+    return optimizer, update
+
+
+RECIPES: dict[str, tuple[Any, Callable[[Any, pp.Policy], tuple[Any, Callable[..., Any]]]]] = {
+    "cleanrl": (cleanrl_ppo, cleanrl_by_hand),
+    "pufferlib": (pufferlib_ppo, pufferlib_by_hand),
+    "ippo": (ippo, ippo_by_hand),
 }
+
+
+def both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
+    """The run of a recipe, and the first state and the update of its rival."""
+    module, by_hand = RECIPES[recipe]
+    config = module.Config(**settings)
+    train = module.make_train(config)
+    optimizer, update = by_hand(config, train.policy)
+    params = train.init(jax.random.key(0)).learner.params
+    optimizers = optimizer if isinstance(optimizer, dict) else {"": optimizer}
+    opt_state = {name: each.init(params[name] if name else params) for name, each in optimizers.items()}
+    return train, State(params, opt_state.get("", opt_state)), update
 
 
 def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str, Any]:
     """Compile, check and time the three programs at one size."""
-    params = POLICY.init(jax.random.key(0))
-    key, batch = jax.random.key(1), rollout(jax.random.key(2), params, steps, environments)
-    learner, handwritten = RECIPES[recipe]
-    state = TrainState(params, OPTIMIZER.init(params))
+    sizes = {"num_steps": steps, "num_envs": environments, "total_timesteps": 100 * steps * environments}
+    train, state, by_hand = both(recipe, **sizes)
+    key, batch = jax.random.key(1), jax.jit(functools.partial(rollout, train))(jax.random.key(2))
 
-    def loss_alone(*args: Any) -> tuple[TrainState, jax.Array]:
-        state, metrics = handwritten(*args)
-        return state, metrics["loss"]
+    def loss_alone(*args: Any) -> tuple[State, list[jax.Array]]:
+        state, metrics = by_hand(*args)
+        return state, [x for name, x in metrics.items() if name.rpartition("/")[2] == "loss"]
 
     programs = {
-        "ours": (learner.update, learner.init(params)),
+        "ours": (train.learner.update, train.learner.init(state.params)),
         "handwritten": (loss_alone, state),
-        "with_diagnostics": (handwritten, state),
+        "with_diagnostics": (by_hand, state),
     }
     thunks, compiling = {}, {}
     for name, (function, start) in programs.items():
@@ -252,10 +337,11 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Print a row for each size; write them with `--json`."""
+    """Print a row for each recipe and size; write them with `--json`."""
     options = parser(__doc__, rounds=41, json=None)
-    options.add_argument("recipe", choices=RECIPES)
+    options.add_argument("recipes", nargs="+", choices=RECIPES)
     options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
     given = options.parse_args()
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
-    collect(given.json, (measure(given.recipe, *sized, given.rounds) for sized in given.sizes))
+    sized = [(recipe, *each) for recipe in given.recipes for each in given.sizes]
+    collect(given.json, (measure(*each, given.rounds) for each in sized))
