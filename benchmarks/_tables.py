@@ -21,8 +21,6 @@ from .differences import DIFFERENCES
 from .explain import explained
 from .learning import task_of
 from .mujoco import VARIANTS, WITH_FORCES
-from .paper_index import PLAIN
-from .paper_index import papers as paper_index
 from .train import ONE_SEED
 
 Link = Callable[..., str]
@@ -290,23 +288,21 @@ def levels(link: Link) -> list[str]:
     return table(["levels", *head], rows)
 
 
-def papers(link: Link, name: str) -> list[str]:
-    """How each chain of the index of papers differs from plain PPO; differences whose interval excludes 0 are bold."""
-    index, measures = paper_index(), ("return_over_training", "evaluation_return")
-    rows = []
-    for paper, arm in records("papers")[name]["results"]["arms"].items():
-        reference, change, *_ = index[paper]
-        if paper == PLAIN:
-            rows.append([reference, change, *(f"{arm[what]['mean']:.1f}" for what in measures)])
+def gallery(link: Link) -> list[str]:
+    """How rows of the gallery differ from runs without them; differences whose interval excludes 0 are bold."""
+    found, rows = {name: record["results"] for name, record in records("gallery").items()}, []
+    for name, result in sorted(found.items(), key=lambda pair: (pair[1]["task"], pair[1]["without"] or "", pair[0])):
+        if not (without := result["without"]) or name == "no LRU":
             continue
-        authors, arxiv = reference.partition(",")[0], re.search(r"arXiv:([\d.]+)", reference)
+        now, before = (np.array(each["curve"], float) for each in (result, found[without]))
         cells = []
-        for what in measures:
-            low, high = arm[what]["difference"]["95"]
-            text = f"{arm[what]['difference']['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+        for change in (difference(np.nanmean(now, 0), np.nanmean(before, 0)), difference(now[-1], before[-1])):
+            low, high = change["95"]
+            text = f"{change['mean']:+.3g} [{low:+.3g}, {high:+.3g}]"
             cells.append(f"**{text}**" if low > 0 or high < 0 else text)
-        rows.append([f"[{authors}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else authors, change, *cells])
-    return table(["paper", "what differs from the plain chain", "return over training", "return after training"], rows)
+        where = without if result["task"] in without else f"{without}, {result['task']}"
+        rows.append([link(name, f"gallery.jsonl#{name}".replace(" ", "%20")), where, *cells])
+    return table(["change", "compared with", "mean of the training", "last sixteenth"], rows)
 
 
 def study(link: Link) -> list[str]:
@@ -449,6 +445,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, explain, kuhn, levels,
-        papers, study, budget, parts, rivals, update, speed, train, versions, hosts,
+        gallery, study, budget, parts, rivals, update, speed, train, versions, hosts,
     )
 }  # fmt: skip

@@ -26,8 +26,17 @@ from ppo_parts.envs._wrappers import with_observations
 from ._options import parser
 from ._records import RESULTS, ROOT, write
 from ._runs import keys_of, seeds_of, side_by_side
-from .paper_index import GAE, NORMALIZED, ppo
 
+GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
+PARTS = {  # of CleanRL's `ppo.py`
+    "estimate": GAE,
+    "sampler": pp.shuffled_minibatches(num_minibatches=4, num_epochs=4),
+    "normalize": NORMALIZED,
+    "surrogate": pp.clipped_surrogate(clip_eps=0.2),
+    "diagnostics": pp.policy_diagnostics(),
+    "critic": pp.clipped_value_loss(clip_eps=0.2, coef=0.5),
+    "entropy": pp.entropy_bonus(coef=0.01),
+}
 POINTS, FEATURES, UNITS, RATE = 16, 64, 64, 1e-3
 CARTPOLE, PENDULUM, CHOICES = "CartPole-v1", "Pendulum-v1", "a choice with a cost"
 SIZES = {CARTPOLE: (50_000, 8, 128), PENDULUM: (200_000, 16, 128), CHOICES: (50_000, 16, 20)}
@@ -48,6 +57,11 @@ class Variant(NamedTuple):
     without: str | None = "PPO"
 
 
+def ppo(*extra: pp.Part, **replaced: pp.Part) -> pp.Part:
+    """The chain of `PARTS`, some of which are replaced, with more parts at its end."""
+    return pp.chain(*(PARTS | replaced).values(), *extra)
+
+
 def card(page: str, heading: str, number: int | None = None) -> Any:
     """What the code at the top of a page of the gallery, and that of a card, or its first blocks, defines."""
     top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
@@ -63,10 +77,12 @@ def card(page: str, heading: str, number: int | None = None) -> Any:
 def line(name: str) -> Any:
     """What the line of a row of the gallery's tables makes."""
     text = (ROOT / "docs/gallery/README.md").read_text()
-    [row] = re.findall(rf"^\| \[?{re.escape(name)}\b.*", text, re.MULTILINE)
+    [row] = re.findall(rf"^\| \[?{re.escape(name)}[],: |].*", text, re.MULTILINE)
     [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]
-    symmetry = {"mirrored": lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x}  # of Pendulum-v1
-    return eval(code, {"pp": pp, "optax": optax, "F": pp.functional} | symmetry)
+    mirrored = lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x  # noqa: E731, of Pendulum-v1
+    given = {"pp": pp, "optax": optax, "F": pp.functional, "mirrored": mirrored}
+    made = eval(code, given | {"targets": pp.gae(gamma=0.99, gae_lambda=1.0)})
+    return pp.chain(*made) if isinstance(made, tuple) and not hasattr(made, "update") else made
 
 
 def featured(env: envs.Env) -> envs.Env:
@@ -274,11 +290,36 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     **{
         name: functools.partial(lambda name, place: Variant(ppo(**{place: line(name)})), name, place)
         for name, place in {
-            "clip-higher": "surrogate", "unclipped": "surrogate", "squared error": "critic",
+            **dict.fromkeys(
+                ("clip-higher", "unclipped", "dual clip", "SPO", "DPO (discovered)", "rollback (PPO-RB)",
+                 "soft clip (P3O)", "MDPO, on-policy"), "surrogate",
+            ),
+            "squared error": "critic", "Huber": "critic", "adaptive entropy bonus": "entropy",
             "V-trace, policy gradient": "estimate",
         }.items()
     },
     "REINFORCE": lambda: Variant(ppo(surrogate=line("REINFORCE"), sampler=pp.full_batch())),
+    "annealed clip": lambda: Variant(
+        ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 50_000 // (8 * 128))))
+    ),
+    "KL penalty": lambda: Variant(ppo(line("KL penalty"), surrogate=line("unclipped"))),
+    "PPO-EWMA": lambda: Variant(ppo(surrogate=pp.chain(line("PPO-EWMA"), PARTS["surrogate"]))),
+    "two lambdas": lambda: Variant(ppo(estimate=pp.chain(GAE, line("two lambdas")))),
+    "priorities": lambda: Variant(
+        ppo(
+            sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
+            normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
+        )
+    ),
+    "ESPO": lambda: Variant(
+        ppo(line("ESPO"), surrogate=card("updates", "Your own early stop").surrogate())
+    ),
+    "Adam with equal decays": lambda: Variant(
+        ppo(), optimizer=optax.chain(
+            optax.clip_by_global_norm(0.5), line("Adam with equal decays"),
+            pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, 50_000 // (8 * 128))),
+        ),
+    ),
     "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, line("RPO")))),
     "CAPS": lambda: on_pendulum(ppo(line("CAPS"))),
     "mirror loss": lambda: on_pendulum(ppo(line("mirror loss"))),

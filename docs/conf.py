@@ -55,7 +55,7 @@ def pages(folder: str) -> list[str]:
 
 SECTIONS = {  # the children of each page that has some; what is not named belongs to the guide
     "README": ["quickstart", "index", "gallery/README", "coming-from", "reference", "results", "decisions"],
-    "docs/gallery/README": ["tokens", "papers"],
+    "docs/gallery/README": ["tokens"],
     "docs/reference": ["metrics"],
     "docs/results": ["benchmarks", "study", "fidelity"],
 }
@@ -150,11 +150,9 @@ def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
 
 def add_thumbnails(docname: str, doctree: nodes.document) -> None:
     """Put the drawings of records behind the names of variants: in the first cells of tables, and below headings."""
+    named = thumbnails.DRAWN.get(docname, {})
     for section in doctree.findall(nodes.section):
         title = section[0].astext()
-        named = thumbnails.DRAWN.get(docname, {})
-        if docname == "docs/papers":
-            named = thumbnails.of_papers().get(title.partition(",")[0], {})
         if title in named:
             section.insert(1, nodes.raw("", named[title](), format="html"))
         for table in [node for node in section.children if isinstance(node, nodes.table)]:
@@ -219,7 +217,14 @@ def page_context(app: Sphinx, pagename: str, template: str, context: Any, doctre
     """Add the script of the site to the pages that have something for it."""
     if pagename == "docs/play":
         app.add_js_file("agents.js", loading_method="defer")
-    if pagename in ("docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/papers", "docs/tokens"):
+    if pagename in (
+        "docs/explorer",
+        "docs/by-hand",
+        "docs/play",
+        "docs/gallery/README",
+        "docs/gallery/measured",
+        "docs/tokens",
+    ):
         app.add_js_file("site.js", loading_method="defer")
     if pagename == "docs/explorer":
         table = json.dumps(explorer.table(formula)).replace("</", r"<\/")

@@ -17,14 +17,7 @@ from benchmarks._figures import band
 from benchmarks._records import ROOT
 
 WIDTH, HEIGHT, MARGIN = 120, 44, 3
-TASKS = {"Acrobot-v1": "Acrobot-v1_1", "CartPole-v1": "CartPole-v1_1"}
 records = functools.cache(_tables.records)
-
-
-def paper(arm: str, task: str = "CartPole-v1") -> str:
-    """Draw the return after training of each seed of a paper's chain, above that of each seed of the plain chain."""
-    arms = records("papers")[TASKS[task]]["results"]["arms"]
-    return strip(task, *(arms[name]["evaluation_return"]["per_seed"] for name in (arm, "plain")))
 
 
 def study(arm: str, task: str = "breakout") -> str:
@@ -116,26 +109,12 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "gradient clipping, Adam's ε, annealing with the updates": functools.partial(variant, "PPO", "Adam alone"),
         "self-play": kuhn,
         "a population that searches its hyperparameters": population,
-        "annealed clip": functools.partial(paper, "farsang_2021"),
-        "dual clip": functools.partial(paper, "ye_2020"),
-        "SPO": functools.partial(paper, "xie_2024"),
-        "DPO (discovered)": functools.partial(paper, "lu_2022"),
-        "rollback (PPO-RB)": functools.partial(paper, "wang_2019"),
-        "soft clip (P3O)": functools.partial(paper, "chen_2022"),
-        "MDPO, on-policy": functools.partial(paper, "tomar_2020"),
-        "KL penalty": functools.partial(paper, "heess_2017"),
         "entropy bonus": functools.partial(choice, "entropy_0.01"),
-        "adaptive entropy bonus": functools.partial(paper, "haarnoja_2018", "Acrobot-v1"),
-        "PPO-EWMA": functools.partial(paper, "hilton_2021"),
-        "two lambdas": functools.partial(paper, "yuan_2025", "Acrobot-v1"),
         "V-trace": functools.partial(study, "refresh + V-trace"),
         "normalization": functools.partial(choice, "rollout_normalize"),
         "refreshed advantages": functools.partial(choice, "refresh_epoch"),
-        "priorities": functools.partial(paper, "schaul_2016", "Acrobot-v1"),
         "KL early stop": functools.partial(choice, "early_stop"),
-        "ESPO": functools.partial(paper, "sun_2022"),
         "squared error": functools.partial(choice, "value_unclipped"),
-        "Huber": functools.partial(paper, "huber_1964", "Acrobot-v1"),
         "value normalization": functools.partial(choice, "value_normalize"),
         "RND": functools.partial(learned, "rnd_deep_sea", "rnd_deep_sea_rnd_False"),
         "gSDE": functools.partial(learned, GSDE, f"{GSDE}_noise_steps_None"),
@@ -145,13 +124,17 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
         "IPPO and MAPPO": functools.partial(learned, "ippo_spread"),
         "a clip for each network": functools.partial(choice, "separate_norms"),
         "a rate that follows the divergence": functools.partial(choice, "adaptive_rate"),
-        "Adam with equal decays": functools.partial(paper, "dohare_2023", "Acrobot-v1"),
     },
     "docs/tokens": {name: functools.partial(tokens, record) for name, record in TOKENS.items()},
     "docs/gallery/losses": {
-        "dual clip (Ye et al. 2020)": functools.partial(paper, "ye_2020"),
-        "SPO (Xie et al. 2024)": functools.partial(paper, "xie_2024"),
         "clip-higher (Yu et al. 2025)": functools.partial(variant, "clip-higher"),
+        "dual clip (Ye et al. 2020)": functools.partial(variant, "dual clip"),
+        "SPO (Xie et al. 2024)": functools.partial(variant, "SPO"),
+    },
+    "docs/gallery/measured": {
+        name: functools.partial(variant, name)
+        for name, record in records("gallery").items()
+        if record["results"]["without"] and name != "no LRU"
     },
     "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
     "docs/gallery/self_play": {"Poker": kuhn},
@@ -173,21 +156,6 @@ def add_cards() -> None:
 
 
 add_cards()
-
-
-def of_papers() -> dict[str, dict[str, Callable[[], str]]]:
-    """Return the thumbnails of docs/papers.md: for each heading, the first cells of its table."""
-    from benchmarks.paper_index import papers
-
-    index = papers()
-    return {
-        task: {
-            index[arm].reference.partition(",")[0]: functools.partial(paper, arm, task)
-            for arm in records("papers")[name]["results"]["arms"]
-            if arm != "plain"
-        }
-        for task, name in TASKS.items()
-    }
 
 
 def drawn(label: str, *shapes: str) -> str:

@@ -32,12 +32,6 @@ def test_every_row_has_one_unless_the_page_says_why_not(page):
     assert names - set(thumbnails.DRAWN[page]) == WITHOUT[page]
 
 
-def test_those_of_papers_have_a_place():
-    sections = re.split(r"^## ", (ROOT / "docs/papers.md").read_text(), flags=re.MULTILINE)
-    found = {section.partition(",")[0]: places(section) for section in sections}
-    assert [name for task, names in thumbnails.of_papers().items() for name in set(names) - found[task]] == []
-
-
 def test_dots_are_seeds():
     drawn = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])
     assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
