@@ -7,7 +7,6 @@ between them. `link(text, *addresses)` is text that links to a record, with a pl
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -292,7 +291,7 @@ def gallery(link: Link) -> list[str]:
     """How rows of the gallery differ from runs without them; differences whose interval excludes 0 are bold."""
     found, rows = {name: record["results"] for name, record in records("gallery").items()}, []
     for name, result in sorted(found.items(), key=lambda pair: (pair[1]["task"], pair[1]["without"] or "", pair[0])):
-        if not (without := result["without"]) or name == "no LRU":
+        if (without := result["without"]) in (None, name):
             continue
         now, before = (np.array(each["curve"], float) for each in (result, found[without]))
         cells = []
@@ -301,7 +300,7 @@ def gallery(link: Link) -> list[str]:
             text = f"{change['mean']:+.3g} [{low:+.3g}, {high:+.3g}]"
             cells.append(f"**{text}**" if low > 0 or high < 0 else text)
         where = without if result["task"] in without else f"{without}, {result['task']}"
-        rows.append([link(name, f"gallery.jsonl#{name}".replace(" ", "%20")), where, *cells])
+        rows.append([name, where, *cells])
     return table(["change", "compared with", "mean of the training", "last sixteenth"], rows)
 
 
@@ -416,22 +415,6 @@ def train(link: Link, *names: str) -> list[str]:
     return table(head, lines)
 
 
-def versions(link: Link, *names: str) -> list[str]:
-    """Steps per second of the recipe, how many times those of PureJaxRL, and its compile time, by version of jax."""
-    sizes, lines = (4, 64, 2048), []
-    for version in names:
-        found = grouped(rows_of("train", f"jax_{version}_1", f"jax_{version}_2"), "num_envs", "program")
-        cells = []
-        for size in sizes:
-            ours, theirs = found[size, "cleanrl"], found[size, "purejaxrl"]
-            speed = np.mean([row["steps_per_second"] for row in ours])
-            ratio = np.mean([row["over_cleanrl"]["median"] for row in theirs])
-            built = np.mean([sum(row["compile_seconds"].values()) for row in ours])
-            cells.append(f"{speed:,.0f} ({ratio:.2f}); {built:.1f} s")
-        lines.append([link(version, *(row["address"] for row in ours)), *cells])
-    return table(["jax", *(f"{size} environments" for size in sizes)], lines)
-
-
 def hosts(link: Link, name: str) -> list[str]:
     """Steps per second with environments on the host."""
     rows = [
@@ -445,6 +428,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, explain, kuhn, levels,
-        gallery, study, budget, parts, rivals, update, speed, train, versions, hosts,
+        gallery, study, budget, parts, rivals, update, speed, train, hosts,
     )
 }  # fmt: skip

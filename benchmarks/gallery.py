@@ -41,6 +41,7 @@ POINTS, FEATURES, UNITS, RATE = 16, 64, 64, 1e-3
 CARTPOLE, PENDULUM, CHOICES = "CartPole-v1", "Pendulum-v1", "a choice with a cost"
 SIZES = {CARTPOLE: (50_000, 8, 128), PENDULUM: (200_000, 16, 128), CHOICES: (50_000, 16, 20)}
 """Environment steps of each seed, environments, and steps of a rollout; other tasks have those of CartPole."""
+UPDATES = 50_000 // (8 * 128)  # of a run on CartPole
 ADAM, LINEAR = pp.clipped_adam(RATE, 0.5), "PPO, linear, "
 
 
@@ -300,26 +301,20 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     },
     "REINFORCE": lambda: Variant(ppo(surrogate=line("REINFORCE"), sampler=pp.full_batch())),
     "annealed clip": lambda: Variant(
-        ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 50_000 // (8 * 128))))
+        ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, UPDATES)))
     ),
     "KL penalty": lambda: Variant(ppo(line("KL penalty"), surrogate=line("unclipped"))),
     "PPO-EWMA": lambda: Variant(ppo(surrogate=pp.chain(line("PPO-EWMA"), PARTS["surrogate"]))),
     "two lambdas": lambda: Variant(ppo(estimate=pp.chain(GAE, line("two lambdas")))),
-    "priorities": lambda: Variant(
-        ppo(
-            sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
-            normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
-        )
-    ),
-    "ESPO": lambda: Variant(
-        ppo(line("ESPO"), surrogate=card("updates", "Your own early stop").surrogate())
-    ),
-    "Adam with equal decays": lambda: Variant(
-        ppo(), optimizer=optax.chain(
-            optax.clip_by_global_norm(0.5), line("Adam with equal decays"),
-            pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, 50_000 // (8 * 128))),
-        ),
-    ),
+    "priorities": lambda: Variant(ppo(
+        sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
+        normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
+    )),
+    "ESPO": lambda: Variant(ppo(line("ESPO"), surrogate=card("updates", "Your own early stop").surrogate())),
+    "Adam with equal decays": lambda: Variant(ppo(), optimizer=optax.chain(
+        optax.clip_by_global_norm(0.5), line("Adam with equal decays"),
+        pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, UPDATES)),
+    )),
     "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, line("RPO")))),
     "CAPS": lambda: on_pendulum(ppo(line("CAPS"))),
     "mirror loss": lambda: on_pendulum(ppo(line("mirror loss"))),

@@ -1,6 +1,6 @@
 """How large is the house: lines, rooms, floors and names of the package, words of documentation, frames to the maths.
 
-    python -m benchmarks house --base c815538
+    python -m benchmarks house --base HEAD~10
 
 Lines are of code (without blank lines, comments and docstrings) and of docstrings. A room is a folder or module of the
 package; rooms that import each other lie on one floor, and an arrow is an import between rooms. Frames are the
@@ -22,10 +22,7 @@ from ._records import ROOT, checkout
 FRAMES = """
 import sys, jax, ppo_parts as pp
 print("names at the top level:", len([x for x in dir(pp) if not x.startswith("_")]))
-try:
-    from ppo_parts.recipes import cleanrl_ppo
-except ImportError:  # they were beside the package once
-    from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 found = {}
 def profile(frame, event, _):
     name, files = frame.f_code.co_name, []
@@ -95,7 +92,7 @@ def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
 def measured(root: Path) -> dict[str, str]:
     """The numbers of a checkout by name."""
     found, package = {}, root / "ppo_parts"
-    recipes = sorted([*root.glob("recipes/**/*.py"), *package.glob("recipes/**/*.py")])  # beside the package once
+    recipes = sorted(package.glob("recipes/**/*.py"))
     files = {"package": sorted({*package.rglob("*.py")} - {*recipes}), "recipes": recipes}
     files |= {name: sorted((root / name).rglob("*.py")) for name in ("benchmarks", "tests")}
     for name, paths in files.items():
@@ -117,7 +114,7 @@ def measured(root: Path) -> dict[str, str]:
 def main() -> None:
     """Command line."""
     options = parser(__doc__)
-    options.add_argument("--base", help="a revision to compare with, such as c815538")
+    options.add_argument("--base", help="a revision to compare with, such as HEAD~10")
     given = options.parse_args()
     now, before = measured(ROOT), {}
     if given.base:

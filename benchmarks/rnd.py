@@ -19,6 +19,8 @@ from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import at_least
 
+from .gallery import card
+
 Array = jax.Array
 
 
@@ -74,24 +76,10 @@ def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
 
 
 def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
-    """CleanRL's chain without value clipping; with `rnd`, a second reward, advantage and critic."""
-    intrinsic = pp.within(
-        pp.gae(gamma=0.99, gae_lambda=config.gae_lambda),
-        read={
-            "reward": "extras.rnd_reward",
-            "value": "extras.value_intrinsic",
-            "next_value": "extras.next_value_intrinsic",
-            "terminated": "extras.rnd_terminated",
-        },
-        write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
-        name="intrinsic",
-    )
-    both = {"advantage": 2.0, "extras.advantage_intrinsic": 1.0}
-    critic = pp.within(
-        pp.value_loss(coef=config.vf_coef),
-        read={"value": "current.aux.value_intrinsic", "target": "extras.target_intrinsic"},
-        name="intrinsic",
-    )
+    """CleanRL's chain without value clipping; with `rnd`, the second reward, advantage and critic of the card."""
+    of_card = card("imitation", "Random network distillation").pipeline.parts
+    intrinsic, critic = (part for part in of_card if part.name == "intrinsic")
+    [combined] = (part for part in of_card if part.name == "combine_advantages")
     before, after = [], []
     if config.rnd:
         example, standardized = jnp.zeros(observed), {"next_obs": "extras.novel_obs"}
@@ -100,7 +88,7 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
         )
         novelty = pp.within(reward, read=standardized, write={x: x for x in reward.provides}, name="novelty")
         predictor = pp.within(pp.exploration.rnd_loss(Embedding().apply), read=standardized, name="novelty")
-        before = [standardized_next_obs(observed), novelty, intrinsic, pp.combine_advantages(both)]
+        before = [standardized_next_obs(observed), novelty, intrinsic, combined]
         after = [critic, predictor]
     return pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),

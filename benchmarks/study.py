@@ -87,8 +87,7 @@ def measure(task: str) -> dict[str, Any]:
 
         def trained(seed: jax.Array, rate: jax.Array, arm: Arm = arm) -> dict[str, jax.Array]:
             here = dataclasses.replace(config, learning_rate=rate)
-            found = outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
-            return {what: found[what] for what in (WHOLE, LAST)}
+            return outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
 
         run = side_by_side(trained)
         # Repeats only fill the program up.

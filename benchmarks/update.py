@@ -29,11 +29,10 @@ from ._records import collect
 SIZES = ((128, 4), (128, 64), (128, 1024))
 PRIORITY_EPS = 1e-6
 Metrics = dict[str, jax.Array]
-Loss = Callable[[Any, "Minibatch"], tuple[jax.Array, tuple[Metrics, Any]]]
 
 
 class State(NamedTuple):
-    """What an update by hand carries on; with phases, a dict of optimizer states."""
+    """What an update by hand carries on; the states of the optimizers have the names of their phases."""
 
     params: Any
     opt_state: Any
@@ -125,7 +124,7 @@ def critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch
     return coef * loss, {"value_loss": loss, "nonfinite/loss/value": ~jnp.isfinite(loss)}
 
 
-def gradient_step(loss: Loss, optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
+def gradient_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
     """One step of the optimizer: parameters, its state, metrics, and what the loss returns besides them."""
     (value, (metrics, seen)), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -141,7 +140,13 @@ def epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
 
 
 def shuffled_epochs(
-    loss: Loss, optimizer: Any, config: Any, epochs: int, key: jax.Array, state: tuple[Any, Any], whole: Minibatch
+    loss: Callable[..., Any],
+    optimizer: Any,
+    config: Any,
+    epochs: int,
+    key: jax.Array,
+    state: tuple[Any, Any],
+    whole: Minibatch,
 ) -> tuple[tuple[Any, Any], Metrics]:
     """Epochs of shuffled minibatches of elements `[T, N, ...]`; metrics `[epochs, minibatches]`."""
     flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
@@ -175,73 +180,77 @@ def reduced(metrics: Metrics, prefix: str = "") -> Metrics:
     return {prefix + name: x for name, x in found.items()}
 
 
-def explained_variance(advantage: jax.Array, target: jax.Array) -> jax.Array:
-    """Of the values from which the targets were computed."""
-    return 1 - jnp.var(advantage) / jnp.var(target)
+class Phase(NamedTuple):
+    """Epochs, learning rate, and a loss of the distribution, the value and a minibatch, with its metrics."""
+
+    epochs: int
+    rate: float
+    loss: Callable[[Any, jax.Array, Minibatch], tuple[jax.Array, Metrics]]
 
 
-def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """The optimizer and the update."""
-    optimizer = clipped_adam(annealed(config.learning_rate, config, config.update_epochs), config)
-
-    def loss(params: Any, minibatch: Minibatch) -> Any:
-        distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
-        of_actor, metrics, _ = actor_loss(config, distribution, minibatch, ddof=1)
-        of_critic, more = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
-        return of_actor + of_critic, (metrics | more, None)
+def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> tuple[Any, Callable[..., Any]]:
+    """The optimizers and the update: epochs of each phase, which trains the parameters of its name ("": all)."""
+    rates = {name: annealed(phase.rate, config, phase.epochs) for name, phase in phases.items()}
+    optimizers = {name: clipped_adam(rate, config) for name, rate in rates.items()}
 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
+        params, opt_state = state.params, dict(state.opt_state)
         advantage = advantages(config, batch, batch.value, batch.next_value)
         target = advantage + batch.value
         whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
-        key, start = jax.random.fold_in(key, 1), (state.params, state.opt_state)
-        end, metrics = shuffled_epochs(loss, optimizer, config, config.update_epochs, key, start, whole)
-        found = reduced(metrics) | of_rollout(batch) | {"explained_variance": explained_variance(advantage, target)}
-        return State(*end), found
+        found = of_rollout(batch) | {"explained_variance": 1 - jnp.var(advantage) / jnp.var(target)}
+        for number, (name, phase) in enumerate(phases.items()):
 
-    return optimizer, update
+            def merged(trained: Any, name: str = name, params: Any = params) -> Any:
+                return {**params, name: trained} if name else trained
 
+            def loss(trained: Any, minibatch: Minibatch, phase: Phase = phase, merged: Any = merged) -> Any:
+                distribution, value, *_ = policy(merged(trained), pp.Batch(obs=minibatch.obs))
+                loss, metrics = phase.loss(distribution, value, minibatch)
+                return loss, (metrics, None)
 
-def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """The optimizers and the update: first the actor's epochs, then the critic's."""
-    epochs = {"actor": config.actor_epochs, "critic": config.critic_epochs}
-    rates = {"actor": config.actor_learning_rate, "critic": config.critic_learning_rate}
-    optimizers = {name: clipped_adam(annealed(rates[name], config, epochs[name]), config) for name in epochs}
-
-    def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
-        params, opt_state = dict(state.params), dict(state.opt_state)
-        advantage = advantages(config, batch, batch.value, batch.next_value)
-        target = advantage + batch.value
-        whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
-        found = of_rollout(batch) | {"explained_variance": explained_variance(advantage, target)}
-        for number, name in enumerate(epochs):
-
-            def loss(trained: Any, minibatch: Minibatch, name: str = name, params: Any = params) -> Any:
-                distribution, value, *_ = policy({**params, name: trained}, pp.Batch(obs=minibatch.obs))
-                if name == "actor":
-                    of_actor, metrics, _ = actor_loss(config, distribution, minibatch)
-                    return of_actor, (metrics, None)
-                of_critic, metrics = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
-                return of_critic, (metrics, None)
-
-            key_of_phase, start = jax.random.fold_in(key, number + 1), (params[name], opt_state[name])
+            own, start = jax.random.fold_in(key, number + 1), (params[name] if name else params, opt_state[name])
             (trained, opt_state[name]), metrics = shuffled_epochs(
-                loss, optimizers[name], config, epochs[name], key_of_phase, start, whole
+                loss, optimizers[name], config, phase.epochs, own, start, whole
             )
-            params, found = {**params, name: trained}, found | reduced(metrics, f"{name}/")
+            params, found = merged(trained), found | reduced(metrics, f"{name}/" if name else "")
         return State(params, opt_state), found
 
     return optimizers, update
 
 
+def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
+    """One phase, which trains everything."""
+
+    def loss(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+        of_actor, metrics, _ = actor_loss(config, distribution, minibatch, ddof=1)
+        of_critic, more = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+        return of_actor + of_critic, metrics | more
+
+    return phases_by_hand(config, policy, {"": Phase(config.update_epochs, config.learning_rate, loss)})
+
+
+def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
+    """First the actor's epochs, then the critic's."""
+
+    def actor(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+        return actor_loss(config, distribution, minibatch)[:2]
+
+    def critic(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+        return critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+
+    phases = {"actor": Phase(config.actor_epochs, config.actor_learning_rate, actor)}
+    phases["critic"] = Phase(config.critic_epochs, config.critic_learning_rate, critic)
+    return phases_by_hand(config, policy, phases)
+
+
 def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """The optimizer and the update: values and log-ratios of a minibatch are written back before the next is drawn."""
+    """Values and log-ratios of a minibatch are written back before the next is drawn."""
     steps = config.update_epochs * config.num_minibatches
     rate = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.contrib.muon(rate))
 
-    def loss(params: Any, weighted: tuple[Minibatch, jax.Array]) -> Any:
-        minibatch, weight = weighted
+    def loss(params: Any, minibatch: Minibatch, weight: jax.Array) -> Any:
         distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
         of_actor, metrics, log_ratio = actor_loss(config, distribution, minibatch, weight, ddof=1)
         of_critic, more = critic_loss(config.vf_coef, config.vf_clip_coef, value, minibatch)
@@ -263,11 +272,9 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             whole = Minibatch(batch.obs, batch.action, batch.log_prob, values, advantage, target)
             minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
 
-            def weighted(params: Any, minibatch: Minibatch) -> Any:
-                return loss(params, (minibatch, weight))
-
+            weighted = functools.partial(loss, weight=weight)
             params, opt_state, metrics, seen = gradient_step(weighted, optimizer, params, opt_state, minibatch)
-            metrics["explained_variance"] = explained_variance(advantage, target)
+            metrics["explained_variance"] = 1 - jnp.var(advantage) / jnp.var(target)
             log_ratios, values = (x.at[:, index].set(new) for x, new in zip((log_ratios, values), seen, strict=True))
             shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
             next_values = jnp.where(batch.truncated, batch.next_value, shifted)
@@ -277,11 +284,11 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             keys = jax.random.split(epoch_keys(key, epoch), config.num_minibatches)
             return jax.lax.scan(minibatch_step, carry, keys)
 
-        start = (state.params, state.opt_state, batch.value, batch.next_value, jnp.zeros_like(batch.value))
-        (*end, _, _, _), metrics = jax.lax.scan(epoch_step, start, jnp.arange(config.update_epochs))
-        return State(*end, state.step + 1), reduced(metrics) | of_rollout(batch)
+        start = (state.params, state.opt_state[""], batch.value, batch.next_value, jnp.zeros_like(batch.value))
+        (params, opt_state, *_), metrics = jax.lax.scan(epoch_step, start, jnp.arange(config.update_epochs))
+        return State(params, {"": opt_state}, state.step + 1), reduced(metrics) | of_rollout(batch)
 
-    return optimizer, update
+    return {"": optimizer}, update
 
 
 RECIPES: dict[str, tuple[Any, Callable[[Any, pp.Policy], tuple[Any, Callable[..., Any]]]]] = {
@@ -296,11 +303,10 @@ def both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[
     module, by_hand = RECIPES[recipe]
     config = module.Config(**settings)
     train = module.make_train(config)
-    optimizer, update = by_hand(config, train.policy)
+    optimizers, update = by_hand(config, train.policy)
     params = train.init(jax.random.key(0)).learner.params
-    optimizers = optimizer if isinstance(optimizer, dict) else {"": optimizer}
     opt_state = {name: each.init(params[name] if name else params) for name, each in optimizers.items()}
-    return train, State(params, opt_state.get("", opt_state)), update
+    return train, State(params, opt_state), update
 
 
 def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str, Any]:

@@ -134,7 +134,7 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/measured": {
         name: functools.partial(variant, name)
         for name, record in records("gallery").items()
-        if record["results"]["without"] and name != "no LRU"
+        if record["results"]["without"] not in (None, name)
     },
     "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
     "docs/gallery/self_play": {"Poker": kuhn},

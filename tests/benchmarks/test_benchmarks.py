@@ -79,7 +79,7 @@ def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second)
 
 
 @pytest.mark.lenient_ranks  # the networks' biases
-def test_outcomes_are_those_of_the_training_and_of_new_episodes():
+def test_outcomes_are_those_of_the_training():
     """The same seed in a run that stops at several stages."""
     sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
     train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
@@ -91,7 +91,6 @@ def test_outcomes_are_those_of_the_training_and_of_new_episodes():
     found = jax.jit(functools.partial(_runs.outcome, train))(3)
     over_training = np.nansum(returns * episodes) / episodes.sum()
     np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
-    assert 9 < found["evaluation_return"] < 40  # of a policy that does not learn
 
 
 def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
