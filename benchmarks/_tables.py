@@ -15,7 +15,7 @@ import numpy as np
 from ppo_parts import training
 
 from ._pages import detected, difference, interquartile, interval, signed, span, table
-from ._records import RESULTS, Record, read
+from ._shared import RESULTS, Record, read
 from .differences import DIFFERENCES
 from .explain import explained
 from .learning import task_of

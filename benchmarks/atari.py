@@ -28,9 +28,8 @@ from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
 from . import hosts
-from ._options import parser
-from ._records import RESULTS, write
 from ._runs import seeds_of
+from ._shared import RESULTS, parser, write
 
 PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 

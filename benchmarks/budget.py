@@ -22,8 +22,7 @@ from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing, parts, update
-from ._options import parser, size
-from ._records import collect
+from ._shared import collect, parser, size
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # larger minibatches are evaluated in pieces

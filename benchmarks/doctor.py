@@ -28,9 +28,8 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import plain
 
-from ._options import parser
-from ._records import COMMIT, write
 from ._runs import keys_of, side_by_side
+from ._shared import COMMIT, parser, write
 
 Numbers = Mapping[str, Any]
 Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it did harm

@@ -25,10 +25,9 @@ from ppo_parts import training
 from ppo_parts.recipes.libraries import parts
 
 from . import differences
-from ._options import parser
 from ._pages import signed
-from ._records import RESULTS, Record, read, write
 from ._runs import seeds_of, side_by_side
+from ._shared import RESULTS, Record, parser, read, write
 
 Choices = dict[str, dict[str, Any]]
 EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}

@@ -23,9 +23,8 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._wrappers import with_observations
 
-from ._options import parser
-from ._records import RESULTS, ROOT, write
 from ._runs import keys_of, seeds_of, side_by_side
+from ._shared import RESULTS, ROOT, parser, write
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
 PARTS = {  # of CleanRL's `ppo.py`

@@ -27,8 +27,7 @@ from ppo_parts import training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 
 from . import _timing
-from ._options import parser, positive
-from ._records import collect
+from ._shared import collect, parser, positive
 from .train import installed, on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32

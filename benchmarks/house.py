@@ -16,8 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ._options import parser
-from ._records import ROOT, checkout
+from ._shared import ROOT, checkout, parser
 
 FRAMES = """
 import sys, jax, ppo_parts as pp

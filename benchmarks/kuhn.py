@@ -20,9 +20,8 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
-from ._options import parser
-from ._records import RESULTS, write
 from ._runs import keys_of, seeds_of, stages
+from ._shared import RESULTS, parser, write
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4

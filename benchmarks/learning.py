@@ -23,10 +23,9 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
-from ._options import parser
 from ._pages import interval
-from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, side_by_side, stages
+from ._shared import RESULTS, parser, write
 
 
 class Task(NamedTuple):

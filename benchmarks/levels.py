@@ -18,10 +18,9 @@ import numpy as np
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 
-from ._options import parser
 from ._pages import difference, interquartile
-from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, side_by_side
+from ._shared import RESULTS, parser, write
 from .gallery import card as code_of
 
 HARD, LEVELS, EPISODES = 7, 128, 1000

@@ -22,10 +22,9 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.recipes import mujoco_ppo
 
-from ._options import parser, positive
 from ._pages import interval
-from ._records import RESULTS, write
 from ._runs import evaluation_key, keys_of, seeds_of, stages
+from ._shared import RESULTS, parser, positive, write
 
 EPISODES = 10  # of each evaluation
 WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # in version 3, the contact forces are always 0

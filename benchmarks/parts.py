@@ -22,8 +22,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional
 
 from . import _timing
-from ._options import parser, size
-from ._records import collect
+from ._shared import collect, parser, size
 
 try:
     import rlax

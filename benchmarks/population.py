@@ -21,10 +21,9 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
-from ._options import parser
 from ._pages import difference, interval
-from ._records import RESULTS, write
 from ._runs import EPISODES, evaluation_key, keys_of, seeds_of
+from ._shared import RESULTS, parser, write
 
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps

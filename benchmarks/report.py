@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 
 from . import _figures
-from ._options import parser
-from ._records import RESULTS, ROOT
+from ._shared import RESULTS, ROOT, parser
 from ._tables import BLOCKS
 
 BLOCK = re.compile(rf"<!-- ({'|'.join(BLOCKS)})( [^\n]*?)? -->\n.*?<!-- end -->", re.DOTALL)

@@ -20,8 +20,7 @@ from typing import Any
 
 import jax
 
-from ._options import parser
-from ._records import RESULTS, Record, checkout, read
+from ._shared import RESULTS, Record, checkout, parser, read
 
 
 def numbers(tree: Any) -> dict[str, float]:

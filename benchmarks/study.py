@@ -19,10 +19,9 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
-from ._options import parser
 from ._pages import interquartile
-from ._records import RESULTS, write
 from ._runs import outcome, side_by_side
+from ._shared import RESULTS, parser, write
 
 
 class Arm(NamedTuple):

@@ -20,10 +20,9 @@ import optax
 import ppo_parts as pp
 from ppo_parts.training import summary
 
-from ._options import parser
 from ._pages import interval
-from ._records import write
 from ._runs import keys_of, side_by_side
+from ._shared import parser, write
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS

@@ -30,8 +30,7 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._options import parser
-from ._records import collect
+from ._shared import collect, parser
 
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"

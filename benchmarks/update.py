@@ -23,8 +23,7 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
-from ._options import parser, size
-from ._records import collect
+from ._shared import collect, parser, size
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
 PRIORITY_EPS = 1e-6

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import _tables
 from benchmarks._figures import band
-from benchmarks._records import ROOT
+from benchmarks._shared import ROOT
 
 WIDTH, HEIGHT, MARGIN = 120, 44, 3
 records = functools.cache(_tables.records)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _records, _runs, _tables, atari, classic, explain, hosts, parts, report, reproduce, train
+from benchmarks import _pages, _runs, _shared, _tables, atari, classic, explain, hosts, parts, report, reproduce, train
 
 programs = train.programs
-ROOT = _records.ROOT
+ROOT = _shared.ROOT
 
 
 def run(monkeypatch, *arguments):
@@ -32,7 +32,7 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     small = ("--sizes", "4x8", "--rounds", 2)
     with jax.numpy_rank_promotion("allow"):  # rlax broadcasts
         run(monkeypatch, "parts", "--parts", *chosen, *small, "--json", f"{path}#cpu")
-    rows = {(r["part"], r["direction"], r["method"]): r for r in _records.read(path)["cpu"]["results"]}
+    rows = {(r["part"], r["direction"], r["method"]): r for r in _shared.read(path)["cpu"]["results"]}
     assert {method for part, _, method in rows if part == "gae"} == {"ours", "unrolled", "associative", "floor"}
     assert ("clipped_surrogate", "gradient", "ours") in rows
     ours = rows["gae", "forward", "ours"]
@@ -45,7 +45,7 @@ def test_parts_are_timed(tmp_path, monkeypatch):
 def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch, capsys):
     path = tmp_path / "budget.jsonl"
     run(monkeypatch, "budget", "--sizes", "4x4", "--rounds", 1, "--json", f"{path}#cpu")
-    *pieces, whole = _records.read(path)["cpu"]["results"]
+    *pieces, whole = _shared.read(path)["cpu"]["results"]
     assert whole["piece"] == "whole"
     assert {"rollout", "backward", "optimizer"} < {row["piece"] for row in pieces}
     assert whole["floor_ms"] == pytest.approx(sum(row["floor_ms"] for row in pieces))
@@ -106,14 +106,14 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "programs", some)
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", f"{tmp_path / 'train.jsonl'}#cpu")
-    rows = {row["program"]: row for row in _records.read(tmp_path / "train.jsonl")["cpu"]["results"]}
+    rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
     assert rows["pufferlib"]["over_cleanrl"]["median"] < 0.1 < rows["cleanrl"]["over_cleanrl"]["median"] == 1
 
 
 def test_tables_of_pages_are_those_of_the_records(monkeypatch):
-    monkeypatch.setattr(_tables, "read", functools.cache(_records.read))
+    monkeypatch.setattr(_tables, "read", functools.cache(_shared.read))
     for path in report.PAGES:
         page = path.read_text()
         assert report.filled(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
@@ -123,12 +123,12 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
 
 def test_records_are_added_and_replaced_by_name(tmp_path):
     path = tmp_path / "new.jsonl"
-    assert _records.read(path) == {}
+    assert _shared.read(path) == {}
     for name, number in (("b", 1), ("a", 2), ("b", 3)):
-        _records.store(f"{path}#{name}", {"results": np.array([number])})
-    assert [(name, record["results"]) for name, record in _records.read(path).items()] == [("a", [2]), ("b", [3])]
+        _shared.store(f"{path}#{name}", {"results": np.array([number])})
+    assert [(name, record["results"]) for name, record in _shared.read(path).items()] == [("a", [2]), ("b", [3])]
     with pytest.raises(ValueError, match="a record needs a name"):
-        _records.store(path, {})
+        _shared.store(path, {})
 
 
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from benchmarks._collectives import collectives, counted
+from benchmarks.devices import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.pieces import evaluate_shards
 from tests.common import DEVICES, OBS, P, alone, assert_close, evaluate, make_params, rollout

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks._collectives import collectives
+from benchmarks.devices import collectives
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from tests.commands import recipe
