@@ -190,12 +190,19 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
             raise UserTypeError(f"{where}: {env!r} has no {name}: {remedy}, or write an envs.Env")
 
 
+class UnknownNameError(UserValueError):
+    """A library has no environment of a name; `near` has the names that are like it."""
+
+    near: tuple[str, ...] = ()
+
+
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
     """Raise unless a library has an environment; the error lists similar ones, and Gymnasium's of this name."""
     if env_id in known:
         return
     lowered = {name.lower(): name for name in known}
-    near = " or ".join(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
+    names = tuple(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
+    near = " or ".join(names)
     text = f"; did you mean {near}?" if near else f"; it has {', '.join(known)}"
     with contextlib.suppress(ImportError):
         import gymnasium
@@ -203,7 +210,9 @@ def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
         if env_id in gymnasium.registry:
             text = f", but Gymnasium has, for one agent: its name here is 'gym:{env_id}'"
             text += f"; {library} has {near}" * bool(near)
-    raise UserValueError(f"{library} has no environment {env_id!r}{text}")
+    error = UnknownNameError(f"{library} has no environment {env_id!r}{text}")
+    error.near = names
+    raise error
 
 
 def check_items(where: str, what: str, returned: Any, expected: str, remedy: str = "") -> tuple[Any, ...]:

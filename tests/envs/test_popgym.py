@@ -70,7 +70,10 @@ def test_all_answers_right_give_a_return_of_one():
 
 
 def test_an_unknown_game_is_named():
-    with pytest.raises(
-        ValueError, match="popgym has no environment 'RepeatPreviousEasi'; did you mean RepeatPreviousEasy"
-    ):
-        envs.make("popgym:RepeatPreviousEasi")
+    for given, says in {
+        "popgym:RepeatPreviousEasi": "^popgym has no environment 'RepeatPreviousEasi'; did you mean RepeatPreviousEasy",
+        "RepeatPreviosEasy": r"^'RepeatPreviosEasy': did you mean popgym:RepeatPreviousEasy.*\? gymnax has no",
+        "popgym:Elephant": "^popgym has no environment 'Elephant'; it has RepeatFirstEasy, .*, CountRecallHard$",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            envs.make(given)
