@@ -199,6 +199,11 @@ def rollout(
         """
         own = policy_keys(policy, keys[0], num_envs)
         output = apply_policy(policy, params, state.obs, state.carry, state.reset, own)
+        if state.carry is None and output.carry is not None:
+            raise UserTypeError(
+                f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry: give it to "
+                "pp.Policy; what is not a carry belongs in Output(distribution, value, aux=...)"
+            )
         action, log_prob = _sampled(output.distribution, keys[0])
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)

@@ -225,7 +225,7 @@ def actor_critic(
         shared: actor and critic share all layers except their heads; then `rollout(..., value_each_step=True)` keeps
             the value that is computed with each action.
         memory: a recurrent cell of `hidden[-1]` units between the shared layers and the heads: "lstm", "gru", "mingru"
-            or "lru" (see `recurrent`).
+            or "lru" (see `recurrent`). A critic that sees `privileged` has none.
         squash: squash continuous actions into their box with tanh; otherwise they are unbounded (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
         gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
@@ -235,8 +235,9 @@ def actor_critic(
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents; shared
-            layers, although the critic sees something else; `squash` or `gsde` with discrete actions.
+        ValueError: memory without shared hidden layers (without any, if the critic sees `privileged`); spaces that do
+            not consist of arrays; an axis of agents; shared layers, although the critic sees something else; `squash`
+            or `gsde` with discrete actions.
 
     Example:
         >>> from ppo_parts import envs
@@ -247,12 +248,12 @@ def actor_critic(
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
     """
     _check_hidden("actor_critic", hidden)
-    if memory is not None and not (shared and hidden):
-        raise UserValueError(
-            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True, or "
-            "where the critic sees more than the policy, write a policy of your own with networks.recurrent"
-        )
     check_env("actor_critic", env)
+    if memory is not None and not (hidden and (shared or env.privileged_space is not None)):
+        raise UserValueError(
+            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share, unless the critic sees "
+            f"something else: give shared=True and hidden=(64, 64), got shared={shared} and hidden={hidden}"
+        )
     if env.num_agents is not None:
         raise UserValueError(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic or "

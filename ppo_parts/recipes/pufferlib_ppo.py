@@ -81,8 +81,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     training.check_config(config)
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
+    shared = env.privileged_space is None  # otherwise the critic sees something else, and has no memory
     policy = networks.actor_critic(
-        env, (config.hidden,) * 2, config.activation, shared=True, memory=config.memory, squash=config.squash
+        env, (config.hidden,) * 2, config.activation, shared=shared, memory=config.memory, squash=config.squash
     )
     clips: dict[str, Any] = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
     ent_coef = pp.linear_schedule(config.ent_coef, 0.0, config.num_updates) if config.anneal_ent else config.ent_coef

@@ -104,10 +104,16 @@ def unending_steps(run: Run) -> float:
 
 
 def false_ends(run: Run) -> float:
-    """Count terminations, if no episode is truncated and all have the same length, of 50 steps or more."""
+    """Count terminations that the values do not foresee, if none is truncated and all come after 50 steps or more."""
     length = run.series("episode_length")
     fixed = len(length) >= 3 and np.ptp(length) == 0 and length[0] >= 50
-    return run.late("probe/terminated") if fixed and not run.late("probe/truncated") else np.nan
+    foreseen = run.late("probe/value_at_end") < 0.5
+    return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
+
+
+def have_effect(run: Run) -> bool:
+    """Return whether actions change what follows, if it is known; otherwise any end and any horizon is right."""
+    return run.late("probe/no_effect") != 1
 
 
 def agreement(run: Run) -> float:
@@ -145,8 +151,9 @@ def entropy_lost(run: Run) -> float:
 
 
 def collapsed(run: Run) -> bool:
-    """Return whether the policy became deterministic while the return did not rise."""
-    return entropy_lost(run) > 0.8 and run.progress() < 2.5
+    """Return whether the policy became deterministic while the return did not rise by three standard errors."""
+    error = (14 / max(len(run.series("episode_return")), 1)) ** 0.5  # of means of a tenth and of a quarter
+    return entropy_lost(run) > 0.8 and run.progress() < 3 * error
 
 
 def learned_values_long(run: Run) -> bool:
@@ -198,7 +205,7 @@ RULES = (
          "terminated[t] is of the transition out of step t: python -m ppo_parts.envs check"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
          "a time limit is reported as a termination, unless it is part of the task",
-         "return truncated instead, and final_obs", false_ends),
+         "return truncated instead, and final_obs", false_ends, have_effect),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
@@ -216,11 +223,12 @@ RULES = (
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02 and not collapsed(run)),
+         when=lambda run: run.early("value_loss") < 0.02
+         and not run.late("probe/value_error") < 3 and not collapsed(run)),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
-         lambda run: 1 / max(1 - run.setting("gamma"), 1e-9) < 0.2 * run.early("episode_length")),
+         lambda run: have_effect(run) and 1 / max(1 - run.setting("gamma"), 1e-9) < 0.2 * run.early("episode_length")),
     Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -45,21 +46,33 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         reset on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
         divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
-        `action_beyond`, of those beyond it; `reward_mean`; `target_rms`, of the value targets; `terminated` and
-        `truncated`, the numbers of ends; `jump_at_end`, how far observations jump after an end, divided by the larger
-        jump one step before or after it; `dead_units`, the share of hidden units that no gradient reaches;
-        `value_dominance`, the norm of the value loss's gradient divided by the policy's, on the parameters that they
-        share.
+        `action_beyond`, of those beyond it; `no_effect`, 1 if an untrained policy sees the same observations, NaN on
+        the host; `reward_mean`; `target_rms`, of the value targets; `value_error`, the root mean square of advantages
+        divided by that of rewards; `value_at_end`, how far values before terminations miss the reward, divided by the
+        root mean square of all values; `terminated` and `truncated`, the numbers of ends; `jump_at_end`, how far
+        observations jump after an end, divided by the larger jump one step before or after it; `dead_units`, the share
+        of hidden units that no gradient reaches; `value_dominance`, the norm of the value loss's gradient divided by
+        the policy's, on the parameters that they share.
     """
     settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | fields_of(config), state.learner.params
+    untrained = train.policy.init(jax.random.key(0))
 
-    def collect(carry: tuple[Any, Batch], key: Array) -> tuple[tuple[Any, Batch], tuple[Array, Array, Array]]:
-        rollout_state, batch, _ = train.rollout.collect(key, params, carry[0])
-        return (rollout_state, batch), (jnp.sum(batch.terminated), jnp.sum(batch.truncated), _jump_at_end(batch))
+    def collect(carry: tuple[Any, Batch], given: tuple[Array, Array]) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
+        key, again = given  # of the first rollout, which the untrained policy repeats, from the same states
+        acting, (start, before) = jax.tree.map(functools.partial(jnp.where, again), untrained, params), carry
+        after, batch, _ = train.rollout.collect(key, acting, start)
+        same = [jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (batch.obs, before.obs)), strict=True)]
+        after = jax.tree.map(functools.partial(jnp.where, again), start, after)
+        counts = jnp.sum(batch.terminated), jnp.sum(batch.truncated)
+        return (after, batch), (*counts, _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same)))
 
     empty = jax.eval_shape(train.rollout.collect, state.key, params, state.rollout)[1]
     start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
-    (_, batch), (terminated, truncated, jump) = jax.lax.scan(collect, start, jax.random.split(state.key, ROLLOUTS))
+    keys = jax.random.split(state.key, ROLLOUTS)
+    twice = train.rollout.restart is None  # otherwise the states are on the host, which cannot go back
+    given = jnp.concatenate([keys[:twice], keys]), jnp.arange(ROLLOUTS + twice) < twice
+    (_, batch), (*found, same) = jax.lax.scan(collect, start, given)
+    terminated, truncated, jump, value_at_end = (x[twice:] for x in found)
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
@@ -85,6 +98,9 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         "action_beyond": jnp.nanmean(_at_bound(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
         "reward_mean": jnp.mean(batch.reward),
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
+        "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
+        "value_at_end": jnp.nanmean(value_at_end),
+        "no_effect": same[1] if twice else jnp.nan,
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
         "jump_at_end": jnp.nanmean(jump),
@@ -149,6 +165,12 @@ def _jump_at_end(batch: Batch) -> Array:
         return jnp.mean(jump, where=jnp.roll(ended, offset, axis=0).at[0].set(False).at[-1].set(False))
 
     return mean(0) / jnp.maximum(mean(-1), mean(1))
+
+
+def _value_at_end(batch: Batch) -> Array:
+    """Return how far values before a termination miss its reward, divided by the root mean square of all values."""
+    missed = jnp.mean((batch.value - batch.reward) ** 2, where=batch.terminated == 1)
+    return jnp.sqrt(missed / jnp.mean(batch.value**2))
 
 
 def _gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:

@@ -187,6 +187,7 @@ test_what_cannot_be_collected_is_refused = refused(
     (collecting(CLOCK, uniform, record=("bonus",)), r"'bonus' must be an .*'s aux.* aux={'bonus': \.\.\.}\)"),
     (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
     (collecting(CLOCK._replace(step=paid_in_columns), uniform), r"reward must have shape \(2,\), got \(2, 1\)"),
+    (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
     (collecting(CLOCK, column), r"value\[\.\.\., 0\]"),
     (collecting(ECHO, per_dimension), "sum over the action's dimensions"),
     (collecting(CHOICES, choosing(FIVE)), r"takes 2 choices: return distributions.MultiCategorical\("),

@@ -94,7 +94,8 @@ def asymmetric():
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(3), time_limit=5, privileged_space=space)
 
 
-def test_the_critic_sees_what_the_policy_does_not():
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_the_critic_sees_what_the_policy_does_not(memory):
     game = asymmetric()
     envs.check(game)
     policy = networks.actor_critic(game, hidden=(8,))
@@ -110,7 +111,7 @@ def test_the_critic_sees_what_the_policy_does_not():
     with pytest.raises(ValueError, match="cannot share layers"):
         networks.actor_critic(game, shared=True)
     normalized = envs.normalize_observation(game)
-    policy = networks.actor_critic(normalized, hidden=(4,))
+    policy = networks.actor_critic(normalized, hidden=(4,), memory=memory)
     rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
     _, batch, _ = jax.jit(rollout.collect)(
         jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
@@ -217,7 +218,8 @@ BOUNDED = env(envs.Box((2,), -1.0, 1.0))
         ("actor_critic", env(DISCRETE), {"hidden": (64, 0)}, "hidden must be at least 1, got 0"),
         ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
         ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
-        ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
+        ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True and .* got shared=False and hidden"),
+        ("actor_critic", asymmetric(), {"memory": "lstm", "hidden": ()}, r"needs hidden layers .* got .* hidden=\(\)"),
         ("actor_critic", env(DISCRETE), {"gsde": True}, "gsde must be False, because the actions are discrete"),
         ("actor_critic", env(DISCRETE), {"squash": True}, "squash must be False, because the actions are discrete"),
         ("action_distribution", DISCRETE, {"head": HEAD, "squash": True}, "squash must be False, because the actions"),
