@@ -71,8 +71,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     keys = jax.random.split(state.key, ROLLOUTS)
     twice = train.rollout.restart is None  # otherwise the states are on the host, which cannot go back
     given = jnp.concatenate([keys[:twice], keys]), jnp.arange(ROLLOUTS + twice) < twice
-    (_, batch), (*found, same) = jax.lax.scan(collect, start, given)
-    terminated, truncated, jump, value_at_end = (x[twice:] for x in found)
+    (_, batch), (*measured, same) = jax.lax.scan(collect, start, given)
+    terminated, truncated, jump, value_at_end = (x[twice:] for x in measured)
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")

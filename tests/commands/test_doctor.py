@@ -12,7 +12,9 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.commands import doctor
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
+from ppo_parts.training._probe import _value_at_end
 from tests.commands import recipe
 
 UPDATES = 100
@@ -34,8 +36,8 @@ HEALTHY = {
 PROBED = {
     "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1, "reward_mean": 1.0,
-    "target_rms": 20.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
-    "value_dominance": 20.0,
+    "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9, "no_effect": 0.0,
+    "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0, "value_dominance": 20.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -84,6 +86,15 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(HEALTHY, CONFIG) == []
     assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.99}, CONFIG) == []  # because returns rise
     assert training.diagnose({}) == []
+    # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
+    game = {**HEALTHY, **PLANTED["time_limit_as_end"][0], **PLANTED["reward_scale_small"][0]}
+    answers = {"probe/no_effect": 1.0, "probe/value_error": 1.5}
+    assert training.diagnose({**game, **answers}, {**CONFIG, "gamma": 0.5}) == []
+    assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
+    # The return rises less than its noise, but surely.
+    certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
+    risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
+    assert training.diagnose({**HEALTHY, **certain, "episode_return": risen}, CONFIG) == []
     assert PLANTED.keys() == {rule.name for rule in RULES}
 
 
@@ -144,10 +155,22 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
     assert found["probe/dead_units"] == 0
+    assert found["probe/no_effect"] == 0
     policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
     actor = dataclasses.replace(train, policy=policy)
     with pytest.raises(pp.errors.UserError, match="critic"):
         jax.eval_shape(lambda key: training.probe(actor, train.init(key)), jax.random.key(0))
+
+
+def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the_end():
+    config = cleanrl_ppo.Config(env_id="popgym:RepeatFirstEasy", num_steps=51, total_timesteps=204)
+    train = cleanrl_ppo.make_train(config)
+    found = jax.jit(lambda key: training.probe(train, train.init(key), config))(jax.random.key(0))
+    assert found["probe/no_effect"] == 1
+    assert found["probe/terminated"] == 16
+    ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
+    for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
+        assert _value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
 
 
 def status(*arguments) -> int:
