@@ -53,6 +53,7 @@ POSITIVE = {
     "discovered_policy_optimization beta",
     "mirror_descent_surrogate coef",
 }
+SINGLE = ("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma")  # one number for all elements
 SIZED = ("rescale_head", "sample_without_replacement", "permutation")  # their sizes are static
 
 
@@ -111,6 +112,7 @@ def test_bad_values_are_refused_by_name(name):
     for argument, kind in kinds(name).items():
         optional = inspect.signature(FUNCTIONS[name]).parameters[argument].default is None
         bad = [value for value in BAD[kind.role] if value is not None or not optional]
+        bad += [jnp.full(1, 0.5)] if argument in SINGLE else []
         if argument in arrays and len(arrays) > 1 and name not in ("rescale_head", "permutation"):
             bad.append(arrays[argument][..., None])
         for value in (*bad, *([2 * np.ones(np.shape(arrays[argument]))] if argument in FLAGS else [])):
