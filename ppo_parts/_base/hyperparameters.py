@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..functional._common import bounds, is_real, range_error
+from ..functional._arguments import ANY, RANGES
+from ..functional._common import Range, is_real, range_error
 from .doors import check_as
 from .errors import UserTypeError, UserValueError
 
@@ -25,9 +26,7 @@ class Field:
 
     path: str
     factor: float | Array = 1.0
-    low: float = -np.inf
-    high: float = np.inf
-    open_low: bool = False
+    limits: Range = ANY
 
     def __mul__(self, factor: float | Array) -> Field:
         return dataclasses.replace(self, factor=factor * self.factor)
@@ -36,7 +35,7 @@ class Field:
 
     def scaled(self, x: Any) -> Array:
         """Return the numbers of the field times the factor, NaN where they are out of range."""
-        return _nan_outside(self.factor * x, self.low, self.high, self.open_low)
+        return _nan_outside(self.factor * x, self.limits)
 
 
 Numeric = float | Array | Callable[[Any], Any] | Field
@@ -73,52 +72,48 @@ def check_number(
     where: str,
     name: str,
     value: Any,
-    low: float,
-    high: float = np.inf,
+    limits: Range | None = None,
     *,
-    open_low: bool = False,
     schedule: bool = True,
     field: bool = False,
 ) -> Any:
-    """Return `value` after checking that it is, or can become, a number in [low, high].
+    """Return `value` after checking that it is, or can become, a number in a range; None: that of its name, `RANGES`.
 
     A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
     constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
     that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
     `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
     """
+    limits = RANGES[name] if limits is None else limits
     wrong_type = functools.partial(UserTypeError, where=where, argument=name)
     wrong_value = functools.partial(UserValueError, where=where, argument=name)
     if isinstance(value, Field):
         if not field:
             raise wrong_type(f"must be one number for the whole batch, and cannot be the field {value.path!r} of it")
-        return dataclasses.replace(value, low=low, high=high, open_low=open_low)
+        return dataclasses.replace(value, limits=limits)
     if callable(value) and schedule:
-        return _schedule(wrong_type, wrong_value, value, low, high, open_low)
+        return _schedule(wrong_type, wrong_value, value, limits)
     if callable(value):
         raise wrong_type(f"must be a number or an array, and cannot follow a schedule; got {value!r}")
     what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
-    if (error := range_error(value, low, high, open_low=open_low, what=what)) is not None:
+    if (error := range_error(value, limits, what=what)) is not None:
         raise (wrong_type if isinstance(error, TypeError) else wrong_value)(str(error))
     if np.shape(value) != ():
         raise wrong_value(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
             "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)"
         )
-    return _nan_outside(value, low, high, open_low) if isinstance(value, jax.core.Tracer) else value
+    return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
 
 
-def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
-    return (x > low if open_low else x >= low) & (x <= high)
+def _nan_outside(x: Any, limits: Range) -> Array:
+    return jnp.where(_rounded(limits).holds(x), x, jnp.nan)
 
 
-def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
-    return jnp.where(_inside(x, *_rounded(low, high, open_low), open_low), x, jnp.nan)
-
-
-def _rounded(low: float, high: float, open_low: bool) -> tuple[float, float]:
+def _rounded(limits: Range) -> Range:
     """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
-    return low - 1e-6 * (abs(low) if open_low else max(abs(low), 0.1)), high + 1e-6 * max(abs(high), 0.1)
+    below = 1e-6 * (abs(limits.low) if limits.open_low else max(abs(limits.low), 0.1))
+    return Range(limits.low - below, limits.high + 1e-6 * max(abs(limits.high), 0.1), limits.open_low)
 
 
 LATE = (np.int32(2**29), np.int32(2**30))
@@ -129,9 +124,7 @@ def _schedule(
     wrong_type: Callable[[str], Exception],
     wrong_value: Callable[[str], Exception],
     value: Callable[[Any], Any],
-    low: float,
-    high: float,
-    open_low: bool,
+    limits: Range,
 ) -> Callable[[Any], Array]:
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
@@ -140,7 +133,7 @@ def _schedule(
         except TypeError as error:
             message = f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}"
             raise wrong_type(message) from error
-    ends = {"at step 0": first}
+    ends, closed = {"at step 0": first}, dataclasses.replace(limits, open_low=False)
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends["at the end"] = late[0]
     for when, end in ends.items():
@@ -149,15 +142,15 @@ def _schedule(
             raise wrong_type(f"must be a number, but its schedule is {end!r} {when}")
         if jnp.shape(end) != ():
             raise wrong_value(f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}")
-        opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
-        if known and not _inside(np.float64(end), *_rounded(low, high, opened), opened):
-            raise wrong_value(f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}")
+        # A value that must not be 0 may still be annealed to 0.
+        if known and np.float64(end) not in _rounded(limits if when == "at step 0" else closed):
+            raise wrong_value(f"must lie in {limits}, but its schedule is {float(end):g} {when}")
 
     def checked(step: Any) -> Array:
         """Return the value, which may be annealed to an excluded bound, as above; outside the range it is NaN."""
-        x = _nan_outside(jnp.asarray(value(step)), low, high, False)
+        x = _nan_outside(jnp.asarray(value(step)), closed)
         # Inside the range in spite of rounding, because the functions in `functional` reject what is outside.
-        return jnp.clip(x, _next_above(low, x.dtype) if open_low else low, high)
+        return jnp.clip(x, _next_above(limits.low, x.dtype) if limits.open_low else limits.low, limits.high)
 
     return checked
 

@@ -13,6 +13,8 @@ import optax
 from .._base.doors import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from ..functional._arguments import ANY, POSITIVE
+from ..functional._common import Range
 from .types import Array
 
 
@@ -29,7 +31,7 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
         0.5
     """
     where, ends = "linear_schedule", {"init_value": init_value, "end_value": end_value}
-    first, last = (check_number(where, name, x, -jnp.inf, schedule=False) for name, x in ends.items())
+    first, last = (check_number(where, name, x, ANY, schedule=False) for name, x in ends.items())
     return optax.linear_schedule(first, last, check_count(where, "transition_steps", transition_steps))
 
 
@@ -56,7 +58,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
-    return _scale_by_checked(check_number("scale_by_update_schedule", "learning_rate", learning_rate, 0))
+    return _scale_by_checked(check_number("scale_by_update_schedule", "learning_rate", learning_rate))
 
 
 def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
@@ -123,15 +125,17 @@ def scale_by_kl_adaptive_rate(
     """
     where = "scale_by_kl_adaptive_rate"
     target_kl, low, high = (
-        check_number(where, name, value, 0, open_low=True, schedule=False)
+        check_number(where, name, value, POSITIVE, schedule=False)
         for name, value in {"target_kl": target_kl, "low": low, "high": high}.items()
     )
     if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
-        learning_rate = check_number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
+        learning_rate = check_number(where, "learning_rate", learning_rate, POSITIVE, schedule=False)
     elif low > high:
         raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
     else:
-        learning_rate = check_number(where, "learning_rate", learning_rate, low, high, schedule=False)
+        learning_rate = check_number(
+            where, "learning_rate", learning_rate, Range(float(low), float(high)), schedule=False
+        )
     if average_over is not None:
         check_count(where, "average_over", average_over)
 
@@ -189,9 +193,9 @@ def clipped_adam(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 3, 4 and 11.
     """
-    learning_rate = check_number("clipped_adam", "learning_rate", learning_rate, 0)
-    max_grad_norm = check_number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True, schedule=False)
-    eps = check_number("clipped_adam", "eps", eps, 0, schedule=False)
+    learning_rate = check_number("clipped_adam", "learning_rate", learning_rate)
+    max_grad_norm = check_number("clipped_adam", "max_grad_norm", max_grad_norm, schedule=False)
+    eps = check_number("clipped_adam", "eps", eps, schedule=False)
     clip = _in_dtype_of_updates(optax.clip_by_global_norm, max_grad_norm)
     adam = _in_dtype_of_updates(lambda eps: optax.scale_by_adam(eps=eps), eps)
     return optax.flatten(optax.chain(clip, adam, _scale_by_checked(learning_rate)))

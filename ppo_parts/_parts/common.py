@@ -1,4 +1,4 @@
-"""What parts have in common: the ranges of their hyperparameters, and how a loss per element becomes a part."""
+"""What parts have in common: the checks of their hyperparameters, and how a loss per element becomes a part."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ from .._core.types import Array, Batch, Context, Part, number_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
-
-POSITIVE: Any = {"low": 0, "open_low": True}
-FROM_0: Any = {"low": 0}
-IN_0_1: Any = {"low": 0, "high": 1}
-ANY: Any = {"low": -np.inf}
-RANGES: dict[str, Any] = {
-    **{name: kind.range for name, kind in KINDS.items() if kind.range},
-    **dict.fromkeys(("coef", "value_coef", "temporal", "spatial", "learning_rate", "target_kl"), FROM_0),
-    **dict.fromkeys(("noise_scale", "scale", "alpha"), FROM_0),
-    **dict.fromkeys(("decay", "rate", "beta"), IN_0_1),
-    **dict.fromkeys(("target_entropy", "limit"), ANY),
-    "length": POSITIVE,
-}
-"""The range of each hyperparameter, the same in all parts; `functional` has other ranges for `alpha` and `beta`."""
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
 """Hyperparameters that may be None."""
@@ -51,7 +37,7 @@ def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     return {
         name: None
         if value is None and name in OPTIONAL
-        else check_number(where, name, value, **RANGES[name], field=name in PER_ELEMENT)
+        else check_number(where, name, value, field=name in PER_ELEMENT)
         for name, value in given.items()
     }
 

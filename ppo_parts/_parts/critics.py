@@ -12,7 +12,8 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number, check_takes
 from .._core.types import Array, Batch, Context, Params, Part, field_at
-from .common import POSITIVE, at_step, check_numbers, loss_part, moments_of
+from ..functional._arguments import POSITIVE
+from .common import at_step, check_numbers, loss_part, moments_of
 from .losses import check_loss, loss_of_streams
 
 
@@ -119,7 +120,7 @@ def normalize_target(
     where = "normalize_target"
     check_takes(where, "write", write, ("params", "old", "new"))
     numbers = check_numbers(where, rate=rate)
-    min_scale = check_number(where, "min_scale", min_scale, **POSITIVE, schedule=False)
+    min_scale = check_number(where, "min_scale", min_scale, POSITIVE, schedule=False)
 
     def init(params: Params, key: Array | None = None) -> ValueStatistics:
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))

@@ -15,7 +15,7 @@ from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from .common import IN_0_1, at_step, check_numbers, loss_part, moments_of
+from .common import at_step, check_numbers, loss_part, moments_of
 from .losses import require_critic
 
 Embed = Callable[[Any, Any], Array]
@@ -73,7 +73,7 @@ def rnd_reward(
     """
     where = "rnd_reward"
     check_count(where, "num_envs", num_envs)
-    numbers = {"gamma": check_number(where, "gamma", gamma, **IN_0_1)}
+    numbers = {"gamma": check_number(where, "gamma", gamma)}
 
     def first(params: Params, key: Array | None = None) -> RNDState:
         _predictor(where, params, predictor)

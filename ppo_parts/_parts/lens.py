@@ -14,8 +14,8 @@ from .._base.hyperparameters import Numeric, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.types import Array, Batch, Context, Params, Part, field_at, number_at, stateless, with_field_at
 from .._core.wiring import readings, reads_field
+from ..functional._arguments import ANY
 from ..functional._common import ShapeError, check_same_shape
-from .common import ANY
 
 
 def seen_through(
@@ -220,7 +220,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         raise UserValueError("combine_advantages: name at least one advantage")
 
     def checked_number(path: str, x: Any) -> Any:
-        return check_number(where, f"coefficient of {path}", x, **ANY, field=True)
+        return check_number(where, f"coefficient of {path}", x, ANY, field=True)
 
     numbers, given = dict[str, Any](), dict[str, Any](coefficients)
     for path, c in given.items():

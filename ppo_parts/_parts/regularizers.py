@@ -14,8 +14,9 @@ from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import KLEstimator, masked_mean
+from ..functional._arguments import POSITIVE
 from ..functional._common import unsqueezed
-from .common import LOSS, POSITIVE, at_step, check_numbers, loss_part
+from .common import LOSS, at_step, check_numbers, loss_part
 from .losses import entropy_of
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
@@ -83,8 +84,8 @@ def kl_penalty(
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
-    coef = check_number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
-    target: Any = check_number(where, "target_kl", target_kl, **POSITIVE) if adaptive else None
+    coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive)
+    target: Any = check_number(where, "target_kl", target_kl, POSITIVE) if adaptive else None
 
     def divergence(batch: Batch) -> Array:
         if analytic:
@@ -196,7 +197,7 @@ def adaptive_entropy_bonus(
     """
     where = "adaptive_entropy_bonus"
     numbers = check_numbers(where, target_entropy=target_entropy, learning_rate=learning_rate)
-    coef = check_number(where, "coef", coef, **POSITIVE, schedule=False)
+    coef = check_number(where, "coef", coef, POSITIVE, schedule=False)
     check_count(where, "num_samples", num_samples)
 
     def init(params: Params, key: Array | None = None) -> EntropyCoefState:

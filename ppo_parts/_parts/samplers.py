@@ -15,6 +15,7 @@ from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
+from ..functional._arguments import FROM_0
 from ..functional._common import accumulator_dtype, check_same_shape, range_error
 from .common import at_step, check_numbers, is_zero
 
@@ -150,7 +151,7 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
     if weights is not None:
         if np.shape(weights) != table.shape:
             raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
-        if (error := range_error(weights, 0)) is not None:
+        if (error := range_error(weights, FROM_0)) is not None:
             raise UserValueError(f"{where}: weights {error}")
     limits = np.iinfo(np.int32)
     if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one

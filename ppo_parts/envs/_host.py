@@ -19,6 +19,7 @@ import numpy as np
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number, check_takes
+from ..functional._arguments import POSITIVE
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
@@ -75,7 +76,7 @@ def from_gymnasium(
     """
     check_takes("from_gymnasium", "make", make, ("num_envs",))
     if timeout is not None:
-        check_number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
+        check_number("from_gymnasium", "timeout", timeout, POSITIVE, schedule=False)
     names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
     if any(name in TAKEN for name in names):
         raise UserValueError(

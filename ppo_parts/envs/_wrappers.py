@@ -16,6 +16,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
+from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueezed
 from ._env import Array, Env, Observation, Transition, as_observation, check_env
 from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
@@ -254,7 +255,7 @@ def normalize_reward(
     """
     check_env("normalize_reward", env)
     rows = _rows("normalize_reward", env, per_agent)
-    gamma = check_number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
+    gamma = check_number("normalize_reward", "gamma", gamma, schedule=False)
     clip, eps = _constants("normalize_reward", clip, eps)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
@@ -492,5 +493,5 @@ def _present_next(out: Transition) -> Array | None:
 
 
 def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
-    clip = check_number(where, "clip", clip, 0, open_low=True, schedule=False)
-    return clip, check_number(where, "eps", eps, 0, schedule=False)
+    clip = check_number(where, "clip", clip, POSITIVE, schedule=False)
+    return clip, check_number(where, "eps", eps, schedule=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from ._common import (
     Array,
+    Range,
     check_array,
     check_flags,
     check_floating,
@@ -53,22 +54,34 @@ class Kind:
     role: Literal["float", "array", "number", "static", "other"] = "array"
     constant: bool = False  # whether gradients stop at it
     single: bool = False  # whether it is one number, and not one per element
-    range: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # low, high and open_low of a hyperparameter
 
 
-def number(low: float, high: float = np.inf, *, open_low: bool = False, single: bool = False) -> Kind:
-    """Return the kind of a hyperparameter in [low, high], for all elements or, unless it is single, for each."""
+ANY, FROM_0, POSITIVE, IN_0_1 = Range(-np.inf), Range(0), Range(0, open_low=True), Range(0, 1)
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("gamma", "gae_lambda", "pg_lambda", "fraction", "decay", "rate", "beta"), IN_0_1),
+    **dict.fromkeys(("rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high", "max_grad_norm"), POSITIVE),
+    **dict.fromkeys(("slope", "tau", "tau_negative", "high", "sigma", "length"), POSITIVE),
+    **dict.fromkeys(("coef", "value_coef", "kl_coef", "learning_rate", "target_kl", "alpha", "eps", "kappa"), FROM_0),
+    **dict.fromkeys(("bound", "low", "temporal", "spatial", "noise_scale", "scale"), FROM_0),
+    **dict.fromkeys(("cov_low", "cov_high", "target_entropy", "limit", "log_std"), ANY),
+    "dual_clip": Range(1, open_low=True),
+}
+"""The range of each hyperparameter, the same in functions, parts and configurations, unless one states its own."""
+
+
+def number(limits: Range, *, single: bool = False) -> Kind:
+    """Return the kind of a hyperparameter in a range, for all elements or, unless it is single, for each."""
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")
-        error = range_error(value if isinstance(value, int) else x, low, high, open_low=open_low)
+        error = range_error(value if isinstance(value, int) else x, limits)
         if error is not None:
             raise type(error)(str(error), where=where, argument=name)
         if single and np.shape(x):
             raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
         return x
 
-    return Kind(check, "number", single=single, range={"low": low, "high": high, "open_low": open_low})
+    return Kind(check, "number", single=single)
 
 
 def static(
@@ -143,8 +156,8 @@ def _support(where: str, name: str, value: Any) -> Any:
 def _mean_and_scale(where: str, name: str, value: Any) -> Any:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise UserTypeError(f"must be a mean and a scale, got {value!r}", where=where, argument=name)
-    mean = number(-np.inf).check(where, f"the {name} mean", value[0])
-    return mean, POSITIVE.check(where, f"the {name} scale", value[1])
+    mean = number(ANY).check(where, f"the {name} mean", value[0])
+    return mean, number(POSITIVE).check(where, f"the {name} scale", value[1])
 
 
 def _baseline(where: str, name: str, value: Any) -> Any:
@@ -155,9 +168,6 @@ FLOATS = Kind(_floating, "float")
 CONSTANT = Kind(_floating, "float", constant=True)
 REALS = Kind(check_array)
 INTEGERS = Kind(_integers)
-POSITIVE = number(0, open_low=True)
-FROM_0 = number(0)
-IN_0_1 = number(0, 1)
 WHOLE = static("a whole number of at least 1", lambda value: is_whole(value) and value >= 1, int)
 SWITCH = static("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool, UserTypeError)
 
@@ -166,23 +176,21 @@ def _each(kind: Kind, *names: str) -> dict[str, Kind]:
     return dict.fromkeys(names, kind)
 
 
+def _numbers(*names: str, single: bool = False) -> dict[str, Kind]:
+    return {name: number(RANGES[name], single=single) for name in names}
+
+
 KINDS = {
     **_each(FLOATS, "log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"),
     **_each(FLOATS, "logits", "quantiles", "mean", "other", "kernel", "bias", "trace", "delta"),
     **_each(CONSTANT, "advantage", "target", "old_value", "mirrored"),
     **_each(REALS, "reward", "last_value", "final_value", "length", "x", "terminated", "truncated", "mask"),
     **_each(INTEGERS, "group", "indices"),
-    **_each(IN_0_1, "gamma", "gae_lambda", "pg_lambda"),
-    **_each(POSITIVE, "rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high"),
-    **_each(POSITIVE, "slope", "tau", "tau_negative", "high", "alpha", "beta"),
-    **_each(FROM_0, "bound", "low"),
-    **_each(number(0, single=True), "eps", "kappa", "kl_coef"),
-    **_each(number(-np.inf, single=True), "cov_low", "cov_high"),
+    **_numbers("gamma", "gae_lambda", "pg_lambda", "rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high"),
+    **_numbers("dual_clip", "slope", "tau", "tau_negative", "high", "low", "bound"),
+    **_numbers("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma", "alpha", "beta", single=True),
     **_each(Kind(_mean_and_scale, "other"), "old", "new"),
     **_each(SWITCH, "stop_gradient", "keepdims", "normalize"),
-    "dual_clip": number(1, open_low=True),
-    "fraction": number(0, 1, single=True),
-    "sigma": number(0, open_low=True, single=True),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "num_groups": WHOLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -125,16 +126,40 @@ def is_integer(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.integer))
 
 
-def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
-    """Format a range: "[0, 1]", "(0, inf]"."""
-    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
-    return f"{'(' if open_low else '['}{', '.join(written)}]"
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`, including both ends; with `open_low`, excluding `low`."""
+
+    low: float
+    high: float = np.inf
+    open_low: bool = False
+
+    def __post_init__(self) -> None:
+        for name, end, least in (("low", self.low, -np.inf), ("high", self.high, self.low)):
+            real = isinstance(end, (int, float, np.number)) and not isinstance(end, bool)
+            if not real or not end >= least:
+                kind = UserValueError if real else UserTypeError
+                raise kind(f"must be a number, at least {least:g}, got {end!r}", where="Range", argument=name)
+        if not isinstance(self.open_low, bool):
+            raise UserTypeError(f"must be True or False, got {self.open_low!r}", where="Range", argument="open_low")
+
+    def __str__(self) -> str:
+        """Format as in "[0, 1]" or "(0, inf]"."""
+        written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (self.low, self.high))
+        return f"{'(' if self.open_low else '['}{', '.join(written)}]"
+
+    def __contains__(self, x: Any) -> bool:
+        return bool(np.all(self.holds(x)))
+
+    def holds(self, x: Any) -> Any:
+        """Return where numbers lie in the range."""
+        return (x > self.low if self.open_low else x >= self.low) & (x <= self.high)
 
 
 def range_error(
-    value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
+    value: Any, limits: Range, *, what: str = "a number or an array"
 ) -> UserTypeError | UserValueError | None:
-    """Return what is wrong with numbers that must lie in [low, high]; None if they are valid or traced."""
+    """Return what is wrong with numbers that must lie in a range; None if they are valid or traced."""
     if isinstance(value, jax.core.Tracer) and not is_real(value):
         return UserTypeError(f"must be {what}, got {value.dtype}")
     try:
@@ -145,10 +170,9 @@ def range_error(
         return None
     if not is_real(known):
         return UserTypeError(f"must be {what}, got {value!r}")
-    numbers = known.astype(np.float64)
-    if np.all((numbers > low if open_low else numbers >= low) & (numbers <= high)):
+    if known.astype(np.float64) in limits:
         return None
-    return UserValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
+    return UserValueError(f"must lie in {limits}, got {value!r}")
 
 
 def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:

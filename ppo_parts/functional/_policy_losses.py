@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import POSITIVE, CorrectionMode, check_order, fit, public
+from ._arguments import POSITIVE, CorrectionMode, check_order, fit, number, public
 from ._common import Array, Number, kept, zero_masked
 
 
@@ -121,7 +121,7 @@ def simple_policy_optimization(
     return jnp.abs(advantage) * (moved * (moved / (2 * clip_eps) - sign) - sign)
 
 
-@public(alpha=POSITIVE, beta=POSITIVE)
+@public(alpha=number(POSITIVE), beta=number(POSITIVE))
 def discovered_policy_optimization(
     log_ratio: Array, advantage: Array, *, alpha: Number = 2.0, beta: Number = 0.6, mask: Array | None = None
 ) -> Array:
@@ -199,7 +199,7 @@ def rollback_surrogate(
     return -advantage * jnp.where(outside, (1 + slope) * bound - slope * ratio, ratio)
 
 
-@public(coef=POSITIVE)
+@public(coef=number(POSITIVE))
 def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number, mask: Array | None = None) -> Array:
     r"""Compute the loss of on-policy MDPO. Gradients flow to `log_ratio`; `advantage` is a constant.
 

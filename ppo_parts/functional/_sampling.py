@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import CONSTANT, WHOLE, number, public
+from ._arguments import CONSTANT, WHOLE, public
 from ._common import Array, Number, accumulator_dtype, kept, known_values, visible
 from ._errors import ShapeError, UserValueError
 
@@ -18,7 +18,7 @@ def _check_axes(where: str, values: dict[str, Any]) -> None:
         raise ShapeError(f"{where}: advantage must be [T, N], got shape {shape}")
 
 
-@public(alpha=number(0, single=True), also=_check_axes)
+@public(also=_check_axes)
 def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, mask: Array | None = None) -> Array:
     r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
@@ -141,7 +141,6 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
     other_shape="indices",
     probabilities=CONSTANT,
     inclusion=CONSTANT,
-    beta=number(0, 1, single=True),
     also=_check_drawn,
 )
 def importance_weights(

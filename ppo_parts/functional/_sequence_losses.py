@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, Level, Reduction, check_order, number, public
+from ._arguments import CONSTANT, FROM_0, Level, Reduction, check_order, number, public
 from ._common import Array, Number, kept
 from ._policy_losses import clip_bounds, clipped_surrogate, importance_weighted_surrogate, outside_clip_range
 from ._statistics import masked_mean
@@ -252,7 +252,7 @@ def clip_cov(
     return jnp.where(drawn, 0, loss)
 
 
-@public(log_prob=CONSTANT, coef=number(0, single=True))
+@public(log_prob=CONSTANT, coef=number(FROM_0, single=True))
 def kl_cov(
     log_ratio: Array,
     advantage: Array,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import POSITIVE, public
+from ._arguments import POSITIVE, number, public
 from ._common import Array, Number, accumulator_dtype, is_real, known_values, zero_masked
 from ._errors import ShapeError, UserValueError
 
@@ -80,7 +80,7 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
     return _half_square(jnp.maximum(target - value, 0))
 
 
-@public(delta=POSITIVE)
+@public(delta=number(POSITIVE))
 def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: Array | None = None) -> Array:
     r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
 

@@ -264,7 +264,7 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False"
         )
-    check_number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
+    check_number("actor_critic", "log_std", log_std, schedule=False)
     action_size(env.action_space)  # raises if actions are neither discrete nor vectors
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
     boxes = [space for space in leaf_spaces(env.action_space) if not is_discrete(space)]

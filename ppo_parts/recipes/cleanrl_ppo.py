@@ -14,7 +14,6 @@ from typing import Annotated
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,21 +24,21 @@ class Config(training.Config):
     total_timesteps: int = 500_000
     num_envs: int = 4
     num_steps: int = 128
-    learning_rate: Annotated[float, at_least(0), "learning rate of Adam"] = 2.5e-4
-    anneal_lr: Annotated[bool, "anneal the learning rate linearly to 0 over the updates of the run"] = True
-    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
-    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
-    num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch; must divide num_envs * num_steps"] = 4
-    update_epochs: Annotated[int, at_least(1), "passes over each rollout"] = 4
+    learning_rate: float = 2.5e-4
+    anneal_lr: bool = True
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    num_minibatches: int = 4
+    update_epochs: int = 4
     norm_adv: Annotated[bool, "standardize advantages in each minibatch"] = True
-    clip_coef: Annotated[float, more_than(0), "how far the ratio (and the value, if clipped) may move"] = 0.2
+    clip_coef: Annotated[float, "how far the ratio (and the value, if clipped) may move"] = 0.2
     clip_vloss: Annotated[bool, "clip the value loss as well"] = True
-    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.01
-    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 0.5
-    max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
-    target_kl: Annotated[float | None, at_least(0), "end an update after an epoch with a larger KL, in nats"] = None
-    normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = False
-    hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    target_kl: float | None = None
+    normalize_env: bool = False
+    hidden: tuple[int, ...] = (64, 64)
 
 
 PRESETS = {

@@ -22,7 +22,7 @@ import optax
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import libraries
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import at_least, more_than
 
 Library = Literal["rsl_rl", "rl_games", "skrl", "brax", "stable_baselines3", "tianshou"]
 
@@ -36,19 +36,19 @@ class Config(training.Config):
     num_envs: int = 8
     num_steps: int = 256
     library: Annotated[Library, "the library whose update to use; --preset also sets its hyperparameters"]
-    learning_rate: Annotated[float, at_least(0), "learning rate of Adam; with target_kl, the initial one"]
+    learning_rate: Annotated[float, "learning rate of Adam; with target_kl, the initial one"]
     target_kl: Annotated[
         float | None, more_than(0), "divergence to which the rate adapts; in Stable-Baselines3, it ends the update"
     ] = None
     adapt_each_epoch: Annotated[bool, "the rate adapts after each epoch, not after each step; rl_games only"] = False
-    num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch"]
-    update_epochs: Annotated[int, at_least(1), "passes over each rollout"]
-    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
-    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
-    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
-    vf_coef: Annotated[float, at_least(0), "weight of the value loss; its factor 1/2 is that of the library"]
-    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"]
-    max_grad_norm: Annotated[float | None, more_than(0), "a gradient with a larger norm is scaled down to this"] = None
+    num_minibatches: Annotated[int, "gradient steps per epoch"]
+    update_epochs: int
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_coef: float = 0.2
+    vf_coef: Annotated[float, "weight of the value loss; its factor 1/2 is that of the library"]
+    ent_coef: float
+    max_grad_norm: Annotated[float | None, "a gradient with a larger norm is scaled down to this"] = None
     bounds_coef: Annotated[float, at_least(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
     soft_bound: Annotated[float, at_least(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
     reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax and rl_games only"] = 1.0
@@ -57,10 +57,10 @@ class Config(training.Config):
     ] = None
     normalize_observations: Annotated[bool, "standardize observations by running statistics"] = True
     normalize_rewards: Annotated[bool, "divide rewards by the running deviation of the discounted return"] = True
-    hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer, of actor and critic"] = (64, 64)
+    hidden: Annotated[tuple[int, ...], "units of each hidden layer, of actor and critic"] = (64, 64)
     shared: Annotated[bool, "actor and critic share the hidden layers; not in rsl_rl"] = False
-    activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
-    log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = 0.0
+    activation: networks.Activation = "tanh"
+    log_std: float = 0.0
     squash: Annotated[bool, "squash actions into their bounds by tanh; otherwise [-1, 1] is mapped onto them"] = False
     noise_steps: Annotated[
         int | None, at_least(1), "state-dependent exploration (gSDE): steps for which noise is kept, None: white noise"

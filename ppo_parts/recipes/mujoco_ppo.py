@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import more_than
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,18 +33,18 @@ class Config(training.Config):
     total_timesteps: int = 1_000_000
     num_envs: int = 8
     num_steps: int = 256
-    learning_rate: Annotated[float, at_least(0), "learning rate of Adam, annealed linearly to 0"] = 3e-4
-    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
-    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.9
-    num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch; must divide num_envs * num_steps"] = 32
-    update_epochs: Annotated[int, at_least(1), "passes over each rollout; each recomputes the advantages"] = 10
-    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
-    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.0
-    vf_coef: Annotated[float, at_least(0), "weight of the value loss, which has a factor 1/2"] = 0.5
-    max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
-    hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
+    learning_rate: Annotated[float, "learning rate of Adam, annealed linearly to 0"] = 3e-4
+    gamma: float = 0.99
+    gae_lambda: float = 0.9
+    num_minibatches: int = 32
+    update_epochs: Annotated[int, "passes over each rollout; each recomputes the advantages"] = 10
+    clip_coef: float = 0.2
+    ent_coef: float = 0.0
+    vf_coef: Annotated[float, "weight of the value loss, which has a factor 1/2"] = 0.5
+    max_grad_norm: float = 0.5
+    hidden: tuple[int, ...] = (64, 64)
     obs_clip: Annotated[float, more_than(0), "bound of normalized observations, in standard deviations"] = 10.0
-    log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = -1.0
+    log_std: float = -1.0
 
 
 PRESETS = {

@@ -4,11 +4,11 @@ From the command line to an update: `_cli.main` parses, `_run.run` opens the fol
 places and compiles, and `_train` is the step: a rollout and an update.
 """
 
+from ..functional._common import Range as Range
 from ._checkpoint import Checkpoints as Checkpoints
 from ._cli import exit_on_user_error as exit_on_user_error
 from ._cli import main as main
 from ._config import Config as Config
-from ._config import Range as Range
 from ._config import RunOptions as RunOptions
 from ._config import at_least as at_least
 from ._config import between as between

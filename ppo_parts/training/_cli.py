@@ -18,7 +18,8 @@ from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
-from ._config import Range, RunOptions, check_config, declared, stored_options
+from ..functional._common import Range
+from ._config import RunOptions, as_finite, check_config, declared, stored_options
 from ._folder import check_recipe, recipe_of, stored_config, stored_run
 from ._messages import logger, printed_messages
 from ._processes import initialize
@@ -229,7 +230,7 @@ def _parsed(
         hints = get_type_hints(info.type) | (kinds if info.type is Arguments else {})
         texts = declared(info.type, str)
         for name, limits in declared(info.type, Range).items():
-            texts[name] = f"{texts.get(name, 'a number')}; in {limits}"
+            texts[name] = f"{texts.get(name, 'a number')}; in {as_finite(limits)}"
         fields = [
             constructors.StructFieldSpec(name, hints[name], getattr(info.default, name), helptext=texts.get(name))
             for name in (field.name for field in dataclasses.fields(info.type))

@@ -17,33 +17,37 @@ from .._base.doors import check_as, checked, is_known
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
-from ..functional._common import bounds
+from ..functional._arguments import ANY, RANGES
+from ..functional._common import Range
 from ..functional._errors import did_you_mean
 from ._evaluate import EVALUATION, metric_names
 from ._train import Train, updates_in
 
 M = TypeVar("M")
+INHERITED: dict[str, tuple[Range | str, ...]] = {
+    "learning_rate": (RANGES["learning_rate"], "learning rate of Adam"),
+    "anneal_lr": ("anneal the learning rate linearly to 0 over the updates of the run",),
+    "max_grad_norm": (RANGES["max_grad_norm"], "a gradient with a larger norm is scaled down to this one"),
+    "gamma": (RANGES["gamma"], "discount of rewards per step"),
+    "gae_lambda": (RANGES["gae_lambda"], "trace decay: 0 has the least variance, 1 the least bias"),
+    "num_minibatches": (Range(1), "gradient steps per epoch; must divide num_envs * num_steps"),
+    "update_epochs": (Range(1), "passes over each rollout"),
+    "clip_coef": (RANGES["clip_eps"], "how far the probability ratio may move from 1"),
+    "vf_coef": (RANGES["coef"], "weight of the value loss"),
+    "ent_coef": (RANGES["coef"], "weight of the entropy bonus"),
+    "target_kl": (RANGES["target_kl"], "end an update after an epoch with a larger KL, in nats"),
+    "normalize_env": ("standardize and clip observations and rewards by running statistics",),
+    "hidden": (Range(1), "units of each hidden layer"),
+    "activation": ("activation of the hidden layers",),
+    "log_std": ("initial logarithm of the standard deviation of actions",),
+}
+"""The ranges and help texts of fields that many configurations have; `Config` declares them for its subclasses."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The numbers from `low` to `high`, including both ends; with `open_low`, excluding `low`."""
-
-    low: float
-    high: float = np.inf
-    open_low: bool = False
-
-    def __post_init__(self) -> None:
-        check_as("Range", "open_low", self.open_low, bool)
-        check_number("Range", "low", self.low, -np.inf, schedule=False)
-        check_number("Range", "high", self.high, self.low, schedule=False)
-
-    def __str__(self) -> str:
-        low = "(" if self.open_low or self.low == -np.inf else "["
-        return f"{low}{bounds(self.low, self.high)[1:-1]}{')' if self.high == np.inf else ']'}"
-
-    def __contains__(self, x: float) -> bool:
-        return (self.low < x if self.open_low else self.low <= x) and x <= self.high and bool(np.isfinite(x))
+def as_finite(limits: Range) -> str:
+    """Format the finite numbers of a range, which are those that a configuration may hold."""
+    low, high = "[("[limits.low == -np.inf], "])"[limits.high == np.inf]
+    return f"{'(' if limits.open_low else low}{str(limits)[1:-1]}{high}"
 
 
 def between(low: float, high: float) -> Range:
@@ -66,7 +70,8 @@ class Config:
     """The fields that every recipe's configuration has; a subclass sets the defaults and adds its own fields.
 
     The annotation of a field declares its type, its range and its help text. A field that a subclass declares again,
-    `num_envs: int = 4`, keeps its range and its help text. Float fields may hold traced arrays.
+    `num_envs: int = 4`, keeps its range and its help text, and so does one with a name that most recipes have, such as
+    `gamma: float = 0.99`. Float fields may hold traced arrays.
 
     Example:
         >>> import dataclasses
@@ -78,7 +83,8 @@ class Config:
         ...     total_timesteps: int = 500_000
         ...     num_envs: int = 4
         ...     num_steps: int = 128
-        ...     gamma: Annotated[float, training.between(0, 1), "discount of rewards per step"] = 0.99
+        ...     gamma: float = 0.99
+        ...     noise: Annotated[float, training.at_least(0), "standard deviation of the noise"] = 0.1
         >>> Config().num_updates
         976
     """
@@ -113,9 +119,10 @@ def declared(kind: type, of: type[M]) -> dict[str, M]:
     """
     found: dict[str, M] = {}
     for base in reversed(kind.__mro__):
-        for name, hint in get_type_hints(base, include_extras=True).items():
-            found.update((name, x) for x in getattr(hint, "__metadata__", ()) if isinstance(x, of))
-    return found
+        stated = {x: getattr(hint, "__metadata__", ()) for x, hint in get_type_hints(base, include_extras=True).items()}
+        for name, declarations in (INHERITED | stated if base is Config else stated).items():
+            found.update((name, x) for x in declarations if isinstance(x, of))
+    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}
 
 
 @checked
@@ -160,13 +167,13 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         if is_known(hint):
             check_as(where, name, value, hint)
         return
-    allowed = limits or Range(-np.inf)
+    allowed = limits or ANY
     if number is int:
         value = check_count(where, name, value, None if np.isinf(allowed.low) else int(allowed.low))
     elif not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
-        value = check_number(where, name, value, -np.inf, schedule=False)
-    if not isinstance(value, jax.core.Tracer) and value not in allowed:
-        raise UserValueError(f"must lie in {allowed}, got {value!r}", where=where, argument=name)
+        value = check_number(where, name, value, ANY, schedule=False)
+    if not isinstance(value, jax.core.Tracer) and not (value in allowed and np.isfinite(value)):
+        raise UserValueError(f"must lie in {as_finite(allowed)}, got {value!r}", where=where, argument=name)
 
 
 @dataclasses.dataclass(frozen=True)

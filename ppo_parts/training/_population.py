@@ -16,7 +16,9 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
-from ._config import Range, check_config
+from ..functional._arguments import IN_0_1, POSITIVE
+from ..functional._common import Range
+from ._config import check_config
 from ._search import check_fields, check_metric
 from ._train import Collected, Train, TrainState
 
@@ -189,13 +191,13 @@ def population(
     """
     check_count("population", "members", members, 2)
     check_count("population", "every", every)
-    check_number("population", "fraction", fraction, 0, 0.5, schedule=False)
-    check_number("population", "resample", resample, 0, 1, schedule=False)
+    check_number("population", "fraction", fraction, Range(0, 0.5), schedule=False)
+    check_number("population", "resample", resample, IN_0_1, schedule=False)
     if fraction and round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
     for factor in factors:
-        check_number("population", "factors", factor, 0, open_low=True, schedule=False)
+        check_number("population", "factors", factor, POSITIVE, schedule=False)
     if not ranges:
         raise UserValueError("must name a field to search, got {}", where="population", argument="ranges")
     for name, limits in ranges.items():

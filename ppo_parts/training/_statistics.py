@@ -10,7 +10,7 @@ import numpy as np
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
-from ..functional._common import is_real
+from ..functional._common import Range, is_real
 
 
 def finite_mean(x: Any) -> float:
@@ -51,7 +51,7 @@ def bootstrap(
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds."""
     x, samples = _numbers("bootstrap", x), check_count("bootstrap", "samples", samples)
-    check_number("bootstrap", "level", level, 0, 1, open_low=True, schedule=False)
+    check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
     if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)

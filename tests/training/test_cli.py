@@ -25,7 +25,7 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.recipes.__main__ import listed
 from ppo_parts.training._cli import fitting_preset, whole_number
-from ppo_parts.training._config import Range, declared
+from ppo_parts.training._config import as_finite, declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import compiling
 from tests.runs import ROOT
@@ -76,12 +76,12 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
     for preset in recipe.PRESETS.values():
         training.check_config(preset)
     numbers = {name for name, hint in get_type_hints(recipe.Config).items() if re.search("int|float", str(hint))}
-    assert numbers == declared(recipe.Config, Range).keys()
-    for name, limits in declared(recipe.Config, Range).items():
+    assert numbers == declared(recipe.Config, training.Range).keys()
+    for name, limits in declared(recipe.Config, training.Range).items():
         flag = f"--{name.replace('_', '-')}"
         said = text.partition(f"{flag} ")[2].partition("(default:")[0]
-        assert str(limits) in said, name
-        assert len(said.replace(str(limits), "").split()) > 3, name
+        assert as_finite(limits) in said, name
+        assert len(said.replace(as_finite(limits), "").split()) > 3, name
         outside = limits.low if limits.open_low else limits.low - 1
         wrong = outside if isinstance(outside, int) else float(outside)
         several = isinstance(getattr(recipe.Config(), name), tuple)
