@@ -1,7 +1,7 @@
 """Losses that regularize a policy: entropy held at a target, bounds, smoothness, perturbed and averaged policies."""
 
-from ._parts.proximal import perturbed_mean as perturbed_mean
-from ._parts.proximal import proximal_average as proximal_average
 from ._parts.regularizers import adaptive_entropy_bonus as adaptive_entropy_bonus
 from ._parts.regularizers import bounds_loss as bounds_loss
+from ._parts.regularizers import perturbed_mean as perturbed_mean
+from ._parts.regularizers import proximal_average as proximal_average
 from ._parts.regularizers import smoothness_loss as smoothness_loss

@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     confidence: Confidence
 
 
-class Run:
+class Evidence:
     """Reads metrics and settings, as in `diagnose`. What is unknown is NaN, and no comparison with NaN is true."""
 
     def __init__(self, metrics: Mapping[str, Any], config: Any = None) -> None:
@@ -83,7 +83,7 @@ class Run:
         return (self.late("episode_return") - self.early("episode_return")) / noise
 
 
-def nonfinite_updates(run: Run) -> float:
+def nonfinite_updates(run: Evidence) -> float:
     """Count updates with numbers that are not finite: by the learner's counts, or in the losses of foreign logs."""
     counts = [x != 0 for name, x in run.metrics.items() if "nonfinite/" in name]
     losses = [~np.isfinite(run.metrics[name]) for name in ("value_loss", "policy_loss") if name in run.metrics]
@@ -91,19 +91,19 @@ def nonfinite_updates(run: Run) -> float:
     return float(max(map(np.sum, bad), default=0))
 
 
-def copied_seeds(run: Run) -> float:
+def copied_seeds(run: Evidence) -> float:
     """Count seeds whose loss is that of another one, to the last bit."""
     x = next((x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2), np.zeros((1, 1)))
     return float(x.shape[1] - len(np.unique(x, axis=1).T))
 
 
-def unending_steps(run: Run) -> float:
+def unending_steps(run: Evidence) -> float:
     """Count the steps of each environment, if no episode ended."""
     episodes = run.metrics.get("episodes", np.ones(1))
     return np.nan if np.nansum(episodes) else len(episodes) * run.setting("num_steps")
 
 
-def false_ends(run: Run) -> float:
+def false_ends(run: Evidence) -> float:
     """Count terminations that the values do not foresee, if none is truncated and all come after 50 steps or more."""
     length = run.series("episode_length")
     fixed = len(length) >= 3 and np.ptp(length) == 0 and length[0] >= 50
@@ -111,52 +111,52 @@ def false_ends(run: Run) -> float:
     return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
 
 
-def have_effect(run: Run) -> bool:
+def have_effect(run: Evidence) -> bool:
     """Return whether actions change what follows, if it is known; otherwise any end and any horizon is right."""
     return run.late("probe/no_effect") != 1
 
 
-def agreement(run: Run) -> float:
+def agreement(run: Evidence) -> float:
     """Return -1 if the mean reward of the learner and the mean return differ in sign, otherwise 1."""
     reward, returns = run.late("probe/reward_mean"), run.late("episode_return")
     return float(np.sign(reward * returns)) if abs(reward) > 0.005 * run.late("probe/target_rms") else np.nan
 
 
-def lost_in_evaluation(run: Run) -> float:
+def lost_in_evaluation(run: Evidence) -> float:
     """Return how far the last evaluations are below the return, in standard deviations; NaN if most was kept."""
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
     progress, lost = run.progress(), late - played
     return progress * lost / (late - early) if progress > 2 and lost > (late - early) / 2 else np.nan
 
 
-def changed_output(run: Run) -> float:
+def changed_output(run: Evidence) -> float:
     """Return how far log-probabilities or values change if they are computed again, the larger of what is known."""
     return float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change")))
 
 
-def motion_left(run: Run) -> float:
+def motion_left(run: Evidence) -> float:
     """Return the divergence in the second half, without its end, divided by that of the beginning."""
     kl, first = run.series("approx_kl"), run.early("approx_kl")
     return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / first if len(kl) >= 20 and first > 1e-5 else np.nan
 
 
-def mean_policy_loss(run: Run) -> float:
+def mean_policy_loss(run: Evidence) -> float:
     """Return the mean absolute policy loss; it stays near 0 if advantages are standardized in each minibatch."""
     return run.over("policy_loss", lambda x: np.mean(np.abs(x)))
 
 
-def entropy_lost(run: Run) -> float:
+def entropy_lost(run: Evidence) -> float:
     early, late = run.early("entropy"), run.late("entropy")
     return max(early - late, 1 - late / early if early > 0 else -np.inf)
 
 
-def collapsed(run: Run) -> bool:
+def collapsed(run: Evidence) -> bool:
     """Return whether the policy became deterministic while the return did not rise by three standard errors."""
     error = (14 / max(len(run.series("episode_return")), 1)) ** 0.5  # of means of a tenth and of a quarter
     return entropy_lost(run) > 0.8 and run.progress() < 3 * error
 
 
-def learned_values_long(run: Run) -> bool:
+def learned_values_long(run: Evidence) -> bool:
     """Return whether a run has 100 updates and 100,000 environment steps, and the value loss did not fall."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
@@ -176,8 +176,8 @@ class Rule(NamedTuple):
     high: float
     cause: str
     advice: str
-    value: Callable[[Run], float] | None = None
-    when: Callable[[Run], bool] = lambda run: True
+    value: Callable[[Evidence], float] | None = None
+    when: Callable[[Evidence], bool] = lambda run: True
     unless: tuple[str, ...] = ()
 
 
@@ -268,7 +268,7 @@ RULES = (
          ("advantage_lost", "stops_at_once", "clip_small")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
          "training lowers the return, as if rewards had the opposite sign",
-         "look at the sign in wrappers of the reward, and at what they pay for", Run.progress,
+         "look at the sign in wrappers of the reward, and at what they pay for", Evidence.progress,
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
@@ -313,7 +313,7 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
         >>> [(found.name, found.value) for found in training.diagnose(metrics)]
         [('learning_rate_large', 0.5)]
     """
-    run, seen = Run(metrics, config), dict[str, Finding]()
+    run, seen = Evidence(metrics, config), dict[str, Finding]()
     for rule in RULES:
         value = run.late(rule.metric) if rule.value is None else rule.value(run)
         explained = seen.keys() & {rule.name, *rule.unless}

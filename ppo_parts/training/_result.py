@@ -26,8 +26,9 @@ FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their
 def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
     columns: dict[str, list[Any]] = {}
-    lost = total = 0.0
+    lost, total, population = 0.0, 0.0, False
     for row in rows:
+        population = PARENT in row
         for name in ("env_steps", "episode_return", "episodes", EVALUATION + "episode_return"):
             columns.setdefault(name, []).append(row.get(name))
         bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
@@ -37,7 +38,7 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
         return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
     episodes = np.nan_to_num(episodes)
-    if PARENT in row:  # members copy each other, so they are not independent seeds
+    if population:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
         episodes = np.sum(episodes, axis=-1)
