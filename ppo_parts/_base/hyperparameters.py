@@ -160,17 +160,17 @@ def _next_above(low: float, dtype: Any) -> Any:
     return jnp.finfo(dtype).tiny if low == 0 else jnp.nextafter(jnp.asarray(low, dtype), jnp.asarray(jnp.inf, dtype))
 
 
-def any_nan(*hyperparameters: Any) -> Array | None:
-    """Return whether one of the hyperparameters is NaN because it is out of range; None: that is impossible."""
-    arrays = [x for x in hyperparameters if isinstance(x, jax.Array)]  # others were checked when the part was built
-    numbers = [jnp.any(jnp.isnan(x)) for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
-    return functools.reduce(jnp.logical_or, numbers) if numbers else None
+def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
+    """Return the tree, or NaN in all its floats if one of the hyperparameters is NaN because it is out of range."""
 
+    def is_floating(x: Any) -> bool:
+        return isinstance(x, jax.Array) and bool(jnp.issubdtype(x.dtype, jnp.floating))
 
-def spread_nan(x: Array, *hyperparameters: Any) -> Array:
-    """Return `x`, or NaN everywhere if one of the hyperparameters is NaN because it is out of range."""
-    bad = any_nan(*hyperparameters)
-    return x if bad is None else jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x)
+    numbers = [jnp.any(jnp.isnan(x)) for x in filter(is_floating, hyperparameters)]  # others were checked before
+    if not numbers:
+        return tree
+    bad = functools.reduce(jnp.logical_or, numbers)
+    return jax.tree.map(lambda x: jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x) if is_floating(x) else x, tree)
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import any_nan
+from .._base.hyperparameters import spread_nan
 from .types import Batch, Context, Divider, Params, Part, field_at, kind, number_at, with_field_at
 from .wiring import check_batch, check_order, find_sampler, readings
 
@@ -147,19 +147,13 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    bad = any_nan(*(number_at(number, before, step) for number in part.numbers))
-    if bad is None:
-        return after
-
-    def nan(x: Any) -> Any:
-        return jnp.where(bad, jnp.nan, x).astype(x.dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
-
-    for path in part.provides:
+    numbers = [number_at(number, before, step) for number in part.numbers]
+    for path in part.provides if numbers else ():
         if path == "losses":
-            own = {name: nan(x) for name, x in after.losses.items() if before.losses.get(name) is not x}
-            after = after.replace(losses={**after.losses, **own})
+            own = {name: x for name, x in after.losses.items() if before.losses.get(name) is not x}
+            after = after.replace(losses={**after.losses, **spread_nan(own, *numbers)})
         elif path not in ("metrics", "stop"):
-            after = with_field_at(after, path, jax.tree.map(nan, field_at(after, path)))
+            after = with_field_at(after, path, spread_nan(field_at(after, path), *numbers))
     return after
 
 

@@ -197,11 +197,12 @@ def sampler(
         ...     return item, None
         >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
     """
-    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
     check_takes(name, "plan", plan, ("key", "batch", "epoch"))
     check_takes(name, "draw", draw, ("item", "batch", "context"))
-    plan, draw = _plan_shards(plan), _draw_shards(name, draw)
-    return sampler_of_shards(name, plan, draw, axis=axis, weighted=weighted, requires=requires, **passes)
+    return sampler_of_shards(
+        name, _plan_shards(plan), _draw_shards(name, draw), num_epochs=num_epochs, num_minibatches=num_minibatches,
+        axis=axis, refresh=refresh, weighted=weighted, requires=requires,
+    )  # fmt: skip
 
 
 def sampler_of_shards(
@@ -209,14 +210,16 @@ def sampler_of_shards(
     plan: Plan,
     draw: Draw,
     *,
+    num_epochs: int,
+    num_minibatches: int,
     axis: Axis,
+    refresh: Refresh,
     weighted: bool = False,
     requires: tuple[str, ...] = (),
-    **passes: Any,
 ) -> Part:
     """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler`."""
-    for count in ("num_minibatches", "num_epochs"):
-        check_count(name, count, passes[count])
+    check_count(name, "num_minibatches", num_minibatches)
+    check_count(name, "num_epochs", num_epochs)
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         # A sampler that runs as a plain part draws the first minibatch of the first epoch.
@@ -230,19 +233,10 @@ def sampler_of_shards(
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
     made = Sampler(
-        no_state,
-        update,
-        name,
-        requires=requires,
-        provides=("weight",) if weighted else (),
-        reads=(),
-        place="before_sampler",
-        cuts_time=axis == "step",
-        axis=axis,
-        plan=plan,
-        draw=draw,
-        **passes,
-    )
+        no_state, update, name, requires=requires, provides=("weight",) if weighted else (), reads=(),
+        place="before_sampler", cuts_time=axis == "step", num_epochs=num_epochs, num_minibatches=num_minibatches,
+        axis=axis, refresh=refresh, plan=plan, draw=draw,
+    )  # fmt: skip
     return made
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -424,6 +424,18 @@ class Part:
                 )
 
 
+class Declared(TypedDict, total=False):
+    """What a part may declare as keywords; see `Part`."""
+
+    requires: tuple[str, ...]
+    provides: tuple[str, ...]
+    reads: tuple[str, ...] | None
+    place: Place
+    needs_time: bool
+    policy_loss: bool | None
+    elementwise: bool
+
+
 @functools.cache
 def declarable() -> dict[str, Any]:
     """Return what a part declares besides its functions, and the type of each."""
@@ -486,8 +498,10 @@ def stateless(
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
         return result, state
 
-    kinds: Any = {"policy_loss": policy_loss, "elementwise": elementwise}
-    return Part(no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers, **kinds)
+    return Part(
+        no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers,
+        policy_loss=policy_loss, elementwise=elementwise,
+    )  # fmt: skip
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:

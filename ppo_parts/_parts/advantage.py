@@ -19,8 +19,9 @@ from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import one_of, share_explained
-from .common import align_weight, at_step, check_numbers, check_options, moments_of
+from .common import align_weight, check_options, moments_of, numeric_part
 
+ESTIMATES = ("advantage", "target")
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 
 
@@ -53,17 +54,16 @@ def gae(
         ...
         ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
     """
-    numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, **now: Any) -> Batch:
         values = _latest_values("gae", batch, skip=mask_mode == "skip")
-        options: Any = {"mask_mode": mask_mode, "implementation": implementation} | at_step(numbers, batch, context)
-        estimate = functools.partial(functional.gae, **_ends(batch), **options)
+        now |= _ends(batch)
+        estimate = functools.partial(functional.gae, **now, mask_mode=mask_mode, implementation=implementation)
         out = each_stream(estimate, batch.terminated, *values)(*values)
         return _write(batch, out.advantage, out.target)
 
-    declared: Any = {"provides": ("advantage", "target"), "reads": ESTIMATOR_READS, "needs_time": True}
-    return stateless(update, name="gae", numbers=tuple(numbers.values()), **declared)
+    numbers = {"gamma": gamma, "gae_lambda": gae_lambda}
+    return numeric_part("gae", update, numbers, provides=ESTIMATES, reads=ESTIMATOR_READS, needs_time=True)
 
 
 @checked
@@ -95,21 +95,20 @@ def vtrace(
         >>> import ppo_parts as pp
         >>> part = pp.vtrace(gamma=.99, gae_lambda=.95, rho_clip=1., c_clip=1.)
     """
-    clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
-    numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
     if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, **now: Any) -> Batch:
         values, log_ratio = _latest_values("vtrace", batch), _latest_log_ratio(batch)
-        options: Any = {"implementation": implementation} | at_step(numbers, batch, context)
-        estimate = functools.partial(functional.vtrace, log_ratio, **_ends(batch), **options)
+        now |= _ends(batch)
+        estimate = functools.partial(functional.vtrace, log_ratio, **now, implementation=implementation)
         out = each_stream(estimate, batch.terminated, *values)(*values)
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
-    declared: Any = {"provides": ("advantage", "target"), "reads": reads, "needs_time": True}
-    return stateless(update, name="vtrace", numbers=tuple(numbers.values()), **declared)
+    clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
+    numbers = {"gamma": gamma, "gae_lambda": gae_lambda, "pg_lambda": pg_lambda, **clips}
+    return numeric_part("vtrace", update, numbers, provides=ESTIMATES, reads=reads, needs_time=True)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -129,11 +128,10 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
     """
     where = "advantage_normalize"
-    numbers = check_numbers(where, eps=eps)
     check_options(where, ddof=ddof, axis=axis)
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, eps: Any) -> Batch:
         element = batch.advantage if batch.log_prob is None else batch.log_prob
         shape = jnp.shape(element)
         of = f"axis={axis} of an advantage with axes {batch.axes} and shape {shape}"
@@ -144,12 +142,11 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 f"{where}: {of} leaves one element for each mean, so that the result is always 0: use fewer "
                 "minibatches or other axes, or normalize before the sampler"
             )
-        options: Any = {"axis": axis, "ddof": ddof, "mask": batch.mask} | at_step(numbers, batch, context)
-        normalize = functools.partial(functional.advantage_normalize, **options)
+        normalize = functools.partial(functional.advantage_normalize, mask=batch.mask, axis=axis, ddof=ddof, eps=eps)
         return batch.replace(advantage=each_stream(normalize, element, batch.advantage)(batch.advantage))
 
-    declared: Any = {"requires": ("advantage",), "provides": ("advantage",), "reads": ("mask",)}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
+    written = ("advantage",)
+    return numeric_part(where, update, {"eps": eps}, requires=written, provides=written, reads=("mask",))
 
 
 def advantage_weight() -> Part:
@@ -168,8 +165,10 @@ def advantage_weight() -> Part:
     def update(batch: Batch) -> Batch:
         return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage))
 
-    declared: Any = {"requires": ("advantage", "weight"), "provides": ("advantage",), "reads": ()}
-    return stateless(update, name="advantage_weight", place="after_sampler", **declared)
+    return stateless(
+        update, name="advantage_weight", requires=("advantage", "weight"), provides=("advantage",), reads=(),
+        place="after_sampler",
+    )  # fmt: skip
 
 
 def _ends(batch: Batch) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Part, number_at, stateless
+from .._core.types import Array, Batch, Context, Declared, Part, number_at, stateless
 from ..functional import masked_mean
 from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
@@ -24,12 +24,6 @@ PER_ELEMENT = (
     "coef",
 )  # fmt: skip
 """Hyperparameters that may be a `field`, one number per element."""
-
-LOSS: Any = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
-"""Declarations of a loss."""
-
-POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob"), "policy_loss": True}
-"""Declarations of a loss that is a function of the log-ratio and the advantage."""
 
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
@@ -58,6 +52,18 @@ def is_zero(value: Any) -> bool:
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
+def numeric_part(
+    where: str, update: Callable[..., Batch], hyperparameters: Mapping[str, Any], **declared: Unpack[Declared]
+) -> Part:
+    """Make a part of `update(batch, context, **values)`, which receives the hyperparameters in this update."""
+    numbers = check_numbers(where, **hyperparameters)
+
+    def update_now(batch: Batch, context: Context) -> Batch:
+        return update(batch, context, **at_step(numbers, batch, context))
+
+    return stateless(update_now, name=where, numbers=tuple(numbers.values()), **declared)
+
+
 def loss_part(
     where: str,
     name: str,
@@ -65,8 +71,7 @@ def loss_part(
     numbers: Mapping[str, Any] | None = None,
     *,
     coef: Numeric = 1.0,
-    reads: tuple[str, ...],
-    **declared: Any,
+    **declared: Unpack[Declared],
 ) -> Part:
     """Make a part that adds `coef` times `loss(batch, context, **numbers)`, a loss per element, as the loss `name`.
 
@@ -82,8 +87,9 @@ def loss_part(
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
-    hyperparameters = (*numbers.values(), *weight.values())
-    return stateless(update, name=where, numbers=hyperparameters, reads=(*reads, "mask"), **(LOSS | declared))
+    of_loss: Declared = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
+    declared = of_loss | declared | {"reads": (*(declared["reads"] or ()), "mask")}
+    return stateless(update, name=where, numbers=(*numbers.values(), *weight.values()), **declared)
 
 
 def align_weight(batch: Batch, like: Array) -> Array:

@@ -68,8 +68,7 @@ def critic_loss(
         own = functools.partial(loss, mask=batch.mask, **now)
         return loss_of_streams(own, batch, predicted, batch.target)
 
-    declared: Any = {"requires": ("target",), "reads": (path,)}
-    return loss_part("critic_loss", name, per_element, hyperparameters, coef=coef, **declared)
+    return loss_part("critic_loss", name, per_element, hyperparameters, coef=coef, requires=("target",), reads=(path,))
 
 
 class ValueStatistics(NamedTuple):
@@ -140,5 +139,7 @@ def normalize_target(
     def amend(params: Params, opt_state: Any, old: Any, new: Any, context: Context) -> tuple[Params, Any]:
         return write(params, old, new), opt_state
 
-    declared: Any = {"requires": ("target",), "provides": ("extras.target_normalized",), "reads": ("mask",)}
-    return Part(init, update, where, place="before_sampler", amend=amend, numbers=tuple(numbers.values()), **declared)
+    return Part(
+        init, update, where, requires=("target",), provides=("extras.target_normalized",), reads=("mask",),
+        place="before_sampler", amend=amend, numbers=tuple(numbers.values()),
+    )  # fmt: skip

@@ -23,7 +23,10 @@ def seen_through(
     name: str,
     inner: Callable[[Batch], Batch],
     outer: Callable[[Batch, Batch, Batch], Batch],
-    **declared: Any,
+    *,
+    requires: tuple[str, ...],
+    provides: tuple[str, ...],
+    reads: tuple[str, ...] | None,
 ) -> Part:
     """Make a part that runs another one on `inner(batch)`, and writes `outer(batch, inner(batch), result)`."""
 
@@ -43,10 +46,10 @@ def seen_through(
         return context.replace(key=inner_key(part, context.key))
 
     finished = None if part.finish is None else finish
-    kept: Any = {
-        field: getattr(part, field) for field in ("place", "needs_time", "amend", "policy_loss", "elementwise")
-    }
-    return Part(init, update, name, finish=finished, **kept, **declared)
+    return Part(
+        init, update, name, requires, provides, reads, part.place, part.needs_time, part.amend, finished,
+        policy_loss=part.policy_loss, elementwise=part.elementwise,
+    )  # fmt: skip
 
 
 @checked
@@ -252,5 +255,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         return batch.replace(advantage=sum(rest, first).astype(field_at(batch, next(iter(numbers))).dtype))
 
     each = [x for c in numbers.values() for x in (c if isinstance(c, tuple) else (c,))]
-    declared: Any = {"requires": tuple(coefficients), "provides": ("advantage",), "reads": ("log_prob",)}
-    return stateless(update, name=where, numbers=tuple(each), **declared)
+    return stateless(
+        update, name=where, requires=tuple(coefficients), provides=("advantage",), reads=("log_prob",),
+        numbers=tuple(each),
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from .._base.hyperparameters import Field, Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
-from .common import POLICY, check_numbers, loss_part
+from .common import check_numbers, loss_part
 
 
 @checked
@@ -54,7 +54,10 @@ def clipped_surrogate(
         prefix = "" if name == "policy" else f"{name}_"
         return surrogate, {f"{name}_loss": surrogate, f"{prefix}clip_fraction": clipped}
 
-    return loss_part("clipped_surrogate", name, loss, numbers, elementwise=True, **POLICY)
+    return loss_part(
+        "clipped_surrogate", name, loss, numbers, requires=("advantage",), reads=("current.log_prob", "log_prob"),
+        policy_loss=True, elementwise=True,
+    )  # fmt: skip
 
 
 @checked
@@ -95,8 +98,10 @@ def policy_loss(
         now |= {name: inputs[name] for name in further}
         return loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
 
-    along_time = needs_time or works_along_time(loss)
-    return loss_part("policy_loss", name, per_element, hyperparameters, needs_time=along_time, **POLICY)
+    return loss_part(
+        "policy_loss", name, per_element, hyperparameters, requires=("advantage",),
+        reads=("current.log_prob", "log_prob"), needs_time=needs_time or works_along_time(loss), policy_loss=True,
+    )  # fmt: skip
 
 
 def works_along_time(loss: Callable[..., Any]) -> bool:
@@ -192,8 +197,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
         own = functools.partial(functional.value_loss, mask=batch.mask)
         return loss_of_streams(own, batch, batch.current.value, batch.target)
 
-    declared: Any = {"requires": ("target",), "reads": ("current.value",), "elementwise": True}
-    return loss_part("value_loss", name, loss, coef=coef, **declared)
+    reads = ("current.value",)
+    return loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=reads, elementwise=True)
 
 
 @checked

@@ -12,12 +12,12 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, Params, Part, stateless
+from .._core.types import Array, Batch, Context, Params, Part
 from ..distributions import Normal
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
 from ..functional._common import accumulator_dtype, unsqueezed
-from .common import LOSS, at_step, check_numbers, loss_part
+from .common import at_step, check_numbers, loss_part, numeric_part
 from .losses import entropy_of
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
@@ -115,15 +115,10 @@ def kl_penalty(
     field = reference if reference == "behavior" else f"extras.{reference}"
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
-        init,
-        update,
-        where,
-        requires=() if field == "behavior" and not analytic else (field,),
-        reads=(*reads, "mask"),
-        finish=finish if adaptive else None,
-        numbers=(target,) if adaptive else (coef,),
-        **LOSS,
-    )
+        init, update, where, requires=() if field == "behavior" and not analytic else (field,), provides=("losses",),
+        reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None,
+        numbers=(target,) if adaptive else (coef,), policy_loss=False,
+    )  # fmt: skip
 
 
 def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
@@ -214,8 +209,10 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    reads = ("current.distribution", "mask")
-    return Part(init, update, where, reads=reads, numbers=tuple(numbers.values()), **LOSS)
+    return Part(
+        init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler",
+        numbers=tuple(numbers.values()), policy_loss=False,
+    )  # fmt: skip
 
 
 @checked
@@ -241,8 +238,8 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
         return functional.bounds_loss(mean, bound=bound, mask=batch.mask)
 
     numbers = check_numbers("bounds_loss", bound=bound)
-    declared: Any = {"reads": ("current.distribution",), "elementwise": True}
-    return loss_part("bounds_loss", name, loss, numbers, coef=coef, **declared)
+    reads = ("current.distribution",)
+    return loss_part("bounds_loss", name, loss, numbers, coef=coef, reads=reads, elementwise=True)
 
 
 @checked
@@ -427,14 +424,13 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
 
     Reference: Rahman and Xue 2022, Robust Policy Optimization in Deep Reinforcement Learning, arXiv:2212.07536.
     """
-    numbers = check_numbers("perturbed_mean", scale=scale)
 
-    def update(batch: Batch, context: Context) -> Batch:
-        policy, alpha = batch.current.distribution, at_step(numbers, batch, context)["scale"]
+    def update(batch: Batch, context: Context, scale: Any) -> Batch:
+        policy = batch.current.distribution
         if not isinstance(policy, Normal):
             kind = type(policy).__name__
             raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
-        shift = alpha * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
+        shift = scale * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
         perturbed = Normal((policy.loc + shift).astype(policy.loc.dtype), policy.scale)
         log_prob = perturbed.log_prob(batch.action)
         if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
@@ -442,5 +438,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         return batch.replace(current=batch.current._replace(log_prob=log_prob))
 
     reads = ("current.distribution", "current.log_prob", "action", "mask")
-    declared: Any = {"provides": ("current.log_prob",), "reads": reads, "place": "after_sampler"}
-    return stateless(update, name="perturbed_mean", numbers=tuple(numbers.values()), **declared)
+    return numeric_part(
+        "perturbed_mean", update, {"scale": scale}, provides=("current.log_prob",), reads=reads,
+        place="after_sampler",
+    )  # fmt: skip

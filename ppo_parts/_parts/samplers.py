@@ -85,8 +85,7 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
     def draw(item: Array, batch: Batch, context: Context) -> tuple[None, None]:
         return None, None
 
-    passes: Any = {"num_epochs": num_epochs, "num_minibatches": 1, "refresh": refresh}
-    return sampler("full_batch", plan, draw, axis="segment", **passes)
+    return sampler("full_batch", plan, draw, axis="segment", num_epochs=num_epochs, num_minibatches=1, refresh=refresh)
 
 
 @checked
@@ -133,8 +132,10 @@ def given_indices(
         return item
 
     epochs, minibatches = table.shape[:2]
-    passes: Any = {"num_epochs": epochs, "num_minibatches": minibatches, "refresh": refresh}
-    return sampler_of_shards("given_indices", plan, draw, axis=axis, weighted=weights is not None, **passes)
+    return sampler_of_shards(
+        "given_indices", plan, draw, axis=axis, num_epochs=epochs, num_minibatches=minibatches, refresh=refresh,
+        weighted=weights is not None,
+    )  # fmt: skip
 
 
 def _checked_indices(indices: Any, weights: Any) -> Any:
@@ -249,17 +250,20 @@ def prioritized_sampler(
                 indices, inclusion = jax.random.choice(key, segments, (size,), p=probabilities), None
             else:
                 indices, inclusion = functional.sample_without_replacement(key, probabilities, size)
-            options: Any = {"normalize": normalize_weights, "inclusion": inclusion if weights == "inclusion" else None}
-            weight = functional.importance_weights(probabilities, indices, beta=beta, **options)
+            inclusion = inclusion if weights == "inclusion" else None
+            weight = functional.importance_weights(
+                probabilities, indices, beta=beta, normalize=normalize_weights, inclusion=inclusion
+            )
             return indices, spread_nan(weight, alpha, beta, eps).astype(batch.advantage.dtype)
 
         if batch.shards == 1:
             return drawn(batch, item)
         return map_shards(drawn, batch, jax.random.split(item, batch.shards))
 
-    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    options: Any = {"axis": "segment", "weighted": not is_zero(beta), "requires": ("advantage",)}
-    return sampler_of_shards(where, plan, draw, **passes, **options)
+    return sampler_of_shards(
+        where, plan, draw, axis="segment", num_epochs=num_epochs, num_minibatches=num_minibatches, refresh=refresh,
+        weighted=not is_zero(beta), requires=("advantage",),
+    )  # fmt: skip
 
 
 def _steps_of_segments(x: Array) -> Array:
@@ -317,8 +321,9 @@ def time_chunks(
         step = start[None] + jnp.arange(burn_in + length)[:, None]
         return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
-    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    return sampler(where, plan, draw, axis="window", **passes)
+    return sampler(
+        where, plan, draw, axis="window", num_epochs=num_epochs, num_minibatches=num_minibatches, refresh=refresh
+    )
 
 
 def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: Refresh) -> Part:
@@ -331,8 +336,9 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, None]:
         return item, None
 
-    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
-    return sampler(where, plan, draw, axis=axis, **passes)
+    return sampler(
+        where, plan, draw, axis=axis, num_epochs=num_epochs, num_minibatches=num_minibatches, refresh=refresh
+    )
 
 
 def _number_of(axis: Axis, batch: Batch) -> int:

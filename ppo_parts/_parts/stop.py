@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +69,7 @@ def kl_early_stop(
         return _stop_if_above(threshold, judged, batch, context, check)
 
     reads = ("current.log_prob", "log_prob", "mask")
-    declared: Any = {"provides": ("stop",), "reads": reads, "place": "after_sampler", "elementwise": True}
-    return stateless(update, name=where, **declared)
+    return stateless(update, name=where, provides=("stop",), reads=reads, place="after_sampler", elementwise=True)
 
 
 @checked
@@ -96,8 +95,8 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     def update(batch: Batch, context: Context) -> Batch:
         return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)
 
-    declared: Any = {"requires": (f"metrics.{metric}",), "provides": ("stop",), "reads": ()}
-    return stateless(update, name="early_stop", place="after_sampler", **declared)
+    needed = (f"metrics.{metric}",)
+    return stateless(update, name="early_stop", requires=needed, provides=("stop",), reads=(), place="after_sampler")
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:

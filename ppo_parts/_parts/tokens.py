@@ -11,14 +11,11 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
-from .._core.types import Array, Batch, Context, Part, field_at, stateless
+from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order, is_whole
 from ..functional._groups import per_sequence
-from .common import LOSS, at_step, check_numbers, check_options, is_zero
-
-SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
-"""What a part declares that computes from whole sequences."""
+from .common import check_numbers, check_options, is_zero, numeric_part
 
 
 @checked
@@ -36,19 +33,17 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
         >>> import ppo_parts as pp
         >>> part = pp.tokens.outcome_reward(kl_coef=.05)
     """
-    where = "outcome_reward"
-    numbers, free = check_numbers(where, kl_coef=kl_coef), is_zero(kl_coef)
-    score, reference = f"per_segment.{score}", f"extras.{reference}"
+    required = [f"per_segment.{score}", *([] if is_zero(kl_coef) else [f"extras.{reference}"])]
 
-    def update(batch: Batch, context: Context) -> Batch:
-        logs: Any = {"log_prob": batch.log_prob, "reference_log_prob": None if free else field_at(batch, reference)}
-        now = at_step(numbers, batch, context)
-        reward = functional.outcome_reward(field_at(batch, score), **logs, **now, mask=batch.mask)
-        return batch.replace(reward=reward)
+    def update(batch: Batch, context: Context, kl_coef: Any) -> Batch:
+        scores, *references = (field_at(batch, path) for path in required)
+        logs = dict(zip(("log_prob", "reference_log_prob"), (batch.log_prob, *references), strict=False))
+        return batch.replace(reward=functional.outcome_reward(scores, **logs, kl_coef=kl_coef, mask=batch.mask))
 
-    requires = (score,) if free else (score, reference)
-    declared: Any = {"requires": requires, "provides": ("reward",), "reads": ("log_prob", "mask")}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **SEQUENCES)
+    return numeric_part(
+        "outcome_reward", update, {"kl_coef": kl_coef}, requires=tuple(required), provides=("reward",),
+        reads=("log_prob", "mask"), place="before_sampler", needs_time=True,
+    )  # fmt: skip
 
 
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
@@ -67,15 +62,16 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         ...     pp.tokens.outcome_reward(kl_coef=.01), pp.tokens.reward_to_go(), pp.advantage_normalize(ddof=1),
         ... )
     """
-    numbers = check_numbers("reward_to_go", gamma=gamma)
     flags = ("terminated", "truncated", "mask")
 
-    def update(batch: Batch, context: Context) -> Batch:
-        given = {name: getattr(batch, name) for name in flags} | at_step(numbers, batch, context)
-        return batch.replace(advantage=functional.reward_to_go(batch.reward, **given))
+    def update(batch: Batch, context: Context, gamma: Any) -> Batch:
+        given = {name: getattr(batch, name) for name in flags}
+        return batch.replace(advantage=functional.reward_to_go(batch.reward, **given, gamma=gamma))
 
-    declared: Any = {"requires": ("reward",), "provides": ("advantage",), "reads": flags}
-    return stateless(update, name="reward_to_go", numbers=tuple(numbers.values()), **declared, **SEQUENCES)
+    return numeric_part(
+        "reward_to_go", update, {"gamma": gamma}, requires=("reward",), provides=("advantage",), reads=flags,
+        place="before_sampler", needs_time=True,
+    )  # fmt: skip
 
 
 @checked
@@ -114,7 +110,6 @@ def group_advantage(
         raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
     size = None if isinstance(group, str) else check_count(where, "group", group)
     check_options(where, ddof=ddof)
-    numbers = check_numbers(where, eps=eps)
 
     def check_group(size: int) -> None:
         if size == 1 and (scale == "group" or baseline not in ("none", "given")):
@@ -127,7 +122,7 @@ def group_advantage(
 
     check_group(size or 2)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, eps: Any) -> Batch:
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
@@ -145,7 +140,7 @@ def group_advantage(
             baseline=base,
             scale=scale,
             ddof=ddof,
-            **at_step(numbers, batch, context),
+            eps=eps,
             length=jnp.sum(keep, axis=0, dtype=reward.dtype),
             mask=some,
         )
@@ -154,8 +149,10 @@ def group_advantage(
 
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
     requires = [f"per_segment.{entry}" for entry in entries if entry is not None] + ["reward"] * (score is None)
-    declared: Any = {"requires": tuple(requires), "provides": ("advantage",), "reads": ("log_prob", "mask")}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **SEQUENCES)
+    return numeric_part(
+        where, update, {"eps": eps}, requires=tuple(requires), provides=("advantage",), reads=("log_prob", "mask"),
+        place="before_sampler", needs_time=True,
+    )  # fmt: skip
 
 
 @checked
@@ -177,9 +174,8 @@ def aggregate(
     where = "aggregate"
     if length is not None and by != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-    numbers = check_numbers(where, length=length)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, length: Any) -> Batch:
         if loss not in batch.losses:
             there = ", ".join(batch.losses) or "none yet (put it after the losses)"
             raise UserValueError(f"{where}: no loss is named {loss!r}; the losses are: {there}")
@@ -188,12 +184,14 @@ def aggregate(
             return batch.replace(losses=dict(batch.losses))
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
-        reduced = per_sequence(tokens, by, mask=batch.mask, **at_step(numbers, batch, context)).astype(tokens.dtype)
+        reduced = per_sequence(tokens, by, mask=batch.mask, length=length).astype(tokens.dtype)
         others = {name: x for name, x in batch.losses.items() if name != loss}
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
-    declared: Any = {"requires": ("losses",), "reads": ("mask",), "needs_time": by != "token_mean"}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared, **LOSS)
+    return numeric_part(
+        where, update, {"length": length}, requires=("losses",), provides=("losses",), reads=("mask",),
+        place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
+    )  # fmt: skip
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:
@@ -243,19 +241,19 @@ def importance_correction(
     if not any(map(callable, numbers.values())):
         check_order(where, numbers, "low", "high")
 
-    def update(batch: Batch, context: Context) -> Batch:
-        now = at_step(numbers, batch, context)
+    def update(batch: Batch, context: Context, low: Any, high: Any) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
             log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
-        weight = functional.importance_sampling_weight(log_ratio, **now, mode=mode, mask=batch.mask)
+        weight = functional.importance_sampling_weight(log_ratio, high=high, low=low, mode=mode, mask=batch.mask)
         ratio = jnp.exp(log_ratio)
-        outside = (ratio > now["high"]) | (ratio < now["low"])
+        outside = (ratio > high) | (ratio < low)
         measured = {"weight": weight, "fraction": outside.astype(weight.dtype)}
         batch = batch.add_metrics(**{f"{name}_{key}": masked_mean(x, batch.mask) for key, x in measured.items()})
         advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    requires, reads = ("advantage", f"extras.{reference}"), ("log_prob", "mask")
-    declared: Any = {"requires": requires, "provides": ("advantage",), "reads": reads}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), needs_time=level == "sequence", **declared)
+    return numeric_part(
+        where, update, numbers, requires=("advantage", f"extras.{reference}"), provides=("advantage",),
+        reads=("log_prob", "mask"), needs_time=level == "sequence",
+    )  # fmt: skip

@@ -62,8 +62,9 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
         return result.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed)
 
     requires = (*estimator.requires, *dict.fromkeys((seat, next_seat)))
-    declared = {"requires": requires, "provides": estimator.provides, "reads": estimator.reads}
-    return seen_through(estimator, "zero_sum", inner, outer, **declared)
+    return seen_through(
+        estimator, "zero_sum", inner, outer, requires=requires, provides=estimator.provides, reads=estimator.reads
+    )
 
 
 def _times(sign: Array, x: Array | None) -> Array | None:

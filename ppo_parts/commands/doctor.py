@@ -27,7 +27,7 @@ from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
-from ..training._diagnose import Run
+from ..training._diagnose import Evidence
 from ..training._files import check_writable, write_whole
 from ..training._folder import stored_run
 from ..training._messages import RunNotFoundError
@@ -133,7 +133,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 
 def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
     """Write findings and curves as one page; the metrics of findings are red, and their normal range is green."""
-    run, normal = Run(metrics), {found.metric: found.normal for found in findings}
+    run, normal = Evidence(metrics), {found.metric: found.normal for found in findings}
     cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
     series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
     series = {name: y for name, y in series.items() if len(y) > 1}
