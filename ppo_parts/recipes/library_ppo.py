@@ -13,8 +13,7 @@ compares the choices.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import jax
 import optax
@@ -67,61 +66,80 @@ class Config(training.Config):
     ] = None
 
 
-FIELDS = {"num_epochs": "update_epochs", "clip_eps": "clip_coef", "value_coef": "vf_coef", "entropy_coef": "ent_coef"}
-"""Fields of `Config` with another name than the argument of `libraries`."""
+OPTIONS: dict[Library, tuple[str, ...]] = {
+    "rsl_rl": ("target_kl",),
+    "rl_games": ("target_kl", "adapt_each_epoch", "bounds_coef", "soft_bound", "reward_scale"),
+    "skrl": ("target_kl",),
+    "brax": ("target_kl", "reward_scale", "segment_length"),
+    "stable_baselines3": ("target_kl",),
+    "tianshou": (),
+}
+"""The fields that only some libraries have; `libraries` gives them the same names."""
+HYPERPARAMETERS = (
+    "learning_rate", "num_minibatches", "update_epochs", "gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef",
+    "max_grad_norm", *OPTIONS["rl_games"], "segment_length",
+)  # fmt: skip
 
-
-def arguments_of(library: Library) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a library's function that are fields of `Config`, by field."""
-    found = inspect.signature(getattr(libraries, library)).parameters
-    fields = {FIELDS.get(name, name): argument for name, argument in found.items()}
-    return {field: argument for field, argument in fields.items() if field in Config.__dataclass_fields__}
-
-
-def preset(library: Library, **fields: Any) -> Config:
-    """Return the configuration with the defaults of a library's function, but for these fields."""
-    found = {name: x.default for name, x in arguments_of(library).items() if x.default is not x.empty}
-    return Config(library=library, **{**found, **fields})
-
-
+RL_GAMES = Config(
+    library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4, vf_coef=2.0,
+    ent_coef=0.0, max_grad_norm=1.0,
+)  # fmt: skip
+BRAX = Config(
+    library="brax", learning_rate=1e-4, num_minibatches=16, update_epochs=2, gamma=0.9, clip_coef=0.3, vf_coef=0.5,
+    ent_coef=1e-4, num_envs=64, num_steps=32, squash=True,
+)  # fmt: skip
 PRESETS = {
-    "rsl_rl": preset("rsl_rl"),
-    "rl_games": preset("rl_games"),
-    "humanoid": preset(  # rl_games' settings of Humanoid, but for the smooth clamp
-        "rl_games", adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
+    "rsl_rl": Config(
+        library="rsl_rl", learning_rate=1e-3, target_kl=0.01, num_minibatches=4, update_epochs=5, vf_coef=1.0,
+        ent_coef=0.01, max_grad_norm=1.0,
+    ),
+    "rl_games": RL_GAMES,
+    "humanoid": dataclasses.replace(  # rl_games' settings of Humanoid, but for the smooth clamp
+        RL_GAMES, adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
         soft_bound=0.0, reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128),
         shared=True, activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
     ),
-    "skrl": preset("skrl"),
-    "brax": preset("brax", num_envs=64, num_steps=32, squash=True),
-    "playground": preset(  # the settings of MuJoCo Playground's DM control suite
-        "brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
-        num_steps=480, squash=True, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
+    "skrl": Config(
+        library="skrl", learning_rate=1e-3, num_minibatches=2, update_epochs=8, vf_coef=2.5, ent_coef=0.0,
+        max_grad_norm=0.5,
+    ),
+    "brax": BRAX,
+    "playground": dataclasses.replace(  # the settings of MuJoCo Playground's DM control suite
+        BRAX, learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
+        num_steps=480, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
         activation="silu", env_id="playground:CheetahRun", total_timesteps=60_000_000,
     ),
-    "stable_baselines3": preset("stable_baselines3"),
-    "tianshou": preset("tianshou"),
+    "stable_baselines3": Config(
+        library="stable_baselines3", learning_rate=3e-4, num_minibatches=32, update_epochs=10, vf_coef=0.5,
+        ent_coef=0.0, max_grad_norm=0.5,
+    ),
+    "tianshou": Config(
+        library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01
+    ),
 }  # fmt: skip
-HYPERPARAMETERS = sorted(
-    {field for library in get_args(Library) for field in arguments_of(library)} - {"num_envs", "num_steps"}
-)
 
 
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    given = {argument.name: getattr(config, field) for field, argument in arguments_of(config.library).items()}
+    options = {name: getattr(config, name) for name in OPTIONS[config.library]}
     if config.library == "rl_games":
-        given["num_actions"] = env.action_space.shape[-1]
-    return getattr(libraries, config.library)(**given)
+        sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
+        options |= {**sizes, "num_actions": env.action_space.shape[-1]}
+    update = getattr(libraries, config.library)
+    return update(
+        learning_rate=config.learning_rate, num_minibatches=config.num_minibatches, num_epochs=config.update_epochs,
+        gamma=config.gamma, gae_lambda=config.gae_lambda, clip_eps=config.clip_coef, value_coef=config.vf_coef,
+        entropy_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, **options,
+    )  # fmt: skip
 
 
 def check_options(config: Config) -> None:
     """Raise if an option has no effect in the library, or if all hyperparameters are those of another one."""
-    taken, defaults = arguments_of(config.library), {field.name: field.default for field in dataclasses.fields(config)}
-    for field in HYPERPARAMETERS:
-        value, unused = getattr(config, field), defaults[field]
-        if field not in taken and value != unused:
-            raise mistake(field, f"must be {unused}, because {config.library} has no such option, got {value!r}")
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for field in sorted({name for names in OPTIONS.values() for name in names} - {*OPTIONS[config.library]}):
+        if (value := getattr(config, field)) != defaults[field]:
+            says = f"must be {defaults[field]}, because {config.library} has no such option, got {value!r}"
+            raise mistake(field, says)
     if config.library == "rsl_rl" and config.shared:
         raise mistake("shared", "must be False, because rsl_rl clips the gradients of two networks, got True")
     if config.segment_length is not None and config.num_steps % config.segment_length:
