@@ -248,30 +248,19 @@ class Microbatched:
         """Return in how many pieces to evaluate each shard of a batch, and `once` or twice."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return 1
-        axis = len(batch.axes) - 1
-        shape = (*jnp.shape(batch.log_prob)[:axis], jnp.shape(batch.log_prob)[axis] // batch.shards)
-        shape += jnp.shape(batch.log_prob)[axis + 1 :]  # of one shard
-        return _pieces(batch, shape, axis, self.size, MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE)
-
-
-def _pieces(batch: Batch, shape: tuple[int, ...], axis: int, size: int | Literal["auto"], smallest: int) -> int:
-    """Return the smallest number of equal pieces of at most `size` elements along `axis`."""
-    auto, elements = size == "auto", PIECE_ELEMENTS if size == "auto" else size
-    if auto and not _pieces_are_faster(batch, shape, smallest):
-        return 1
-    length, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // elements))
-    pieces = next(n for n in range(needed, length + 1) if length % n == 0)
-    if pieces <= 2 * needed:
-        return pieces
-    if auto:
-        return 1
-    raise UserValueError(
-        f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} elements: the "
-        f"nearest number of pieces that divides {length} is {pieces}; use another size or minibatches of another size"
-    )
-
-
-def _pieces_are_faster(batch: Batch, shape: tuple[int, ...], smallest: int) -> bool:
-    wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
-    small, recurrent = math.prod(shape) < smallest, bool(jax.tree.leaves(batch.carry))
-    return not (wide or small or recurrent) and jax.default_backend() == "cpu" and usable_cores() == 1
+        auto, size = (True, PIECE_ELEMENTS) if self.size == "auto" else (False, self.size)
+        shape, total = jnp.shape(batch.log_prob), batch.log_prob.size // batch.shards
+        length = shape[len(batch.axes) - 1] // batch.shards  # along which shards are cut
+        wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
+        small, recurrent = total < (MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE), jax.tree.leaves(batch.carry)
+        if auto and (wide or small or recurrent or jax.default_backend() != "cpu" or usable_cores() > 1):
+            return 1
+        needed = min(length, -(-total // size))
+        pieces = next(n for n in range(needed, length + 1) if length % n == 0)
+        if pieces > 2 * needed and not auto:
+            raise UserValueError(
+                f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} "
+                f"elements: the nearest number of pieces that divides {length} is {pieces}; use another size or "
+                "minibatches of another size"
+            )
+        return 1 if pieces > 2 * needed else pieces

@@ -15,7 +15,7 @@ from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
 from ..training._messages import printed_messages
 from ..training._program import keep_compiled_programs
-from ..training._recipe import import_recipe
+from ..training._stored import import_recipe
 
 
 def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:

@@ -22,10 +22,10 @@ from .._base.errors import UserValueError
 from ..training import column, exit_on_user_error, read_metrics
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
-from ..training._folder import stored_run
 from ..training._population import PARENT
 from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, resampled, smoothed
 from ..training._statistics import iqm_interval
+from ..training._stored import stored_run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
 from ..training._diagnose import Evidence
 from ..training._files import check_writable, write_whole
-from ..training._folder import stored_run
 from ..training._messages import RunNotFoundError
+from ..training._stored import stored_run
 from ..training._train import vmap_over_seeds
 from ._shared import load_run, report, run_parser
 

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from ._flax import Cell as Cell
     from ._flax import actor_critic as actor_critic
     from ._flax import dense as dense
+    from ._flax import initial_carry as initial_carry
     from ._flax import mlp as mlp
     from ._flax import multi_agent_actor_critic as multi_agent_actor_critic
     from ._flax import nature_cnn as nature_cnn
     from ._flax import recurrent as recurrent
 
-_OF_FLAX = {"Activation", "Cell", "actor_critic", "dense", "mlp", "multi_agent_actor_critic", "nature_cnn", "recurrent"}
+_OF_FLAX = {
+    "Activation", "Cell", "actor_critic", "dense", "initial_carry", "mlp", "multi_agent_actor_critic", "nature_cnn",
+    "recurrent",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

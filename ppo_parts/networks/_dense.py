@@ -66,8 +66,8 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
 def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `init(key, *args)` of a network, so that all its orthogonal weights come from one draw of normal numbers.
 
-    Compiling a draw takes as long as compiling a layer: with one for each layer, a fifth of the time of compiling a
-    training run was that of its initial weights.
+    Compiling a draw takes as long as compiling a layer. On one core of a CPU, the first state of `cleanrl_ppo` compiles
+    in 2.3 s with one draw, and in 3.3 s with one for each layer; that of `ippo` in 3.8 s and 5.4 s.
     """
 
     def initialize(key: Array, *args: Any) -> Any:

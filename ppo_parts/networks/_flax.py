@@ -64,7 +64,8 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
 
     Args:
         x: `[T, N, ..., H]`, the input.
-        carry: the state before the first step: `[N, ..., H]`, or two such arrays for "lstm" and "lru".
+        carry: the state before the first step, as `initial_carry` returns it: `[N, ..., H]`, or two such arrays for
+            "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
         cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan:
             "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, which can keep what it has seen for many steps
@@ -160,8 +161,13 @@ def linear_recurrence(keep: Array, added: Array) -> Array:
     return solver("auto")((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
 
 
+@checked
 def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
-    """Return the state of a cell before the first step, which is zero; None without a cell."""
+    """Return the zero state of a `recurrent` cell before the first step, for inputs of `shape`, `[N, ..., H]`.
+
+    Example:
+        >>> policy = pp.Policy(init, evaluate, lambda num_envs: initial_carry("gru", (num_envs, 64)))  # doctest: +SKIP
+    """
     if cell is None:
         return None
     return (jnp.zeros(shape), jnp.zeros(shape)) if cell in ("lstm", "lru") else jnp.zeros(shape)
@@ -423,9 +429,6 @@ def multi_agent_actor_critic(
     networks = {"actor": network(action_size(space), gain, space), "critic": network(1, 1.0)}
     nothing = dict.fromkeys(networks)
 
-    def carry_of(*leading: int) -> Any:
-        return nothing if memory is None else {n: initial_carry(memory, (*leading, hidden[-1])) for n in networks}
-
     def init(key: Array) -> Any:
         seen = inputs(jnp.zeros((1, 1, agents, math.prod(array_shape("observations", env.observation_space)))))
         params = {}
@@ -433,7 +436,8 @@ def multi_agent_actor_critic(
 
             def init_one(key: Array, name: str = name, x: Array = x) -> Any:
                 init = _dense.in_one_draw(networks[name].init)
-                return init(key, x[..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
+                carry = initial_carry(memory, (1, *hidden[-1:]))
+                return init(key, x[..., 0, :], carry, jnp.zeros((1, 1), bool))
 
             keys = jax.random.split(key_of_name, agents) if independent else key_of_name
             params[name] = jax.vmap(init_one)(keys) if independent else init_one(keys)
@@ -452,7 +456,10 @@ def multi_agent_actor_critic(
         distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=observed.available)
         return Output(distribution, heads["critic"][..., 0], None if memory is None else after)
 
-    return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
+    def first_carry(num_envs: int) -> Any:
+        return {name: initial_carry(memory, (num_envs, agents, hidden[-1])) for name in networks}
+
+    return Policy(init, evaluate, None if memory is None else first_carry)
 
 
 def _check_hidden(where: str, hidden: Any) -> None:

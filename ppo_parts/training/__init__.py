@@ -1,7 +1,8 @@
 """Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots.
 
-From the command line to an update: `_cli.main` parses, `_run.run` opens the folder (`_folder`) and loops, `_program`
-places and compiles, and `_train` is the step: a rollout and an update.
+The command line, `_cli` and `_config`, calls the loop, `_run`, which has the updates computed by `_program` from the
+step in `_train`, keeps them in the folder, `_folder`, `_stored`, `_files` and `_checkpoint`, and reports them by
+`_progress` and `_result`. Searches, `_search` and `_population`, train many runs. `_processes` has signals and ranks.
 """
 
 from ..functional._common import Range as Range
@@ -20,7 +21,8 @@ from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
 from ._files import column as column
 from ._files import read_metrics as read_metrics
-from ._folder import versions as versions
+from ._folder import LoadedRun as LoadedRun
+from ._folder import load as load
 from ._messages import MetricNotFoundError as MetricNotFoundError
 from ._messages import NonFiniteError as NonFiniteError
 from ._messages import RunExistsError as RunExistsError
@@ -30,15 +32,14 @@ from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
-from ._recipe import LoadedRun as LoadedRun
-from ._recipe import load as load
-from ._recipe import recipe as recipe
 from ._run import run as run
 from ._search import objective as objective
 from ._search import trainable as trainable
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
 from ._statistics import summary as summary
+from ._stored import recipe as recipe
+from ._stored import versions as versions
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState

@@ -19,14 +19,13 @@ from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
 from ..functional._common import Range
-from ._config import RunOptions, as_finite, check_config, declared, stored_options
-from ._folder import check_recipe, recipe_of, stored_config, stored_run
+from ._config import RunOptions, as_finite, check_config, declared
 from ._messages import logger, printed_messages
 from ._processes import initialize
 from ._program import devices_of, keep_compiled_programs
-from ._recipe import check_trusted
 from ._run import run as run_on_host
 from ._search import sweep
+from ._stored import check_recipe, check_trusted, recipe_of, stored_config, stored_options, stored_run
 from ._train import Train
 
 
@@ -76,17 +75,9 @@ def main(
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
         if given.sweep is not None:
-            for field in dataclasses.fields(options):
-                value = getattr(options, field.name)
-                if field.name not in ("name", "directory", "num_seeds") and value != field.default:
-                    says = f"has no effect on the trials of --sweep, got {value}: leave it out"
-                    raise UserValueError(says, argument=field.name)
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
-            folder = options.directory / (options.name or given.sweep.stem)
-            found = sweep(make_train, config, _content(given.sweep), folder, options.num_seeds)
-            logger.info(f"{folder}: {found}")
-            return found
+            return _swept(make_train, config, options, given.sweep)
         train = make_train(config).of_recipe(recipe)
         chosen = known.preset or known.resume or known.init_from
         fitting = given.preset if chosen else fitting_preset(presets, config.env_id, train.env)
@@ -100,6 +91,18 @@ def main(
     if number is not None:
         raise SystemExit(128 + number)
     return result
+
+
+def _swept(make_train: Callable[[Any], Train], config: Any, options: RunOptions, file: Path) -> dict[str, Any]:
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in ("name", "directory", "num_seeds") and value != field.default:
+            says = f"has no effect on the trials of --sweep, got {value}: leave it out"
+            raise UserValueError(says, argument=field.name)
+    folder = options.directory / (options.name or file.stem)
+    found = sweep(make_train, config, _content(file), folder, options.num_seeds)
+    logger.info(f"{folder}: {found}")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

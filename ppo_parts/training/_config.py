@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -212,23 +212,6 @@ class RunOptions:
     tensorboard: Annotated[bool, "write TensorBoard events"] = True
     track: Annotated[bool, "also log to Weights & Biases, as WANDB_PROJECT and WANDB_MODE=offline say"] = False
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
-
-
-ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
-MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
-KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
-"""Options that a resumed run takes over; all except `num_seeds` may be given again."""
-
-
-def kept_options(options: RunOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in KEPT}
-
-
-def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """Return the options in the `config.json` of a run, after checking them."""
-    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
-    check_config(options, where="config.json: run")
-    return options
 
 
 def validate(options: RunOptions, train: Train) -> RunOptions:

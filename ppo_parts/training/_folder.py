@@ -1,173 +1,46 @@
-"""The folder of a run: `config.json`, `metrics.jsonl` and `checkpoints/`. Many may read it, and one process writes."""
+"""The folder of a run: its files, which many processes may read and one writes, and `load`."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import importlib.metadata
 import itertools
-import json
 import os
-import platform
 import shutil
-import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
-from .. import __version__
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..envs._registry import without_settings
 from ._checkpoint import Checkpoints
-from ._config import RunOptions, kept_options, stored_options
+from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row, lines_of, plain, valid_rows, write_json, write_whole
+from ._files import Row, column, lines_of, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
 from ._processes import broadcast_first, is_first, together
 from ._statistics import finite_mean
-from ._train import Train
-
-JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
-"""They change the arrays of a state, or the last bits of its numbers."""
-
-
-def stored_run(folder: Path) -> dict[str, Any]:
-    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
-    path = folder / "config.json"
-    try:
-        stored = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        around, what = (folder, "no config.json") if folder.is_dir() else (folder.parent, "no such folder")
-        runs = sorted(found.parent.name for found in around.glob("*/config.json"))
-        there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
-        raise RunNotFoundError(f"{folder} holds no run: there is {what}{there}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserValueError(f"{path} cannot be read: {error}") from None
-    kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
-    wrong = [name for name, kind in kinds.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind]
-    if wrong or "num_seeds" not in stored["run"]:
-        raise UserValueError(
-            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; the checkpoints are not affected: write "
-            "the file of a run with the same configuration in its place"
-        )
-    return stored
-
-
-def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
-    fields = {field.name for field in dataclasses.fields(kind)}
-    if set(stored["config"]) != fields:
-        differing = sorted(set(stored["config"]) ^ fields)
-        named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
-        raise UserValueError(
-            f"the run is of another recipe, or of another version of it: it records {stored.get('recipe')}, and fields "
-            f"differ ({named}): use the version that made it, or edit these fields in config.json"
-        )
-    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
-
-
-def recipe_of(defined: Any) -> str:
-    """Return the name of the module that defines a function or a class, as it can be imported later."""
-    name = None
-    while isinstance(defined, functools.partial):
-        if defined.args or defined.keywords:  # another function, which the program that runs defines
-            name = "__main__"
-        defined = defined.func
-    name = name or defined.__module__
-    if name != "__main__":
-        return name
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # python -m ppo_parts.recipes.cleanrl_ppo
-        return spec.name
-    return name if file is None else Path(file).stem  # python my_recipe.py
-
-
-def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
-    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
-    stored = {
-        "config": in_json(config),
-        "steps_per_update": train.steps_per_update,
-        "num_updates": train.num_updates,
-        "recipe": train.recipe,
-    }
-    back = stored_config(type(config), stored)
-    for field in dataclasses.fields(config):
-        if getattr(back, field.name) != (value := getattr(config, field.name)):
-            raise UserValueError(
-                f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
-                "tuples of them",
-                where="config",
-                argument=field.name,
-            )
-    return {**stored, "run": kept_options(options), "versions": versions(), "jax": _jax_settings()}
-
-
-def in_json(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
-
-
-def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    now = {**in_json(config), "num_seeds": options.num_seeds}
-    return differences({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
-    return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
-
-
-def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
-    return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
-
-
-def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own recipe."""
-    own = stored.get("recipe")
-    if str(own).rpartition(".")[2] == str(recipe).rpartition(".")[2]:  # a package may have moved
-        return
-    if own is None or recipe is None:
-        raise UserValueError(
-            f"the run records the recipe {own}, got {recipe}: a run with an environment, a chain or a policy of your "
-            "own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
-        )
-    raise UserValueError(
-        f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
-        f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
-    )
-
-
-def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
-    check_recipe(stored, recipe)
-    if changed := changes(stored, config, options):
-        raise UserValueError(
-            f"a resumed run keeps its configuration; {listed(changed)}. A new run with --init-from starts from "
-            "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
-            "that shape the network"
-        )
-    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_jax_settings()}
-    if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
-        logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
-
-
-def _jax_settings() -> dict[str, Any]:
-    return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the installed packages that affect the numbers of a run."""
-    found = {"python": platform.python_version(), "ppo_parts": __version__}
-    for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+from ._stored import (
+    changes,
+    check_trusted,
+    check_unchanged,
+    config_type,
+    describe,
+    import_recipe,
+    kept_options,
+    listed,
+    stored_config,
+    stored_options,
+    stored_run,
+)
+from ._train import Train, TrainState
 
 
 class RunFolder:
@@ -383,3 +256,64 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
         yield
+
+
+class LoadedRun(NamedTuple):
+    """A run after `update` updates.
+
+    Attributes:
+        config: its configuration.
+        train: the result of `make_train(config)`.
+        state: the whole state; with several seeds, the seeds are its first axis.
+        metrics: every metric up to this update by name, `[update]` or `[update, seeds]`; NaN where it was not measured
+            or its row is lost. Empty if the whole log is lost.
+        update: number of updates.
+    """
+
+    config: Any
+    train: Train
+    state: TrainState
+    metrics: dict[str, np.ndarray]
+    update: int
+
+
+@checked
+def load(
+    folder: str | Path,
+    make_train: Callable[[Any], Train] | None = None,
+    *,
+    checkpoint: Literal["latest", "best"] | int = "latest",
+    trust: bool = False,
+) -> LoadedRun:
+    """Load a run from its folder. The folder is only read, and another process may be writing to it.
+
+    A lost or damaged `metrics.jsonl` causes only a warning, because the policy does not depend on it.
+
+    Args:
+        folder: folder of the run.
+        make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
+            the `make_train` of the module that `config.json` names.
+        checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
+        trust: whether `config.json` may choose what is imported: a recipe outside `ppo_parts.recipes`, or the module
+            of an environment like "gym:module:Env-v0", that is not imported yet.
+
+    Returns:
+        `LoadedRun`.
+
+    Raises:
+        FileNotFoundError: the run or the checkpoint does not exist.
+        ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
+            imported.
+    """
+    run = RunFolder(Path(folder))
+    check_trusted(run.stored, run.path, trust, recipe=make_train is None)
+    if make_train is None:
+        make_train = import_recipe(run.stored.get("recipe"), run.path)
+    config = stored_config(config_type(make_train), run.stored)
+    train = make_train(config)
+    update, state = run.restore(train, checkpoint)
+    rows: list[Row] = [{}] * update
+    for row, _ in run.rows(update):
+        rows[row["update"]] = row
+    metrics = {name: column(rows, name) for name in sorted(set().union(*rows))}
+    return LoadedRun(config, train, state, metrics, update)

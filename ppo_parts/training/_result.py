@@ -12,7 +12,8 @@ import numpy as np
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ._evaluate import EVALUATION
-from ._files import Row, check_writable, replacing
+from ._files import Row, check_writable, replacing, write_json
+from ._folder import RunWriter
 from ._messages import logger
 from ._population import PARENT
 from ._statistics import iqm_interval, summary
@@ -23,7 +24,18 @@ POINTS = 200  # of a curve
 FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their range
 
 
-def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
+def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
+    """Write the result, with what follows from an evaluation, if any, from checkpoints and from metrics."""
+    if played is not None:
+        result["evaluation"] = evaluation_of(played, folder.options.eval_episodes)
+    if (best := folder.best()) is not None:
+        result["best"] = {"metric": folder.options.best_metric, "update": best[0], "value": best[1]}
+    result |= of_metrics(folder.path / "curve.png", folder.tail(0), title=str(result["config"].get("env_id", "")))
+    write_json(folder.result_path, result)
+    return result
+
+
+def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
     columns: dict[str, list[Any]] = {}
     lost, total, population = 0.0, 0.0, False
@@ -53,21 +65,17 @@ def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     return result
 
 
+def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
+    means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
+    returns = summary(played[EVALUATION + "episode_return"])
+    ends = {name: int(np.sum(played[EVALUATION + name])) for name in ("terminated", "truncated")}
+    return {**means, "episodes": episodes, "episode_return": returns, **ends}
+
+
 def _stacked(values: list[Any]) -> np.ndarray:
     """Return `[rows]` or `[rows, seeds]`; a missing value, of any number of seeds, is NaN."""
     shape = max((np.shape(x) for x in values), key=len)
     return np.stack([np.broadcast_to(np.asarray(x, float), shape) for x in values])
-
-
-def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
-    means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
-    return {
-        **means,
-        "episodes": episodes,
-        "episode_return": summary(played[EVALUATION + "episode_return"]),
-        "terminated": int(np.sum(played[EVALUATION + "terminated"])),
-        "truncated": int(np.sum(played[EVALUATION + "truncated"])),
-    }
 
 
 def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:

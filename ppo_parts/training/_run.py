@@ -17,12 +17,13 @@ from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
 from ._files import Row, write_json
-from ._folder import RunWriter, open_run, versions
+from ._folder import RunWriter, open_run
 from ._messages import NonFiniteError, RunFolderError, logger
 from ._processes import Interrupt, agree, noticing_losses
 from ._program import Program, devices_of
 from ._progress import OnRows, StopRun, listeners
-from ._result import announce, evaluation_of, finish
+from ._result import announce, finish
+from ._stored import versions
 from ._train import NONFINITE, Train
 
 
@@ -72,7 +73,7 @@ def run(
             raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
-    about = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
+    result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
     with noticing_losses(), open_run(train, config, options) as (folder, done_before, state):
         path = folder.path if folder else Path("the folder of the first process")
         logger.info(introduction(train, options, path, done_before))
@@ -81,26 +82,21 @@ def run(
         loop = Loop(train, options, folder, program, done_before, state)
         with listeners(train, options, folder, done_before, on_rows) as opened:
             loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
-        about["env_steps"] = loop.done * train.steps_per_update
-        if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
+        result["env_steps"] = loop.done * train.steps_per_update
+        interrupted = loop.done < train.num_updates
+        if interrupted:
             logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
-            return about | loop.interrupt.reason
-        played = loop.evaluate() if options.eval_episodes else None
-        if folder is None:
-            return about | loop.interrupt.reason
-        complete = done_before == loop.done and folder.result_path.exists()
-        result = (json.loads(folder.result_path.read_bytes()) if complete else {}) | about  # such as the timing
-        if played is not None:
-            result["evaluation"] = evaluation_of(played, options.eval_episodes)
-        if (best := folder.best()) is not None:
-            result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
-        result |= finish(path / "curve.png", folder.tail(0), title=str(getattr(config, "env_id", "")))
+        played = loop.evaluate() if options.eval_episodes and not interrupted else None  # in all processes
+        if interrupted or folder is None:
+            return result | loop.interrupt.reason
         if loop.done > done_before:
             env_steps = (loop.done - done_before) * train.steps_per_update * options.num_seeds
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
             timing = {"seconds": loop.seconds, "steps_per_second": speed, "device": device}
             result["timing"] = {"env_steps_this_session": env_steps, **timing}
-        write_json(folder.result_path, result)
+        elif folder.result_path.exists():  # the run was complete
+            result = json.loads(folder.result_path.read_bytes()) | result
+        result = finish(folder, result, played)
     announce(result)
     return result
 

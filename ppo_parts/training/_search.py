@@ -26,10 +26,9 @@ from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
 from ._files import plain, write_json, write_whole
-from ._folder import differences, in_json, listed, recipe_of, stored_config
 from ._program import keep_compiled_programs
-from ._recipe import config_type, import_recipe
 from ._statistics import finite_mean
+from ._stored import config_type, differences, import_recipe, in_json, listed, recipe_of, stored_config
 from ._train import Train, seed_keys
 
 

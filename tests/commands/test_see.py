@@ -20,7 +20,7 @@ from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._files import lines_of, replacing, write_json
-from ppo_parts.training._folder import recipe_of
+from ppo_parts.training._stored import recipe_of
 from tests.commands import recipe
 from tests.runs import measuring
 

@@ -1,0 +1,254 @@
+"""What `config.json` says of a run, and the recipe that makes the run again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import platform
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .. import __version__
+from .._base.errors import UserTypeError, UserValueError
+from ._config import RunOptions, check_config
+from ._files import plain
+from ._messages import RunNotFoundError, logger
+from ._train import Train
+
+ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
+MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
+KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
+"""Options that a resumed run takes over; all except `num_seeds` may be given again."""
+
+
+def kept_options(options: RunOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in KEPT}
+
+
+def stored_options(stored: Mapping[str, Any]) -> RunOptions:
+    """Return the options in the `config.json` of a run, after checking them."""
+    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
+    check_config(options, where="config.json: run")
+    return options
+
+
+JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
+"""They change the arrays of a state, or the last bits of its numbers."""
+
+
+def stored_run(folder: Path) -> dict[str, Any]:
+    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
+    path = folder / "config.json"
+    try:
+        stored = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        around, what = (folder, "no config.json") if folder.is_dir() else (folder.parent, "no such folder")
+        runs = sorted(found.parent.name for found in around.glob("*/config.json"))
+        there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
+        raise RunNotFoundError(f"{folder} holds no run: there is {what}{there}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserValueError(f"{path} cannot be read: {error}") from None
+    kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
+    wrong = [name for name, kind in kinds.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind]
+    if wrong or "num_seeds" not in stored["run"]:
+        raise UserValueError(
+            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; the checkpoints are not affected: write "
+            "the file of a run with the same configuration in its place"
+        )
+    return stored
+
+
+def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if set(stored["config"]) != fields:
+        differing = sorted(set(stored["config"]) ^ fields)
+        named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
+        raise UserValueError(
+            f"the run is of another recipe, or of another version of it: it records {stored.get('recipe')}, and fields "
+            f"differ ({named}): use the version that made it, or edit these fields in config.json"
+        )
+    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
+
+
+def recipe_of(defined: Any) -> str:
+    """Return the name of the module that defines a function or a class, as it can be imported later."""
+    name = None
+    while isinstance(defined, functools.partial):
+        if defined.args or defined.keywords:  # another function, which the program that runs defines
+            name = "__main__"
+        defined = defined.func
+    name = name or defined.__module__
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m ppo_parts.recipes.cleanrl_ppo
+        return spec.name
+    return name if file is None else Path(file).stem  # python my_recipe.py
+
+
+def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
+    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
+    stored = {
+        "config": in_json(config),
+        "steps_per_update": train.steps_per_update,
+        "num_updates": train.num_updates,
+        "recipe": train.recipe,
+    }
+    back = stored_config(type(config), stored)
+    for field in dataclasses.fields(config):
+        if getattr(back, field.name) != (value := getattr(config, field.name)):
+            raise UserValueError(
+                f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
+                "tuples of them",
+                where="config",
+                argument=field.name,
+            )
+    return {**stored, "run": kept_options(options), "versions": versions(), "jax": _jax_settings()}
+
+
+def in_json(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
+
+
+def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
+    now = {**in_json(config), "num_seeds": options.num_seeds}
+    return differences({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
+    return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
+
+
+def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
+
+
+def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own recipe."""
+    own = stored.get("recipe")
+    if str(own).rpartition(".")[2] == str(recipe).rpartition(".")[2]:  # a package may have moved
+        return
+    if own is None or recipe is None:
+        raise UserValueError(
+            f"the run records the recipe {own}, got {recipe}: a run with an environment, a chain or a policy of your "
+            "own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
+        )
+    raise UserValueError(
+        f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
+        f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
+    )
+
+
+def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
+    check_recipe(stored, recipe)
+    if changed := changes(stored, config, options):
+        raise UserValueError(
+            f"a resumed run keeps its configuration; {listed(changed)}. A new run with --init-from starts from "
+            "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
+            "that shape the network"
+        )
+    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_jax_settings()}
+    if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
+        logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
+
+
+def _jax_settings() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed packages that affect the numbers of a run."""
+    found = {"python": platform.python_version(), "ppo_parts": __version__}
+    for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+RECIPES = "ppo_parts.recipes"
+"""The package whose modules a run may name as its recipe; the user has to trust any other."""
+
+
+def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
+    """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
+
+    A run that was given more than the configuration, such as an environment of your own, records no recipe: otherwise
+    `load` and the commands would play the configured environment in its place. They ask for a `make_train` instead.
+    """
+
+    @functools.wraps(make_train)
+    def make(config: Any, *own: Any, **named: Any) -> Train:
+        alone = all(x is None for x in (*own, *named.values()))
+        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else None)
+
+    return make
+
+
+def config_type(make_train: Callable[[Any], Train]) -> type:
+    names = list(inspect.signature(make_train).parameters)
+    while isinstance(make_train, functools.partial):
+        make_train = make_train.func
+    kind = typing.get_type_hints(make_train).get(names[0]) if names else None
+    if not isinstance(kind, type):
+        raise UserTypeError(
+            "load: the argument of make_train has no annotation that says what the configuration is: "
+            "write def make_train(config: Config)"
+        )
+    return kind
+
+
+def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recipe: bool = True) -> None:
+    """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
+
+    Its recipe may be one of `ppo_parts.recipes`, and its environment one of a registered family, such as "brax:ant". A
+    module that is already imported runs nothing new. `recipe` says whether the recipe is imported, too, and not only
+    the module in an `env_id` like "gym:module:Env-v0".
+    """
+    named, env_id = stored.get("recipe"), stored["config"].get("env_id")
+    module, colon, _ = str(env_id).partition(":")[2].partition(":")
+    chosen = {f"the environment {env_id}": module} if colon else {}
+    if recipe and isinstance(named, str) and not named.startswith(f"{RECIPES}."):
+        chosen[f"the recipe {named}"] = named
+    for what, module in chosen.items():
+        if not trust and module not in sys.modules:
+            or_name_it = ", or name the module of the recipe yourself, --recipe my_module" if recipe else ""
+            raise UserValueError(
+                f"{folder} asks for {what}, whose code would be imported and run: if you trust it, pass --trust "
+                f"(trust=True){or_name_it}"
+            )
+
+
+def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
+    """Return the `make_train` of the module that a run in `folder` names, which may be in the current folder."""
+    remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
+    if not isinstance(name, str):
+        raise UserValueError(f"{folder} does not say which recipe it is of: {remedy}")
+    if not all(map(str.isidentifier, name.split("."))):
+        raise UserValueError(f"{name!r} is not the name of a module, such as my_package.my_module: {remedy}")
+    if os.getcwd() not in sys.path:  # as `python -m` does
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the recipe exists, but something that it imports does not
+        raise UserValueError(
+            f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, or {remedy}"
+        ) from None
+    if not hasattr(module, "make_train"):
+        raise UserValueError(f"the recipe of {folder}, {name}, has no make_train: {remedy}")
+    return module.make_train
