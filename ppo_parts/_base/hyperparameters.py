@@ -69,13 +69,7 @@ def field(path: str) -> Field:
 
 
 def check_number(
-    where: str,
-    name: str,
-    value: Any,
-    limits: Range | None = None,
-    *,
-    schedule: bool = True,
-    field: bool = False,
+    where: str, name: str, value: Any, limits: Range | None = None, *, schedule: bool = True, field: bool = False
 ) -> Any:
     """Return `value` after checking that it is, or can become, a number in a range; None: that of its name, `RANGES`.
 
@@ -121,11 +115,9 @@ LATE = (np.int32(2**29), np.int32(2**30))
 
 
 def _schedule(
-    wrong_type: Callable[[str], Exception],
-    wrong_value: Callable[[str], Exception],
-    value: Callable[[Any], Any],
+    wrong_type: Callable[[str], Exception], wrong_value: Callable[[str], Exception], value: Callable[[Any], Any],
     limits: Range,
-) -> Callable[[Any], Array]:
+) -> Callable[[Any], Array]:  # fmt: skip
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:

@@ -135,13 +135,9 @@ class Range:
     open_low: bool = False
 
     def __post_init__(self) -> None:
-        for name, end, least in (("low", self.low, -np.inf), ("high", self.high, self.low)):
-            real = isinstance(end, (int, float, np.number)) and not isinstance(end, bool)
-            if not real or not end >= least:
-                kind = UserValueError if real else UserTypeError
-                raise kind(f"must be a number, at least {least:g}, got {end!r}", where="Range", argument=name)
-        if not isinstance(self.open_low, bool):
-            raise UserTypeError(f"must be True or False, got {self.open_low!r}", where="Range", argument="open_low")
+        ends = all(isinstance(x, (int, float, np.number)) and not np.isnan(x) for x in (self.low, self.high))
+        if not ends or self.low > self.high or not isinstance(self.open_low, bool):
+            raise UserValueError(f"Range: low and high must be numbers in order, and open_low a boolean, got {self!r}")
 
     def __str__(self) -> str:
         """Format as in "[0, 1]" or "(0, inf]"."""

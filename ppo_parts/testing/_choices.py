@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._base.errors import UserTypeError, UserValueError
@@ -34,16 +34,16 @@ MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "pp
 
 
 def evaluated(x: Any) -> Any:
-    """Return the value of a call or of a Python expression; anything else is returned unchanged."""
-    return _value_of(str(x)) if isinstance(x, (str, Call)) else x
+    """Return the value of a Python expression; anything else is returned unchanged."""
+    return _value_of(inspect.cleandoc(x)) if isinstance(x, str) else x
 
 
 @functools.cache
 def _value_of(text: str) -> Any:
-    tree = ast.walk(ast.parse(inspect.cleandoc(text), mode="eval"))
+    tree = ast.walk(ast.parse(text, mode="eval"))
     names = {node.id for node in tree if isinstance(node, ast.Name)} - set(dir(builtins)) - {"batch"}
     try:
-        return eval(inspect.cleandoc(text), {x: importlib.import_module(MODULES.get(x, x)) for x in names})
+        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names})
     except ModuleNotFoundError as error:
         raise UserValueError(
             f"compare_update: {error.name!r} in the text is neither one of {', '.join(MODULES)} nor a module: write "
@@ -51,57 +51,21 @@ def _value_of(text: str) -> Any:
         ) from error
 
 
-class Call(NamedTuple):
-    """A call as text: the function, and its arguments by name; those that are calls themselves are `Call`s."""
-
-    function: str
-    arguments: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.function.rpartition(".")[2]
-
-    def __str__(self) -> str:
-        arguments = (f"{name}={value}" if name else str(value) for name, value in self.arguments)
-        return f"{self.function}({', '.join(arguments)})"
-
-    def changed(self, **arguments: Any) -> Call:
-        return self._replace(arguments=tuple((dict(self.arguments) | arguments).items()))
-
-    def walk(self) -> Iterator[Call]:
-        """Return this call and those inside it."""
-        yield self
-        for _, value in self.arguments:
-            if isinstance(value, Call):
-                yield from value.walk()
-
-    def swapped(self, old: Call | None, new: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return what takes the place of this call if `old`, which may be inside it, becomes `new`."""
-        if self == old:
-            return new
-        arguments: list[tuple[str, Any]] = []
-        for name, x in self.arguments:
-            inner = x.swapped(old, new) if isinstance(x, Call) else (x,)
-            arguments += [(name, joined(inner))] if name else [(name, y) for y in inner]
-        return (self._replace(arguments=tuple(arguments)),)
-
-
-def joined(calls: Any) -> Any:
+def joined(calls: tuple[str, ...]) -> str:
     """Return the only call, or a chain of calls."""
-    calls = tuple(_calls(calls)) if isinstance(calls, ast.Call) else calls
-    return calls[0] if len(calls) == 1 else Call("pp.chain", tuple(("", x) for x in calls))
+    return calls[0] if len(calls) == 1 else f"pp.chain({', '.join(calls)})"
 
 
 @functools.cache
-def read_calls(text: str) -> tuple[Call, ...]:
-    """Return the calls inside a `chain(...)`, flattened, or the single call."""
+def read_calls(text: str) -> tuple[str, ...]:
+    """Return the calls inside a `chain(...)`, flattened, or the single call, each with its arguments by name."""
     try:
         return tuple(_calls(ast.parse(inspect.cleandoc(text), mode="eval").body))
     except SyntaxError as error:
         raise UserValueError(f"compare_update: not a Python expression: {error}, in {text!r}") from None
 
 
-def _calls(node: ast.expr) -> Iterator[Call]:
+def _calls(node: ast.expr) -> Iterator[str]:
     if not isinstance(node, ast.Call):
         raise UserTypeError(f"compare_update: expected a call, such as pp.gae(...), got {ast.unparse(node)}")
     function = ast.unparse(node.func)
@@ -113,23 +77,44 @@ def _calls(node: ast.expr) -> Iterator[Call]:
     variadic = any(x.kind is x.VAR_POSITIONAL for x in parameters.values())
     given = [*zip([""] * len(node.args) if variadic else parameters, node.args, strict=False)]
     given += [(each.arg or "", each.value) for each in node.keywords]
-    call = Call(function, tuple((x, joined(y) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given))
-    values = dict(call.arguments)
+    texts = [(x, joined(tuple(_calls(y))) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given]
+    values = dict(texts)
     if function == "pp.clipped_adam":
-        yield Call("optax.clip_by_global_norm", (("max_norm", values["max_grad_norm"]),))
-        yield Call("optax.scale_by_adam", (("eps", values.get("eps", "1e-05")),))
-        yield Call("pp.optim.scale_by_update_schedule", (("learning_rate", values["learning_rate"]),))
+        yield f"optax.clip_by_global_norm(max_norm={values['max_grad_norm']})"
+        yield f"optax.scale_by_adam(eps={values.get('eps', '1e-05')})"
+        yield f"pp.optim.scale_by_update_schedule(learning_rate={values['learning_rate']})"
     elif function == "optax.adam":
         rate = values.pop("learning_rate")
-        yield Call("optax.scale_by_adam", tuple(values.items()))
-        yield Call("optax.scale_by_learning_rate", (("learning_rate", rate),))
+        yield call("optax.scale_by_adam", values.items())
+        yield f"optax.scale_by_learning_rate(learning_rate={rate})"
     else:
-        yield call
+        yield call(function, texts)
+
+
+def call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
+    return f"{function}({', '.join(f'{name}={value}' if name else value for name, value in arguments)})"
+
+
+@functools.cache
+def parsed(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Return the function of a call, its arguments by name, and those of its arguments that are calls."""
+    node: Any = ast.parse(text, mode="eval").body
+    values = [*node.args, *(each.value for each in node.keywords)]
+    inner = tuple(ast.unparse(x) for x in values if isinstance(x, ast.Call))
+    return ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}, inner
+
+
+def changed(text: str, **arguments: Any) -> str:
+    function, given, _ = parsed(text)
+    return call(function, (given | arguments).items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The parts of a chain, the transformations of an optimizer (text or objects), and how rows are numbered."""
+    """The parts of a chain, the transformations of an optimizer (calls as text, or objects), and how rows are numbered.
+
+    A call inside another one is a part of its text, so a change of it is a replacement in the text.
+    """
 
     chain: tuple[Any, ...]
     optimizer: tuple[Any, ...]
@@ -142,16 +127,26 @@ class Update:
         imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
         return "\n".join([*imports, text])
 
-    def calls(self) -> Iterator[Call]:
-        return (inner for x in (*self.chain, *self.optimizer) if isinstance(x, Call) for inner in x.walk())
+    def calls(self) -> Iterator[str]:
+        """Yield each call, and those inside it."""
+        stack = [x for x in (*self.chain, *self.optimizer) if isinstance(x, str)][::-1]
+        while stack:
+            yield (text := stack.pop())
+            stack += parsed(text)[2][::-1]
 
-    def find(self, *names: str) -> Call | None:
+    def find(self, *names: str) -> str | None:
         """Return the first call of the first of these names that there is."""
-        return next((call for name in names for call in self.calls() if call.name == name), None)
+        return next((x for name in names for x in self.calls() if x.partition("(")[0].split(".")[-1] == name), None)
 
-    def swap(self, old: Call | None, *new: Call) -> Update:
+    def swap(self, old: str | None, *new: str) -> Update:
         """Return a copy with other calls in the place of one."""
-        chain, optimizer = ([x for y in calls for x in y.swapped(old, new)] for calls in (self.chain, self.optimizer))
+
+        def swapped(text: Any) -> tuple[Any, ...]:
+            if text == old or old is None or not isinstance(text, str) or old not in text:
+                return new if text == old else (text,)
+            return read_calls(text.replace(old, joined(new)))
+
+        chain, optimizer = ([x for y in calls for x in swapped(y)] for calls in (self.chain, self.optimizer))
         return Update(tuple(chain), tuple(optimizer), self.rows)
 
     def changed(self, *changes: Change) -> Update:
@@ -159,9 +154,9 @@ class Update:
         return functools.reduce(lambda update, change: change.edit(update) or update, changes, self)
 
     def number(self, name: str, argument: str) -> float | None:
-        call = self.find(name)
+        text = self.find(name)
         try:
-            return float(evaluated(dict(call.arguments)[argument])) if call else None
+            return float(evaluated(parsed(text)[1][argument])) if text else None
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -198,17 +193,18 @@ def _exchange(
         old = update.find(*at)
         if old is None or update.find(unless):
             return None
-        parameters = inspect.signature(evaluated(old.function)).parameters
+        parameters = inspect.signature(evaluated(parsed(old)[0])).parameters
         given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
-        given |= {name: value for call in (*update.calls(), old) for name, value in call.arguments if name}
+        for text_of in (*update.calls(), old):
+            given |= parsed(text_of)[1]
         try:
             new = read_calls(text.format(**given, this=old))
         except KeyError:
             return None
         for name in drop:
-            update = update.swap(update.find(name)) if name != old.name else update
+            update = update if name == parsed(old)[0].split(".")[-1] else update.swap(update.find(name))
         update = update.swap(old, *new)
-        ends = () if not last or update.find(last.rpartition(".")[2]) else (Call(last),)
+        ends = () if not last or update.find(last.rpartition(".")[2]) else (f"{last}()",)
         return dataclasses.replace(update, chain=(*update.chain, *ends))
 
     return Change(tuple(stages.split()), says, edit)
@@ -217,7 +213,7 @@ def _exchange(
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
     """Add a call after (or before) the first one of these names, unless there is one already."""
     chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
-    return _exchange(stages, says, at, chain, unless="" if again else read_calls(text)[0].name)
+    return _exchange(stages, says, at, chain, unless="" if again else parsed(text)[0].split(".")[-1])
 
 
 def _write(says: str, values: dict[str, str], *needs: str) -> Change:
@@ -230,8 +226,8 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
 
 def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
     def edit(update: Update) -> Update | None:
-        call = update.find(name)
-        return call and update.swap(call, call.changed(**arguments))
+        old = update.find(name)
+        return update.swap(old, changed(old, **arguments)) if old else None
 
     return Change(tuple(stages.split()), says, edit)
 
@@ -241,8 +237,8 @@ def _normalized(update: Update) -> Update | None:
     if (estimator := update.find("gae", "vtrace")) not in update.chain:
         return None
     end = update.chain.index(estimator) + 1
-    call = Call("parts.normalized_values", (("estimator", joined(update.chain[:end])), ("eps", "0.0"), ("ddof", "1")))
-    return dataclasses.replace(update, chain=(call, *update.chain[end:]))
+    normalized = f"parts.normalized_values(estimator={joined(update.chain[:end])}, eps=0.0, ddof=1)"
+    return dataclasses.replace(update, chain=(normalized, *update.chain[end:]))
 
 
 def with_number(name: tuple[str, str], value: float) -> Change:

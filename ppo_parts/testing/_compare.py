@@ -34,7 +34,9 @@ from ._choices import (
     OPTIMIZER,
     Change,
     Update,
+    call,
     evaluated,
+    parsed,
     read_calls,
     with_number,
 )
@@ -285,15 +287,14 @@ class _Replay:
         return next(iter(lengths.values()), given)
 
     def with_sizes(self, update: Update) -> Update:
-        call = update.find("shuffled_minibatches", "segment_minibatches")
-        if call is None or self.indices is None:
+        old = update.find("shuffled_minibatches", "segment_minibatches")
+        if old is None or self.indices is None:
             return update
         sizes: Any = dict(zip(("num_epochs", "num_minibatches"), map(str, self.indices.shape), strict=False))
         if "weight" in self.record:
             sizes |= {"segments_per_minibatch": str(self.indices.shape[2]), "alpha": "0.6", "beta": "0.4"}
         name = "prioritized_sampler" if "weight" in self.record else f"{self.axis}_minibatches"
-        renamed = call._replace(function=f"pp.{name.replace('step_', 'shuffled_')}")
-        return update.swap(call, renamed.changed(**sizes))
+        return update.swap(old, call(f"pp.{name.replace('step_', 'shuffled_')}", (parsed(old)[1] | sizes).items()))
 
     def differences(self, update: Any, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
         """Compare everything up to a stage; that of the optimizer in so many steps."""
