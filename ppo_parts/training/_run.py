@@ -19,7 +19,7 @@ from ._files import Row
 from ._folder import RunWriter, open_run
 from ._messages import NonFiniteError, RunFolderError, logger
 from ._processes import Interrupt, agree, noticing_losses
-from ._program import Program, devices_of
+from ._program import Advance, Program, devices_of
 from ._progress import OnRows, StopRun, listeners
 from ._result import announce, finish
 from ._stored import versions
@@ -116,7 +116,7 @@ class Loop:
     played: tuple[int, Row] | None = None  # the last evaluation, and the update before it
 
     def __post_init__(self) -> None:
-        self.saved = self.done  # the update of the latest checkpoint
+        self.saved, self.last_save = self.done, 0.0  # the update of the latest checkpoint, and when it was written
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
     def run(self, listeners: list[OnRows]) -> None:
@@ -129,39 +129,47 @@ class Loop:
         self.state = self.program.start(self.state)
         advance = self.program.advance_from(self.state)
         logger.info(f"compiled in {time.monotonic() - began:.1f} s")
-        overwrites = self.train.rollout.restart is None
-        intervals = [x for x in (self.checkpoint_every, self.options.eval_every) if x is not None]
-        began = last_save = time.monotonic()
+        began = self.last_save = time.monotonic()
         with self.interrupt:
             try:
                 while self.done < self.train.num_updates and not self.interrupt.agree():
-                    state, self.state = self.state, None if overwrites else self.state
-                    goals = [(self.done // every + 1) * every for every in intervals]  # where the host has to do more
-                    state, metrics = advance(state, min(*goals, self.train.num_updates) - self.done)
-                    rows = rows_of(metrics, self.done, self.train.steps_per_update)
-                    self.check_finite(metrics, rows, listeners)
-                    self.done, self.state, self.rows = self.done + len(rows), state, rows
-                    evaluated = self.is_due(self.options.eval_every)
-                    if evaluated:
+                    self.update(advance, listeners)
+                    if evaluated := self.is_due(self.options.eval_every):
                         paused = time.monotonic()
-                        rows[-1] |= self.evaluate()
+                        self.rows[-1] |= self.evaluate()
                         self.seconds -= time.monotonic() - paused
+                    rows = self.rows
                     self.write_rows()
                     self.tell(listeners, rows)
-                    late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
-                    due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
-                    if evaluated and self.folder is not None:
-                        best = self.folder.best(self.done)
-                        due = due or (best is not None and best[0] == self.done)
-                    if any(agree(due)):
-                        self.write_checkpoint()
-                        self.interrupt.save, last_save = False, time.monotonic()
+                    self.save_if_due(evaluated)
                 if self.saved < self.done:  # the run was asked to stop
                     self.write_checkpoint()
             except Exception as error:
                 self.rescue(error)
                 raise
         self.seconds += time.monotonic() - began
+
+    def update(self, advance: Advance, listeners: list[OnRows]) -> None:
+        """Run updates in one call, which ends where the host has to evaluate or to save."""
+        state, overwrites = self.state, self.train.rollout.restart is None
+        self.state = None if overwrites else state
+        intervals = (self.checkpoint_every, self.options.eval_every or self.train.num_updates)
+        goal = min((self.done // every + 1) * every for every in intervals)
+        state, metrics = advance(state, min(goal, self.train.num_updates) - self.done)
+        rows = rows_of(metrics, self.done, self.train.steps_per_update)
+        self.check_finite(metrics, rows, listeners)
+        self.done, self.state, self.rows = self.done + len(rows), state, rows
+
+    def save_if_due(self, evaluated: bool) -> None:
+        """Write a checkpoint at its interval, on request, after some minutes, or if an evaluation was the best one."""
+        late = time.monotonic() - self.last_save > 60 * self.options.checkpoint_minutes
+        due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
+        if evaluated and self.folder is not None:
+            best = self.folder.best(self.done)
+            due = due or (best is not None and best[0] == self.done)
+        if any(agree(due)):
+            self.write_checkpoint()
+            self.interrupt.save = False
 
     def evaluate(self) -> Row:
         """Play the evaluation after the updates so far, unless it was the last one played."""
@@ -178,7 +186,7 @@ class Loop:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
-        self.saved = self.done
+        self.saved, self.last_save = self.done, time.monotonic()
 
     def tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
         for listen in listeners:
