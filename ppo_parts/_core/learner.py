@@ -57,11 +57,7 @@ class Learner(NamedTuple):
 
 @checked
 def learner(
-    evaluate: Evaluate | Policy,
-    pipeline: Part,
-    optimizer: Any,
-    *,
-    gradient_metrics: GradientMetrics | None = None,
+    evaluate: Evaluate | Policy, pipeline: Part, optimizer: Any, *, gradient_metrics: GradientMetrics | None = None
 ) -> Learner:
     r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
 

@@ -138,14 +138,12 @@ class PhaseLoop:
         new, applied = self._step(minibatch, state, context, after, gradient, value=loss, metrics=written.metrics)
         if written.stop is not None:
             spec.check_stop()
-            keep = ~written.stop.discard
-            applied &= keep
-            params, opt_state, after = (
-                select(keep, x, old)
-                for x, old in ((new.params, state.params), (new.opt_state, state.opt_state), (new.after, state.after))
+            applied &= ~written.stop.discard
+            stepped, before = (
+                {name: getattr(x, name) for name in ("params", "opt_state", "after")} for x in (new, state)
             )
-            stopped = written.stop.discard | written.stop.after
-            new = new._replace(params=params, opt_state=opt_state, after=after, stopped=stopped)
+            kept = select(~written.stop.discard, stepped, before)
+            new = new._replace(**kept, stopped=written.stop.discard | written.stop.after)
 
         minibatch = minibatch.replace(current=current)
         if new.estimates is not None:

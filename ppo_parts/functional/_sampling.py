@@ -136,13 +136,7 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
             raise UserValueError(f"{where}: there are segments 0 to {last}, but indices contain {outside[0]}")
 
 
-@public(
-    raw=True,
-    other_shape="indices",
-    probabilities=CONSTANT,
-    inclusion=CONSTANT,
-    also=_check_drawn,
-)
+@public(raw=True, other_shape="indices", probabilities=CONSTANT, inclusion=CONSTANT, also=_check_drawn)
 def importance_weights(
     probabilities: Array, indices: Array, *, beta: Number, normalize: bool = False, inclusion: Array | None = None
 ) -> Array:

@@ -182,15 +182,11 @@ def encoded(space: Any, x: Any) -> Array:
             each = each.astype(jnp.int32)
             return jnp.concatenate([jax.nn.one_hot(each[..., i], n) for i, n in enumerate(options)], axis=-1)
         if not is_image(space):
-            return flat(x, space)
+            return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
         return nn.relu(dense(256)(convolved(x, largest_pixel("actor_critic", space))))
 
     return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
-
-
-def flat(x: Array, space: Any) -> Array:
-    return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
 
 
 class Layers(nn.Module):
