@@ -64,17 +64,9 @@ class Sampler(Divider):
             return batch.replace(weight=weight)
         minibatch = batch.replace(axes=("step",) if self.axis == "step" else batch.axes, weight=weight)
         if batch.shards == 1:
-            minibatch = minibatch.replace(**self._take(batch, indices))
-        else:
-            taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
-            minibatch = minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
-            indices = _in_one_row(indices)
-        time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
-        inside = self._inside(minibatch.log_prob.ndim, indices, time, segments)
-        minibatch = minibatch.replace(log_prob=jnp.where(inside, minibatch.log_prob, jnp.nan))
-        if minibatch.mask is not None:  # "clip" took the mask of another element, which might hide the NaN
-            minibatch = minibatch.replace(mask=jnp.where(inside, minibatch.mask, 1).astype(minibatch.mask.dtype))
-        return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
+            return minibatch.replace(**self._take(batch, indices))
+        taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
+        return minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
 
     def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
         """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
@@ -102,8 +94,8 @@ class Sampler(Divider):
             raise ShapeError(f"{where} one weight for each index, {shape}, got {jnp.shape(weight)}")
 
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
-        """Return the fields of a batch with one shard at these indices."""
-        segments = batch.log_prob.shape[1]
+        """Return the fields of a batch with one shard at these indices; an index out of range makes a NaN."""
+        time, segments = batch.log_prob.shape[:2]
         # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
         take = functools.partial(jnp.take, mode="clip")
         steps = {field: getattr(batch, field) for field in PER_STEP}
@@ -113,20 +105,20 @@ class Sampler(Divider):
             in_segments = indices.segment if self.axis == "window" else indices % segments
             steps = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
             per_step = functools.partial(take, indices=self._rows(indices, segments), axis=0)
-        per_segment = functools.partial(take, indices=in_segments, axis=0)
-        return jax.tree.map(per_step, steps) | jax.tree.map(
-            per_segment, {field: getattr(batch, field) for field in PER_SEGMENT}
-        )
-
-    def _inside(self, rank: int, indices: Any, time: int, segments: int) -> Array:
-        """Return which elements have an index in range, as booleans that broadcast against an array of this rank."""
+        per_segment = {field: getattr(batch, field) for field in PER_SEGMENT}
+        taken = jax.tree.map(functools.partial(take, indices=in_segments, axis=0), per_segment)
+        taken |= jax.tree.map(per_step, steps)
         if self.axis == "window":
             last = indices.start + indices.counts.shape[0] - 1
             inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
         else:
             inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
-        leading = 0 if self.axis == "step" else 1
-        return inside.reshape((1,) * leading + inside.shape + (1,) * (rank - leading - 1))
+        log_prob, mask = taken["log_prob"], taken["mask"]
+        inside = unsqueezed(inside if self.axis == "step" else inside[None], log_prob.ndim)
+        taken["log_prob"] = jnp.where(inside, log_prob, jnp.nan)
+        if mask is not None:  # "clip" took the mask of another element, which might hide the NaN
+            taken["mask"] = jnp.where(inside, mask, 1).astype(mask.dtype)
+        return taken | _of_windows(taken, indices) if self.axis == "window" else taken
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
         """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
@@ -240,15 +232,14 @@ def sampler_of_shards(
     return made
 
 
-def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
-    """Return the batch of windows: warm-up steps are masked, and the state is zeroed in windows that begin later."""
-    counts = jnp.broadcast_to(unsqueezed(windows.counts, minibatch.log_prob.ndim), minibatch.log_prob.shape)
-    mask = counts if minibatch.mask is None else jnp.where(counts, minibatch.mask, 0)
-    reset = minibatch.reset
+def _of_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
+    """Return the mask, without warm-up steps, and the resets, which zero the state in windows that begin later."""
+    log_prob, mask, reset = (taken[name] for name in ("log_prob", "mask", "reset"))
+    counts = jnp.broadcast_to(unsqueezed(windows.counts, log_prob.ndim), log_prob.shape)
     if reset is not None:
         begins_later = unsqueezed(windows.start > 0, reset.ndim - 1)
         reset = reset.at[0].set(jnp.where(begins_later, 1, reset[0]).astype(reset.dtype))
-    return minibatch.replace(mask=mask, reset=reset)
+    return {"mask": counts if mask is None else jnp.where(counts, mask, 0), "reset": reset}
 
 
 def _plan_shards(plan: Plan) -> Plan:
@@ -284,11 +275,3 @@ def _draw_shards(name: str, draw: Draw) -> Draw:
         return map_shards(lambda shard, item, key: of_shard(item, shard, context.replace(key=key)), batch, item, keys)
 
     return drawn
-
-
-def _in_one_row(indices: Any) -> Any:
-    """Reshape the indices of several shards from `[shards, M / shards]` to `[M]`."""
-    if not isinstance(indices, Windows):
-        return indices.reshape(-1)
-    counts = jnp.moveaxis(indices.counts, 0, 1)
-    return Windows(indices.start.reshape(-1), indices.segment.reshape(-1), joined(counts, 1))
