@@ -156,13 +156,14 @@ def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
     """Return the tree, or NaN in all its floats if one of the hyperparameters is NaN because it is out of range."""
 
     def is_floating(x: Any) -> bool:
-        return isinstance(x, jax.Array) and bool(jnp.issubdtype(x.dtype, jnp.floating))
+        return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
-    numbers = [jnp.any(jnp.isnan(x)) for x in filter(is_floating, hyperparameters)]  # others were checked before
+    arrays = [x for x in hyperparameters if isinstance(x, jax.Array)]  # others were checked when the part was built
+    numbers = [jnp.any(jnp.isnan(x)) for x in filter(is_floating, arrays)]
     if not numbers:
         return tree
     bad = functools.reduce(jnp.logical_or, numbers)
-    return jax.tree.map(lambda x: jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x) if is_floating(x) else x, tree)
+    return jax.tree.map(lambda x: jnp.where(bad, jnp.nan, x).astype(x.dtype) if is_floating(x) else x, tree)
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
