@@ -211,9 +211,7 @@ def modules():
         "jumanji": jumanji,
         "pgx": module("pgx", available_envs=lambda: ("nim",), make=lambda name: Nim()),
         "xminigrid": module(
-            "xminigrid",
-            registered_environments=lambda: ("Walk-v0",),
-            make=lambda name: (XMiniGrid(), Craftax.Params()),
+            "xminigrid", registered_environments=lambda: ("Walk-v0",), make=lambda name: (XMiniGrid(), Craftax.Params())
         ),
     }
 

@@ -490,7 +490,7 @@ SHAPE_ERRORS = {
         evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH),
     ),
     "a value of shape (6, 4, 2), but batch.value has (6, 4)": lambda: update(
-        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH),
+        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH)
     ),
     "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers": lambda: update(
         GAE, ACTOR, batch=given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))

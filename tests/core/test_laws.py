@@ -237,9 +237,7 @@ def after_writing(batch, state, context):
 
 
 FAULTY = {
-    "needs_what_it_requires": [
-        (reward(twice, requires=("mask",)), "it requires mask and works without it"),
-    ],
+    "needs_what_it_requires": [(reward(twice, requires=("mask",)), "it requires mask and works without it")],
     "writes_what_it_provides": [
         (reward(twice, provides=()), "it writes reward but does not declare it"),
         (reward(twice, provides=("reward", "value")), "it does not write value"),
@@ -263,19 +261,16 @@ FAULTY = {
         (reward(lambda b: b.reward * (1 if b.mask is None else 2)), "a mask of ones changes the result"),
     ],
     "finite_inputs_give_finite_numbers": [
-        (metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite"),
+        (metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite")
     ],
     "steps_equal_a_rollout": [
         (
             reward(lambda b: jnp.cumsum(b.reward, axis=0)),
             "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)",
-        ),
+        )
     ],
     "losses_are_elementwise": [
-        (
-            loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True),
-            "depends on other elements",
-        ),
+        (loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True), "depends on other elements"),
         (
             loss(lambda b: b.current.log_prob * (b.advantage - jnp.mean(b.advantage)), elementwise=True),
             "other elements",
@@ -317,7 +312,7 @@ FAULTY = {
         ),
     ],
     "float_dtype_is_kept": [
-        (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "with bfloat16 data it returns float32 as reward"),
+        (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "with bfloat16 data it returns float32 as reward")
     ],
     "inputs_are_not_mutated": [(part(mutating), "it writes into its inputs")],
     "jit_and_vmap_equal_eager": [
@@ -364,10 +359,7 @@ def test_check_part_does_not_advise_what_was_given():
         (metric(lambda b: 1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), NEEDS_A_VALUE),
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),
-        (
-            loss(lambda b: b.current.aux["cost"]),
-            r"raised TypeError: .*not subscriptable.* pass batch= or context=",
-        ),
+        (loss(lambda b: b.current.aux["cost"]), r"raised TypeError: .*not subscriptable.* pass batch= or context="),
         (
             pp.stateless(lambda b: b.add_metrics(mean=jnp.mean(b.current_log_ratio()))),
             "exists only after the sampler: put the part there, and declare place=",

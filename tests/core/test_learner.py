@@ -18,16 +18,7 @@ import ppo_parts as pp
 from ppo_parts import distributions
 from ppo_parts._core import pieces as _pieces
 from tests import reference
-from tests.common import (
-    SEGMENTS,
-    TIME,
-    assert_close,
-    assert_same,
-    evaluate,
-    make_params,
-    poisoned,
-    rollout,
-)
+from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, poisoned, rollout
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
 from tests.golden_traces import record_steps, steps
 
@@ -349,16 +340,10 @@ def policy(params, batch):
     return distributions.Categorical(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
 
 
-@pytest.mark.parametrize(
-    ("sampler", "microbatch", "elementwise"),
-    [("full", 12, False), ("weighted", 6, True)],
-)
+@pytest.mark.parametrize(("sampler", "microbatch", "elementwise"), [("full", 12, False), ("weighted", 6, True)])
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     """Losses of single elements need one evaluation of each piece, others two."""
-    samplers = {
-        "full": pp.full_batch(2),
-        "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5),
-    }
+    samplers = {"full": pp.full_batch(2), "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5)}
     batch = rollout()
     batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
     decay = pp.stateless(

@@ -46,9 +46,7 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
             pp.prioritized_sampler(2, **{name: of(name) for name in ("alpha", "beta", "eps")}),
             pp.advantage_normalize(eps=of("std_eps")),
             pp.advantage_weight(),
-            pp.clipped_surrogate(
-                **{name: of(name) for name in ("clip_eps", "clip_eps_high", "dual_clip")},
-            ),
+            pp.clipped_surrogate(**{name: of(name) for name in ("clip_eps", "clip_eps_high", "dual_clip")}),
             pp.clipped_value_loss(clip_eps=of("value_clip"), coef=of("value_coef")),
             pp.entropy_bonus(coef=of("entropy_coef")),
             pp.kl_early_stop(of("target_kl")),

@@ -238,10 +238,7 @@ def clocks(agents=None):
 
 
 REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
-COLLECTED = {
-    "memory": (clocks(), REMEMBERING, params_with_memory()),
-    "agents": (clocks(2), evaluate, make_params()),
-}
+COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (clocks(2), evaluate, make_params())}
 
 
 @pytest.mark.parametrize("name", COLLECTED)

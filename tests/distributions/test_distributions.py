@@ -162,10 +162,7 @@ EXTREME = {
     ),
     "Beta": (Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
-    "MultiCategorical": (
-        lambda *logits: MultiCategorical(logits),
-        (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9])),
-    ),
+    "MultiCategorical": (lambda *logits: MultiCategorical(logits), (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9]))),
     "Joint": (
         lambda logits, loc: Joint((Categorical(logits), Normal(loc, 1e-6))),
         (jnp.array([1e30, -1e30]), jnp.array([1e6])),

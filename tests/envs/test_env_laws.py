@@ -172,7 +172,7 @@ UNLAWFUL = {
         (available(True, False), r"^obs\.available leaves no action in step 1"),
     ],
     "flags": [
-        (out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), r"ended is True in step 3"),
+        (out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), r"ended is True in step 3")
     ],
     "final_observation": [
         (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
@@ -180,7 +180,7 @@ UNLAWFUL = {
     ],
     "episode_length": [(out(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0")],
     "episode_return": [
-        (unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*evaluation\(state\) must not scale"),
+        (unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*evaluation\(state\) must not scale")
     ],
     "seats": [
         (seated(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),

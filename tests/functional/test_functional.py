@@ -275,17 +275,11 @@ WRONG = [
     (lambda: f.two_hot(ONES, [[0.0, 1.0]]), "at least two increasing, finite numbers"),
     (lambda: f.bounds_loss(ONES[0, 0]), "bounds_loss: mean must have a last axis"),
     (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
-    (
-        lambda: f.value_loss(TENSOR, ONES),
-        "value must be an array, got a torch.Tensor; .*jnp.from_dlpack(value.detach",
-    ),
+    (lambda: f.value_loss(TENSOR, ONES), "value must be an array, got a torch.Tensor; .*jnp.from_dlpack(value.detach"),
     (lambda: f.value_loss(ONES, SERIES), "got a pandas.Series; convert it with jnp.asarray(target)"),
 ]
 WRONG_SHAPES = [
-    (
-        lambda: f.gae(ONES, LONGER, ONES, ONES, **HYPER),
-        "value=value[:-1] and next_value=next_values(value[:-1], va",
-    ),
+    (lambda: f.gae(ONES, LONGER, ONES, ONES, **HYPER), "value=value[:-1] and next_value=next_values(value[:-1], va"),
     (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "drop the row that is not of a step, e.g. term"),
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (

@@ -165,11 +165,7 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
     del stored["config"]["gamma"]
     path.write_text(json.dumps(stored))
     for recipe, folder, says in (
-        (
-            cleanrl_ppo,
-            broken,
-            r"another version of it: it records .*\.cleanrl_ppo, .* differ \(gamma\)",
-        ),
+        (cleanrl_ppo, broken, r"another version of it: it records .*\.cleanrl_ppo, .* differ \(gamma\)"),
         (pufferlib_ppo, whole[0], r"records the recipe ppo_parts\.recipes\.cleanrl_ppo, .* got .*\.pufferlib_ppo"),
     ):
         with pytest.raises(SystemExit, match=says):
