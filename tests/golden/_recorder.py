@@ -63,6 +63,12 @@ class Scripted:
         return obs, row["reward"], terminated, truncated, row["next_obs"]
 
 
+def drawn(shape: tuple[int, ...], gain: float, seed: int) -> np.ndarray:
+    """Draw weights `[out, in, ...]`; NumPy guarantees that `RandomState` gives the same numbers in every version."""
+    numbers = np.random.RandomState(seed).standard_normal(shape)
+    return (gain * numbers / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
 def time_major(rows: Any) -> np.ndarray:
     """Rows n * T + t of a rollout that is flattened environment by environment, as rows t * N + n."""
     rows = np.asarray(rows)
