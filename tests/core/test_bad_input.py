@@ -1,7 +1,7 @@
 """Everything that must fail when it is built or first traced, in tables: what the error says, and a call.
 
-In place of a call there may be the parts of an update. In what an error says, " ... " stands for anything. Each is one
-of `ppo_parts.errors`, except for calls that Python itself refuses.
+In place of a call there may be the parts of an update, its batch and options. In what an error says, " ... " stands for
+anything. Each is one of `ppo_parts.errors`, except for calls that Python itself refuses.
 """
 
 import functools
@@ -19,17 +19,20 @@ import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as f
 from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
-from tests.core.common import without_critic
+from tests.core.common import part, without_critic
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
 SURROGATE, VALUE = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
 BOTH = jnp.ones((TIME, SEGMENTS, 2))
 STREAMS = pp.stateless(lambda b: b.replace(advantage=BOTH), provides=("advantage",))
+TARGETS = pp.stateless(lambda b: b.replace(target=jnp.ones((TIME, SEGMENTS, 3))), provides=("target",))
 WEIGHTED = pp.combine_advantages({"advantage": pp.field("extras.w")})
 ACTOR, CRITIC = pp.chain(FULL, SURROGATE), pp.chain(FULL, VALUE)
 PHASES = pp.chain(GAE, pp.phases(actor=ACTOR, critic=CRITIC))
 BATCH, SGD, CONTEXT = rollout(), optax.sgd(0.1), pp.Context(key=jax.random.key(0))
+WITH_BONUS = BATCH.replace(per_segment={"bonus": jnp.ones(SEGMENTS)})
+REPLAY = pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8)))
 TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
 
 
@@ -37,8 +40,15 @@ def learner(pipeline, optimizer=SGD, **options):
     return pp.learner(evaluate, pipeline, optimizer, **options)
 
 
-def update(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key, **options):
-    """Trace one update; nothing is compiled."""
+def update(*row, **given):
+    """Trace one update of parts, after which there may be a batch and options; nothing is compiled."""
+    parts = [x for x in row if not isinstance(x, (pp.Batch, dict))]
+    for x in row[len(parts) :]:
+        given |= x if isinstance(x, dict) else {"batch": x}
+    return traced(*parts, **given)
+
+
+def traced(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key, **options):
     learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, FULL, VALUE))), optimizer, **options)
     state = learner.init(make_params() if params is None else params)
     return jax.eval_shape(lambda state, batch: learner.update(key, state, batch), state, batch)
@@ -51,6 +61,10 @@ def given(**fields):
 def returning(result):
     """An update whose `evaluate` returns `result(distribution, value)`."""
     return lambda: update(evaluate=lambda params, batch: result(*evaluate(params, batch)))
+
+
+def two_values(params, batch):
+    return evaluate(params, batch)[0], BOTH
 
 
 def metric(name):
@@ -135,67 +149,53 @@ VALUE_ERRORS = {
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
-    "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()": lambda: learner(
-        pp.chain(GAE, FULL, pp.advantage_normalize())
-    ),
-    "gae: batch.value is missing ... give the policy a critic ... group_advantage()": lambda: update(
-        GAE, FULL, SURROGATE, batch=given(value=None, next_value=None)
-    ),
-    "clipped_surrogate ... after a sampler ... learner()": lambda: pp.chain(SURROGATE).update(
-        given(advantage=BATCH.value), ((),), CONTEXT
-    ),
+    "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()":
+        lambda: learner(pp.chain(GAE, FULL, pp.advantage_normalize())),
+    "gae: batch.value is missing ... give the policy a critic ... group_advantage()":
+        (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
+    "clipped_surrogate ... after a sampler ... learner()":
+        lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
     "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
     "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     # the learner
-    "no loss after the sampler depends on the parameters": lambda: update(
-        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))
-    ),
+    "no loss after the sampler depends on the parameters":
+        (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
     "'value' ... name=\"...\"": (GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
     "'early_stop_kl' ... another name": (GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
     "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
-    "rollout: the policy has logits for 3 actions, but the environment has 2": lambda: collect(
-        envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))
-    ),
-    "record='next_cost' has the name of the next value of 'cost'": lambda: rollout_of(
-        None, record=("cost", "next_cost")
-    ),
-    "keep_info='cost' has the name of an entry that record keeps: give this entry of info another name": lambda: (
-        rollout_of(None, record=("cost",), keep_info=("cost",))
-    ),
-    "within: gae does not read 'advantage'; it reads reward, value": lambda: pp.within(
-        GAE, name="other", read={"advantage": "extras.mine"}
-    ),
+    "rollout: the policy has logits for 3 actions, but the environment has 2":
+        lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))),
+    "record='next_cost' has the name of the next value of 'cost'":
+        lambda: rollout_of(None, record=("cost", "next_cost")),
+    "keep_info='cost' has the name of an entry that record keeps: give this entry of info another name":
+        lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
+    "within: gae does not read 'advantage'; it reads reward, value":
+        lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
     "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
-    "value_loss: the policy has no value to learn": lambda: update(evaluate=without_critic),
-    "gae: the policy has no value": lambda: update(FULL, GAE, SURROGATE, evaluate=without_critic),
+    "value_loss: the policy has no value to learn": ({"evaluate": without_critic},),
+    "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
     # phases
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
     "got (); None means all": lambda: pp.phase(ACTOR, trains=()),
-    "phase 'all': trains(params) must return a boolean for each leaf of the parameters": lambda: update(
-        GAE, pp.phases(all=pp.phase(CRITIC, trains=lambda params: {"value": True})), optimizer={"all": SGD}
-    ),
+    "phase 'all': trains(params) must return a boolean for each leaf of the parameters":
+        (GAE, pp.phases(all=pp.phase(CRITIC, trains=lambda params: {"value": True})), {"optimizer": {"all": SGD}}),
     "phases ... do not nest": lambda: pp.phases(all=pp.phases(actor=ACTOR)),
     "['actor', 'critic'] ... GradientTransformation": lambda: learner(PHASES),
     "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
-    "mine ... into one of the phases": lambda: update(
-        PHASES, pp.stateless(lambda batch: batch, name="mine"), optimizer=TWO
-    ),
-    "params['actor'] ... ['policy', 'value']": lambda: update(PHASES, optimizer=TWO),
+    "mine ... into one of the phases": (PHASES, pp.stateless(lambda batch: batch, name="mine"), {"optimizer": TWO}),
+    "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
     # samplers
-    "5 of 4 segments ... replacement": lambda: update(
-        GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE
-    ),
-    "prioritized_sampler: weights must be 'probability' with replacement=True": lambda: pp.prioritized_sampler(
-        1, alpha=1.0, beta=0.0, weights="inclusion", replacement=True
-    ),
-    "group_advantage: group must name groups of several segments ... got np.int64(1)": lambda: (
-        pp.tokens.group_advantage(group=np.int64(1))
-    ),
+    "5 of 4 segments ... replacement":
+        (GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE),
+    "prioritized_sampler: weights must be 'probability' with replacement=True":
+        lambda: pp.prioritized_sampler(1, alpha=1.0, beta=0.0, weights="inclusion", replacement=True),
+    "group_advantage: group must name groups of several segments ... got np.int64(1)":
+        lambda: pp.tokens.group_advantage(group=np.int64(1)),
     "group_advantage: group must name groups of several segments ... got 'group'": lambda: update(
         pp.tokens.group_advantage(group="group"),
         pp.full_batch(),
@@ -205,9 +205,8 @@ VALUE_ERRORS = {
     "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
     "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
     "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
-    "shuffled_minibatches ... carry ... segment_minibatches()": lambda: update(
-        GAE, SHUFFLED, VALUE, batch=given(carry=jnp.zeros(SEGMENTS))
-    ),
+    "shuffled_minibatches ... carry ... segment_minibatches()":
+        (GAE, SHUFFLED, VALUE, given(carry=jnp.zeros(SEGMENTS))),
     "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
     "[0, 4) for segments ... 0 to 4": (GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
@@ -219,24 +218,19 @@ VALUE_ERRORS = {
     # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
-    "shards=3 must ... the number of segments = 4": lambda: update(batch=given(shards=3)),
-    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)": lambda: (
-        pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0)
-    ),
-    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
-        [[0, 1]], "segment"
-    ).plan(CONTEXT.key, given(shards=2), 0),
-    "shards must divide the 3 indices of a minibatch ... got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
-        CONTEXT.key, given(shards=2), 0
-    ),
-    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it": lambda: given(
-        shards=3
-    ).sharding(SimpleNamespace(size=2, axis_names=("d",))),
+    "shards=3 must ... the number of segments = 4": (given(shards=3),),
+    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)":
+        lambda: pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0),
+    "this batch has 2 shards, so each minibatch must be 2 equal blocks":
+        lambda: pp.given_indices([[0, 1]], "segment").plan(CONTEXT.key, given(shards=2), 0),
+    "shards must divide the 3 indices of a minibatch ... got 2":
+        lambda: pp.given_indices([[0, 1, 9]]).plan(CONTEXT.key, given(shards=2), 0),
+    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it":
+        lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
     # hyperparameters
     "gamma must be one number ... (2,) ... vmap": lambda: pp.gae(gamma=np.array([0.9, 0.99]), gae_lambda=0.9),
-    "gamma must be one number ... (3,)": lambda: jax.eval_shape(
-        lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)
-    ),
+    "gamma must be one number ... (3,)":
+        lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
     "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
     "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
     "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
@@ -244,22 +238,18 @@ VALUE_ERRORS = {
     "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
     "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
-    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1": lambda: pp.optim.scale_by_update_schedule(
-        -0.1
-    ),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
+        lambda: pp.optim.scale_by_update_schedule(-0.1),
     # batches
-    "batch.value is missing ... value_loss()": lambda: update(
-        FULL, pp.clipped_value_loss(clip_eps=0.2), batch=given(value=None, target=BATCH.reward)
-    ),
+    "batch.value is missing ... value_loss()":
+        (FULL, pp.clipped_value_loss(clip_eps=0.2), given(value=None, target=BATCH.reward)),
     # the array layer
     "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
-    "kl_penalty needs batch.behavior ... keep_distribution=True": lambda: update(
-        GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")
-    ),
+    "kl_penalty needs batch.behavior ... keep_distribution=True":
+        (GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
-    "critic_loss: the loss must have the shape of prediction, got ()": lambda: pp.critics.critic_loss(
-        lambda prediction, target, mask=None: jnp.mean(prediction)
-    ),
+    "critic_loss: the loss must have the shape of prediction, got ()":
+        lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
     # parts of one's own, samplers, and what they leave
     "the rollout has a mask, but like has none": lambda: pp.replay(1, given(mask=None)).update(BATCH, (), CONTEXT),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
@@ -275,19 +265,16 @@ VALUE_ERRORS = {
         SURROGATE,
         VALUE,
     ),
-    "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
-        GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
-    ),
+    "short: plan must return arrays with leading axis [num_minibatches] = [3]":
+        (GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE),
     "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
     "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
-    "the loss 'early' was added before the sampler": lambda: update(
-        pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE
-    ),
+    "the loss 'early' was added before the sampler":
+        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE),
     "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
     "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
-    "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
-        pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
-    ),
+    "replay must be the first part of its chain, but scale is: put scale before":
+        lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     "gae writes advantage and target, and no part after it": (GAE, FULL, pp.entropy_bonus(coef=0.1)),
     "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
     "short writes extras.short, and no part after it reads it": (GAE, SHORT, FULL, SURROGATE),
@@ -295,26 +282,22 @@ VALUE_ERRORS = {
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "changed writes obs, and no part after it reads it": (GAE, FULL, SURROGATE, CHANGED),
     "policy_loss works along time, but shuffled_minibatches": (GAE, SHUFFLED, pp.policy_loss(f.gspo, clip_eps=0.1)),
-    "shuffled_minibatches before it cuts the time axis": lambda: pp.chain(
-        GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))
-    ),
+    "shuffled_minibatches before it cuts the time axis":
+        lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "put it into phases(name=phase": lambda: learner(pp.chain(GAE, pp.phase(ACTOR))),
     "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
-    "about 4 elements: ... divides 7 is 7": lambda: update(
-        GAE, pp.given_indices([[*range(7)]]), VALUE, evaluate=pp.microbatched(categorical, 4)
-    ),
+    "about 4 elements: ... divides 7 is 7":
+        (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
     "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
-    "'loss' is written twice ... gradient_metrics ... another name": lambda: update(
-        gradient_metrics=lambda gradient: {"loss": 99.0}
-    ),
+    "'loss' is written twice ... gradient_metrics ... another name":
+        ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     # several cases of one rule
     "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
     "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
-    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0": lambda: pp.prioritized_sampler(
-        2, alpha=1.0, beta=1.0, segments_per_minibatch=0
-    ),
+    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
+        lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
     "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
     "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
@@ -334,113 +317,83 @@ VALUE_ERRORS = {
         )
         for says, (sampler, axis) in ALONE.items()
     },
-}
+}  # fmt: skip
 
 TYPE_ERRORS = {
     # chains
-    "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule": lambda: pp.clipped_adam(
-        1e-3, max_grad_norm=lambda step: 0.5
-    ),
+    "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
+        lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
     "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
-    "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)": lambda: pp.stateless(
-        abs, requires="reward"
-    ),
-    "mine: the function must return the new batch, got NoneType": lambda: update(
-        pp.stateless(lambda batch: None, name="mine"), FULL, VALUE
-    ),
+    "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
+        lambda: pp.stateless(abs, requires="reward"),
+    "mine: the function must return the new batch, got NoneType":
+        (pp.stateless(lambda batch: None, name="mine"), FULL, VALUE),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     # the learner
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
     "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
-    "int32 at ['steps'] ... phase(..., trains=...)": lambda: update(params=make_params() | {"steps": jnp.int32(3)}),
-    "state must be a LearnerState, as learner.init(params) returns it, got dict": lambda: learner(CRITIC).update(
-        jax.random.key(0), make_params(), BATCH
-    ),
+    "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
+    "state must be a LearnerState, as learner.init(params) returns it, got dict":
+        lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
-    "rollout: ... is not an environment: make one with envs.make(...)": lambda: rollout_of(
-        gymnax.make("CartPole-v1")[0]
-    ),
-    "actions are float32[2, 1], but each of [2] environments takes one of 2 actions": lambda: collect(
-        envs.Discrete(2), distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))
-    ),
-    "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... mean [..., 1]": lambda: (
-        collect(envs.Box((1,)), distributions.Categorical(jnp.zeros((2, 2))))
-    ),
-    "needs sample(seed=), but an array of shape (2, 2) has no sample: use one of ppo_parts.distributions": lambda: (
-        collect(envs.Discrete(2), jnp.zeros((2, 2)))
-    ),
+    "rollout: ... is not an environment: make one with envs.make(...)":
+        lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
+    "actions are float32[2, 1], but each of [2] environments takes one of 2 actions":
+        lambda: collect(envs.Discrete(2), distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
+    "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... mean [..., 1]":
+        lambda: collect(envs.Box((1,)), distributions.Categorical(jnp.zeros((2, 2)))),
+    "needs sample(seed=), but an array of shape (2, 2) has no sample: use one of ppo_parts.distributions":
+        lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
-    "smoothness_loss ... not floating ... spatial=None": lambda: update(
-        FULL, pp.regularizers.smoothness_loss(temporal=None), batch=given(obs=BATCH.obs.astype(int))
-    ),
-    "replay: the rollout has float32 where like has uint8": lambda: update(
-        GAE,
-        pp.phases(all=pp.phase(pp.chain(pp.replay(2, given(obs=BATCH.obs.astype(jnp.uint8))), CRITIC), trains=None)),
-        optimizer={"all": SGD},
-    ),
+    "smoothness_loss ... not floating ... spatial=None":
+        (FULL, pp.regularizers.smoothness_loss(temporal=None), given(obs=BATCH.obs.astype(int))),
+    "replay: the rollout has float32 where like has uint8":
+        (GAE, pp.phases(all=pp.phase(pp.chain(REPLAY, CRITIC), trains=None)), {"optimizer": {"all": SGD}}),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
-    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)": lambda: pp.learner(
-        CRITIC, evaluate, SGD
-    ),
+    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
+        lambda: pp.learner(CRITIC, evaluate, SGD),
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
     # phases
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),
     # samplers
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
     # hyperparameters
-    "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments": lambda: pp.gae(
-        gamma=lambda: 0.9, gae_lambda=0.9
-    ),
-    "learner.update: key must be one key, such as jax.random.key(0), got 0": lambda: update(key=0),
-    "drifting: update changed its state from int32[] to float32[]: keep its structure": lambda: update(
-        GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")
-    ),
+    "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
+        lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
+    "learner.update: key must be one key, such as jax.random.key(0), got 0": ({"key": 0},),
+    "drifting: update changed its state from int32[] to float32[]: keep its structure":
+        (GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
-    "learner.update: key must be one key ... got keys of shape (2,)": lambda: update(
-        key=jax.random.split(jax.random.key(0))
-    ),
+    "learner.update: key must be one key ... got keys of shape (2,)": ({"key": jax.random.split(jax.random.key(0))},),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
-    "missing a required ... argument: 'clip_eps'; it has no 'clip_epsilon'": lambda: pp.policy_loss(
-        f.clipped_surrogate, clip_epsilon=0.2
-    ),
+    "missing a required ... argument: 'clip_eps'; it has no 'clip_epsilon'":
+        lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
     # batches
-    "ppo_parts.Batch ... dict": lambda: update(batch={"obs": BATCH.obs}),
-    "value must be floating ... int32 ... astype": lambda: update(batch=given(value=BATCH.action)),
+    "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
+    "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
     # what evaluate returns
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
-    "SimpleNamespace defines neither entropy() nor sample": lambda: update(
-        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with()
-    ),
+    "SimpleNamespace defines neither entropy() nor sample":
+        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
     # the array layer
-    "kl_penalty: coef must be a number or an array, and cannot follow a schedule": lambda: pp.kl_penalty(
-        coef=lambda step: 1.0, target_kl=0.1
-    ),
+    "kl_penalty: coef must be a number or an array, and cannot follow a schedule":
+        lambda: pp.kl_penalty(coef=lambda step: 1.0, target_kl=0.1),
     # parts of one's own, and samplers
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
-    "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
-        lambda params, key: (), lambda batch: batch, "short"
-    ),
+    "short: update must take (batch, state, context); this one takes (batch)":
+        lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
         "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
     ),
-    "mine: amend must return (params, opt_state), got dict": lambda: update(
-        GAE,
-        FULL,
-        VALUE,
-        pp.Part(
-            lambda params, key: (),
-            lambda batch, state, context: (batch, state),
-            "mine",
-            amend=lambda params, *rest: params,
-        ),
-    ),
+    "mine: amend must return (params, opt_state), got dict":
+        (GAE, FULL, VALUE, part(name="mine", amend=lambda params, *rest: params)),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
@@ -449,9 +402,8 @@ TYPE_ERRORS = {
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
-    "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'": lambda: (
-        pp.kl_penalty(coef=pp.field("extras.w"))
-    ),
+    "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'":
+        lambda: pp.kl_penalty(coef=pp.field("extras.w")),
     **{
         f"gae: gamma must be a number ... schedule ... {wrong!r}": functools.partial(estimate, gamma=wrong)
         for wrong in (np.True_, None, [0.9, "x"], {}, b"0.9")
@@ -463,76 +415,54 @@ TYPE_ERRORS = {
     },
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
     "gae: gamma must be a number, but its schedule is '0.9' at step 0": lambda: estimate(gamma=lambda step: "0.9"),
-}
+}  # fmt: skip
 
 SHAPE_ERRORS = {
     # chains
-    "Metrics.of: these must have the same shape, got a (3,), b ()": lambda: pp.Metrics.of(
-        {"a": jnp.zeros(3), "b": jnp.zeros(())}
-    ),
+    "Metrics.of: these must have the same shape, got a (3,), b ()":
+        lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
     # the learner
     "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
-    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()": lambda: update(
-        STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR
-    ),
-    "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)": lambda: update(
-        GAE, WEIGHTED, ACTOR, batch=given(extras={"w": BATCH.reward[..., None]})
-    ),
-    "prioritized_sampler ... (6, 4, 2) ... combine the streams": lambda: update(
-        STREAMS, pp.prioritized_sampler(2, alpha=1, beta=0), SURROGATE
-    ),
-    "same number of streams, got (6, 4, 2), (6, 4, 3)": lambda: update(
-        pp.stateless(lambda b: b.replace(target=jnp.ones((TIME, SEGMENTS, 3))), provides=("target",)),
-        FULL,
-        VALUE,
-        batch=given(value=BOTH),
-        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH),
-    ),
-    "a value of shape (6, 4, 2), but batch.value has (6, 4)": lambda: update(
-        evaluate=lambda params, batch: (evaluate(params, batch)[0], BOTH)
-    ),
-    "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers": lambda: update(
-        GAE, ACTOR, batch=given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))
-    ),
+    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
+        (STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR),
+    "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)":
+        (GAE, WEIGHTED, ACTOR, given(extras={"w": BATCH.reward[..., None]})),
+    "prioritized_sampler ... (6, 4, 2) ... combine the streams":
+        (STREAMS, pp.prioritized_sampler(2, alpha=1, beta=0), SURROGATE),
+    "same number of streams, got (6, 4, 2), (6, 4, 3)":
+        (TARGETS, FULL, VALUE, given(value=BOTH), {"evaluate": two_values}),
+    "a value of shape (6, 4, 2), but batch.value has (6, 4)": ({"evaluate": two_values},),
+    "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers":
+        (GAE, ACTOR, given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))),
     "combine the streams of the advantage first": (STREAMS, ACTOR),
-    "combine_advantages ... per_segment.bonus (4,)": lambda: update(
-        GAE,
-        pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
-        ACTOR,
-        batch=given(per_segment={"bonus": jnp.ones(SEGMENTS)}),
-    ),
+    "combine_advantages ... per_segment.bonus (4,)":
+        (GAE, pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}), ACTOR, WITH_BONUS),
     # hyperparameters
     "add_stop: discard must be one boolean, got shape ... jnp.any": lambda: BATCH.add_stop(discard=BATCH.reward > 0),
     # batches
-    "[T, N] ... (6,) ... axis of size 1": lambda: update(batch=jax.tree.map(lambda x: x[:, 0], BATCH)),
-    "obs ... (6, 4) ... (6, 3, 3)": lambda: update(batch=given(obs={"image": BATCH.obs[:, 1:]})),
-    "action ... (5, 4)": lambda: update(batch=given(action=BATCH.action[1:])),
-    "carry ... (4,) ... (3, 2)": lambda: update(GAE, SEGMENT, VALUE, batch=given(carry=jnp.zeros((3, 2)))),
+    "[T, N] ... (6,) ... axis of size 1": (jax.tree.map(lambda x: x[:, 0], BATCH),),
+    "obs ... (6, 4) ... (6, 3, 3)": (given(obs={"image": BATCH.obs[:, 1:]}),),
+    "action ... (5, 4)": (given(action=BATCH.action[1:]),),
+    "carry ... (4,) ... (3, 2)": (GAE, SEGMENT, VALUE, given(carry=jnp.zeros((3, 2)))),
     # what evaluate returns
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
-    "log_prob has shape (6, 4, 1) ... distributions.Normal": lambda: update(
-        evaluate=policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])
-    ),
-    "'entropy' ... (6, 4, 1)": lambda: update(
-        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.entropy()[..., None])
-    ),
+    "log_prob has shape (6, 4, 1) ... distributions.Normal":
+        ({"evaluate": policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])},),
+    "'entropy' ... (6, 4, 1)":
+        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.entropy()[..., None])}),
     # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     # samplers, and what is sampled
     "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
     "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
-    "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)": draws(
-        lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"
-    ),
-    "extras['x'] must begin with the axes [T, N] ... per_segment": lambda: update(
-        batch=given(extras={"x": jnp.zeros(SEGMENTS)})
-    ),
-    "per_segment['x'] must begin with the axis [N]": lambda: update(batch=given(per_segment={"x": BATCH.reward})),
-    "next_obs must begin": lambda: update(batch=given(next_obs=jnp.zeros((TIME, 3)))),
-    "gradient_metrics must return scalars, but 'norms' has shape (2,)": lambda: update(
-        gradient_metrics=lambda gradient: {"norms": jnp.ones(2)}
-    ),
+    "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)":
+        draws(lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"),
+    "extras['x'] must begin with the axes [T, N] ... per_segment": (given(extras={"x": jnp.zeros(SEGMENTS)}),),
+    "per_segment['x'] must begin with the axis [N]": (given(per_segment={"x": BATCH.reward}),),
+    "next_obs must begin": (given(next_obs=jnp.zeros((TIME, 3))),),
+    "gradient_metrics must return scalars, but 'norms' has shape (2,)":
+        ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
     # several cases of one rule
     **{
         f"{field} (6, 4, 1) ... Nothing is broadcast": functools.partial(
@@ -544,20 +474,18 @@ SHAPE_ERRORS = {
         f"{field} (5, 4)": functools.partial(update, VTRACE, FULL, VALUE, batch=given(**{field: BATCH.value[1:]}))
         for field in ("reset", "log_ratio", "advantage", "target")
     },
-}
+}  # fmt: skip
 
 REFUSED_BY_PYTHON = {
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
-    "raised by the part 'mine': declare what it reads": lambda: update(
-        GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")
-    ),
-    "no attribute 'nothing'": lambda: update(
-        FULL, pp.entropy_bonus(coef=0.1), evaluate=policy_with(entropy=lambda d: d.nothing)
-    ),
+    "raised by the part 'mine': declare what it reads":
+        (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")),
+    "no attribute 'nothing'":
+        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
