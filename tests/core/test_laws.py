@@ -249,12 +249,8 @@ FAULTY = {
         (loss(lambda b: b.current.value, reads=("current.log_prob",)), "it reads current.value"),
         (reward(lambda b: b.extras["own"], reads=("extras.other",)), "it reads extras.own but does not declare it"),
         (state(lambda: jnp.zeros(()), reads=(), finish=lambda b, s, c: s + b.value[0, 0]), "it reads value but does"),
-        (
-            pp.stateless(
-                lambda b: b.add_extras(x=2 * b.extras["own"]), name="faulty", provides=("extras.x",), reads=()
-            ),
-            "extras.own but does not declare it",
-        ),
+        (pp.stateless(lambda b: b.add_extras(x=2 * b.extras["own"]), name="faulty", provides=("extras.x",), reads=()),
+         "extras.own but does not declare it"),
     ],
     "no_mask_is_a_full_mask": [
         (counting(lambda b: 0.0 if b.mask is None else 1.0), "a mask of ones changes the result"),
@@ -264,26 +260,15 @@ FAULTY = {
         (metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite")
     ],
     "steps_equal_a_rollout": [
-        (
-            reward(lambda b: jnp.cumsum(b.reward, axis=0)),
-            "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)",
-        )
+        (reward(lambda b: jnp.cumsum(b.reward, axis=0)),
+         "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)"),
     ],
     "losses_are_elementwise": [
         (loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True), "depends on other elements"),
-        (
-            loss(lambda b: b.current.log_prob * (b.advantage - jnp.mean(b.advantage)), elementwise=True),
-            "other elements",
-        ),
-        (
-            part(
-                lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
-                place="after_sampler",
-                provides=("losses",),
-                elementwise=True,
-            ),
-            "has shape (4,), not one per element",
-        ),
+        (loss(lambda b: b.current.log_prob * (b.advantage - jnp.mean(b.advantage)), elementwise=True),
+         "other elements"),
+        (part(lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
+              place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element"),
     ],
     "masked_elements_are_neutral": [
         (faulty, "depends on masked elements")
@@ -302,14 +287,10 @@ FAULTY = {
         (state(lambda: jnp.zeros((), int), lambda s: s + 1.0), "update changes its state from"),
         (state(lambda: jnp.zeros(3), finish=lambda b, s, c: 1.0), "finish changes its state from"),
         (part(amend=lambda params, *rest: ({"policy": 0}, rest[0])), "amend changes the parameters from"),
-        (
-            state(lambda: 1.0, lambda s: 0.9 * s),
-            "its state holds the Python number 1.0: make it an array, as in jnp.float32(1.0)",
-        ),
-        (
-            state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)),
-            "changes its state from weak float32[] to float32[], so no loop can carry it",
-        ),
+        (state(lambda: 1.0, lambda s: 0.9 * s),
+         "its state holds the Python number 1.0: make it an array, as in jnp.float32(1.0)"),
+        (state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)),
+         "changes its state from weak float32[] to float32[], so no loop can carry it"),
     ],
     "float_dtype_is_kept": [
         (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "with bfloat16 data it returns float32 as reward")
@@ -320,7 +301,7 @@ FAULTY = {
         (reward(lambda b: b.reward * (1 + isinstance(b.reward, jax.core.Tracer))), "jit with vmap gives another"),
         (reward(lambda b: negated_under_vmap(b.reward)), "jit with vmap gives another result"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -264,10 +264,8 @@ WRONG = [
     (lambda: f.simple_policy_optimization(ONES, ONES, clip_eps=jnp.float32(0)), "clip_eps must lie in (0, inf]"),
     (grouped([0, 0, -1]), "group must lie in [0, 3), got -1"),
     (grouped([0, 0, 0], np.array([0, 1, 1]), length=np.array([-7, -2, 1])), "length must not be negative, got -2"),
-    (
-        lambda: f.clip_cov(ONES, ONES, ONES, key=KEY, clip_eps=0.2, cov_low=5.0, cov_high=1.0),
-        "cov_low must be less than cov_high, got cov_low=5.0 and cov_high=1.0",
-    ),
+    (lambda: f.clip_cov(ONES, ONES, ONES, key=KEY, clip_eps=0.2, cov_low=5.0, cov_high=1.0),
+     "cov_low must be less than cov_high, got cov_low=5.0 and cov_high=1.0"),
     (grouped([0, 0, 1], length=None), "needs length"),
     (lambda: f.outcome_reward(ONES[0], log_prob=ONES, kl_coef=0.1), "needs reference_log_prob"),
     (lambda: f.aggregate(ONES, by="token_mean", length=3), "leave it out"),
@@ -277,7 +275,7 @@ WRONG = [
     (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
     (lambda: f.value_loss(TENSOR, ONES), "value must be an array, got a torch.Tensor; .*jnp.from_dlpack(value.detach"),
     (lambda: f.value_loss(ONES, SERIES), "got a pandas.Series; convert it with jnp.asarray(target)"),
-]
+]  # fmt: skip
 WRONG_SHAPES = [
     (lambda: f.gae(ONES, LONGER, ONES, ONES, **HYPER), "value=value[:-1] and next_value=next_values(value[:-1], va"),
     (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "drop the row that is not of a step, e.g. term"),

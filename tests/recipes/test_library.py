@@ -118,11 +118,7 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
         ("rl_games", {"env_id": "CartPole-v1"}, r"the actions of CartPole-v1 are Discrete\(2"),
         ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
         ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
-        (
-            "skrl",
-            {"env_id": "CartPole-v1", "noise_steps": 4},
-            "noise_steps must be None, because gSDE is for continuous",
-        ),
+        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "noise_steps must be None, because gSDE is for cont"),
     ],
 )
 def test_options_that_a_library_does_not_have_are_refused(preset, changes, says):

@@ -119,10 +119,7 @@ def test_what_cannot_be_searched_is_refused():
 
     rate = {"learning_rate": RANGES["learning_rate"]}
     for make, message in (
-        (
-            lambda: of({"lerning_rate": training.between(0, 1)}),
-            "has no field 'lerning_rate'; did you mean 'learning_rate'",
-        ),
+        (lambda: of({"lerning_rate": training.between(0, 1)}), "no field 'lerning_rate'; did you mean 'learning_rate'"),
         (lambda: of({"num_steps": training.between(1, 2)}), r"floats, got 'num_steps'"),
         (lambda: of({"gamma": training.between(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
         (lambda: of({"gamma": training.at_least(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
