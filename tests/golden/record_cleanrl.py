@@ -1,15 +1,20 @@
-"""Record CleanRL's `ppo.py` and `ppo_continuous_action.py`: each script runs as it is, in Gymnasium's environments.
+"""Record CleanRL's `ppo.py`, `ppo_continuous_action.py` and `ppo_atari.py`: each script runs as it is.
 
 Run it where the packages that the scripts import are installed, with the folder `cleanrl` of a checkout of the commit:
 
-    pip install torch==2.13.0 numpy==1.26.4 gymnasium==0.29.1 tyro==1.0.17
-    python tests/golden/record_cleanrl.py --source path/to/cleanrl/cleanrl --seed 0
+    pip install torch==2.13.0 numpy==1.26.4 gymnasium==0.29.1 tyro==1.0.17 opencv-python-headless==4.11.0.86
+    PYTHONPATH=path/to/cleanrl python tests/golden/record_cleanrl.py --source path/to/cleanrl/cleanrl --seed 0
 
 A script computes in global variables. The tape reads them when `backward` is called, after each step of the optimizer,
 and when the script logs. It takes the place of TensorBoard.
+
+`ppo_atari.py` has a network of 1.7 million parameters, and its own wrappers, on a small game made here. The parameters
+begin with numbers that the test draws again, and are not recorded. Everything is computed in float64: in float32,
+rounding changes the sign of the input of a ReLU now and then, and Adam enlarges the small differences of the gradients.
 """
 
 import functools
+import itertools
 import runpy
 import sys
 import types
@@ -28,6 +33,14 @@ SIZES = {"num_envs": 4, "num_steps": 32, "total_timesteps": 256}
 TWO = {"num_minibatches": 2, "update_epochs": 2}
 PENDULUM = {"env_id": "Pendulum-v1", **TWO}
 SHORT = {"env_id": "PendulumLimit11-v1", **TWO, "total_timesteps": 128, "learning_rate": 0.01, "ent_coef": 0.01}
+FRAMES = {
+    "env_id": "SmallGame-v0",
+    "num_envs": 2,
+    "num_steps": 16,
+    "total_timesteps": 64,
+    **TWO,
+    "learning_rate": 0.001,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a_default": ("ppo.py", {}),
     "a_biglr": ("ppo.py", {"learning_rate": 0.005}),
@@ -35,10 +48,45 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "c_target_kl": ("ppo.py", {"target_kl": 0.0085, "learning_rate": 0.004, "anneal_lr": False}),
     "d_continuous": ("ppo_continuous_action.py", PENDULUM),
     "e_continuous_trunc": ("ppo_continuous_action.py", SHORT),
+    "f_atari": ("ppo_atari.py", FRAMES),
 }
 ROLLOUT = ("obs", "actions", "logprobs", "rewards", "dones", "values", "next_done", "advantages", "returns")
 SCALARS = ("old_approx_kl", "approx_kl", "pg_loss", "v_loss", "entropy_loss", "loss")
 SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole parameters
+
+
+class SmallGame(gym.Env):
+    """A square that moves, in a game with three lives of 30 frames, and rewards that have nothing to do with it."""
+
+    observation_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self) -> None:
+        self.ale = self  # the wrappers ask `env.unwrapped.ale.lives()`
+        self.frame = 0
+
+    def lives(self) -> int:
+        return 3 - self.frame // 30
+
+    def get_action_meanings(self) -> list[str]:
+        return ["NOOP", "FIRE", "RIGHT", "LEFT"]
+
+    def _seen(self) -> np.ndarray:
+        obs = np.zeros((210, 160, 3), np.uint8)
+        obs[self.place[0] : self.place[0] + 40, self.place[1] : self.place[1] + 30] = self.color
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.frame, self.place = 0, self.np_random.integers(0, 120, 2)
+        self.color = self.np_random.integers(50, 256, 3)
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.frame += 1
+        self.place = (self.place + self.np_random.integers(-5, 6, 2) + (0, (0, 0, 4, -4)[action])).clip(0, 130)
+        reward = float(self.np_random.choice([0.0, 0.0, 0.0, 3.0, -2.0]))
+        return self._seen(), reward, self.lives() == 0, False, {}
 
 
 class Tape(recorder.Tape):
@@ -105,10 +153,30 @@ def flags(options: dict[str, Any]) -> list[str]:
     return words
 
 
+def draw_parameters(seed: int) -> None:
+    """Compute in float64, and begin with parameters that the test draws again."""
+    recorder.in_double_precision(seed)
+    numbers = itertools.count()
+
+    def orthogonal(weight: torch.Tensor, gain: float) -> None:
+        with torch.no_grad():
+            weight.copy_(torch.from_numpy(recorder.drawn(tuple(weight.shape), gain, next(numbers))))
+
+    torch.nn.init.orthogonal_ = orthogonal
+
+
+def without_parameters(arrays: recorder.Arrays) -> recorder.Arrays:
+    kept = {name: x for name, x in arrays.items() if "param" not in name and not name.startswith("final/")}
+    return {name: x.astype(np.uint8) if name.endswith("/obs") else x for name, x in kept.items()}
+
+
 def run(case: str, source: Path, out: Path, seed: int) -> None:
     torch.set_num_threads(1)
+    gym.register("SmallGame-v0", SmallGame)
     gym.register("PendulumLimit11-v1", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=11)
     file, options = CASES[case]
+    if case == "f_atari":
+        draw_parameters(seed)
     tape = Tape()
     recorder.on_backward(tape.before_backward, tape.after_backward)
     register_optimizer_step_post_hook(tape.after_step)
@@ -119,7 +187,8 @@ def run(case: str, source: Path, out: Path, seed: int) -> None:
     meta = {"peer": "CleanRL", "commit": COMMIT, "file": f"cleanrl/{file}", "case": f"cleanrl_{case}", "seed": seed}
     meta |= {"file_sha256": recorder.digest(source / file), "argv": sys.argv[1:], "args": settings}
     meta["versions"] = recorder.versions("torch", "numpy", "gymnasium")
-    recorder.write(out / f"cleanrl_{case}.npz", meta, **tape.recording())
+    arrays = without_parameters(tape.recording()) if case == "f_atari" else tape.recording()
+    recorder.write(out / f"cleanrl_{case}.npz", meta, **arrays)
 
 
 if __name__ == "__main__":
