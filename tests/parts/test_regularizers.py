@@ -1,4 +1,6 @@
-"""Parts that regularize, move or correct a policy, against a few lines of NumPy; the gallery has whole loops."""
+"""Parts that regularize, move or correct a policy, against a few lines of NumPy, and what adapts its rate; the gallery
+has whole loops, and the recordings of libraries the steps of `scale_by_kl_adaptive_rate`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,8 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.common import evaluate, evaluate_gaussian, make_params, rollout
+from ppo_parts import functional as f
+from tests.common import SEGMENTS, TIME, evaluate, evaluate_gaussian, make_params, rollout
 
 
 def applied(part, batch, policy=evaluate, params=None, state=None):
@@ -220,3 +223,66 @@ def test_a_chain_of_gaussian_parts_learns():
     assert pp.nonfinite_report(metrics) is None
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert np.any(state.params["policy"] != params["policy"])
+
+
+# --- rates that follow the divergence ---------------------------------------------------------------------------------
+
+
+def test_kl_adaptive_rate_keeps_its_bounds():
+    """Traced hyperparameters, also those of `inject_hyperparams`; out of range they are NaN, as nothing can raise."""
+
+    @jax.jit
+    def step(rate, target_kl, low, kl):
+        link = optax.inject_hyperparams(pp.optim.scale_by_kl_adaptive_rate)(rate, target_kl=target_kl, low=low)
+        updates, _ = link.update(jnp.ones(()), link.init(jnp.ones(())), metrics={"approx_kl": kl})
+        return -updates
+
+    kept = {(1.2e-5, 1.0): 1e-5, (9e-3, 0.001): 1e-2, (1e-3, 0.0): 1e-3, (1e-3, 0.01): 1e-3, (1e-3, 0.021): 1e-3 / 1.5}
+    for (rate, kl), expected in kept.items():
+        np.testing.assert_allclose(step(rate, 0.01, 1e-5, kl), expected, rtol=1e-6)
+    for outside in ((-1.0, 0.01, 1e-5), (1e-3, -0.01, 1e-5), (1e-3, 0.01, -1e-5)):
+        assert np.isnan(step(*outside, 0.01))
+
+
+def test_kl_adaptive_rate_names_the_missing_metric():
+    link, params = pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01), jnp.ones(())
+    for extra in ({}, {"metrics": {"loss": params}}):
+        with pytest.raises(ValueError, match=r"the metric 'approx_kl' does not exist.*policy_diagnostics"):
+            link.update(params, link.init(params), **extra)
+    with pytest.raises(ValueError, match="target_kl must lie in"):
+        pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
+
+
+# --- sequences of tokens: what only parts add to the functions --------------------------------------------------------
+
+
+def test_gae_skips_before_and_after_the_sampler_alike():
+    """With the policy that acted, next values of the minibatch are those of the rollout: both skip masked steps."""
+    params = make_params()
+    batch = rollout(behavior=params, ends=False, masked=False)
+    mask = jnp.asarray(np.random.default_rng(0).random(batch.value.shape) < 0.5).at[0].set(True).at[-1].set(True)
+    following = f.next_values(batch.value, batch.next_value[-1], mask=mask)
+    batch = batch.replace(mask=mask, next_value=following)
+    options = {"gamma": 0.9, "gae_lambda": 0.8, "mask_mode": "skip"}
+    part, context = pp.gae(**options), pp.Context(key=jax.random.key(0), params=params)
+    before, _ = part.update(batch, part.init(params, None), context)
+    changed = batch.replace(next_value=jnp.where(jnp.arange(TIME)[:, None] < TIME - 1, jnp.nan, following))
+    distribution, value = evaluate(params, batch)
+    current = pp.Current(distribution, batch.log_prob, value)
+    after, _ = part.update(changed.replace(current=current), part.init(params, None), context)
+    expected = f.gae(batch.reward, batch.value, following, batch.terminated, mask=mask, **options)
+    for out in (before, after):
+        np.testing.assert_allclose(out.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out.target, expected.target, rtol=1e-5, atol=1e-6)
+
+
+def test_aggregate_weighs_sequences_as_it_says():
+    """The learner's mean over sequences is the function's, though a minibatch has a sequence without a token."""
+    batch, context = rollout(), pp.Context(key=jax.random.key(0))
+    losses = {"given": jnp.asarray(np.random.default_rng(0).normal(size=(TIME, SEGMENTS)), jnp.float32)}
+    for by, length in (("sequence_mean", None), ("sequence_sum", None), ("sequence_sum", 3.0)):
+        part = pp.tokens.aggregate("given", by=by, length=length)
+        out, _ = part.update(batch.replace(losses=losses), part.init({}, None), context)
+        assert out.losses["given"].shape == (SEGMENTS,)
+        ours = f.masked_mean(out.losses["given"], jnp.any(batch.mask.astype(bool), axis=0))
+        np.testing.assert_allclose(ours, f.aggregate(losses["given"], by=by, length=length, mask=batch.mask), rtol=1e-6)
