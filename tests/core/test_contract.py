@@ -107,7 +107,7 @@ def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters():
 
 
 def test_a_hyperparameter_may_be_a_field():
-    """Fields with equal numbers do what the number does; others, what functional does with the array."""
+    """Fields with equal numbers do what the number does; the gallery has others, such as TRGPPO's and action chunks."""
     data = {"gamma": 0.9, "clip": 0.2, "weight": 2.0}
     batch = rollout().add_extras(**{name: jnp.full((TIME, SEGMENTS), x) for name, x in data.items()})
     batch = batch.replace(per_segment={"coef": jnp.full(SEGMENTS, 0.5)}, shared={"bonus": jnp.float32(0.1)})
@@ -126,22 +126,7 @@ def test_a_hyperparameter_may_be_a_field():
     found, spoilt = update(*fields, batch, outside)
     assert_same(found, *update(0.9, 0.2, 2.0, 0.5, 0.1, batch))
     assert spoilt[1]["nonfinite/loss/policy"] == 2
-
-    drawn = pp.chain(GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5))
-    by_field = pp.chain(drawn, pp.combine_advantages({"advantage": pp.field("weight")}), SURROGATE)
-    assert_close(
-        run(by_field, batch)[0].params, run(pp.chain(drawn, pp.advantage_weight(), SURROGATE), batch)[0].params
-    )
-
-    gamma = jax.random.uniform(KEY, (TIME, SEGMENTS))
-    part = pp.gae(gamma=pp.field("extras.gamma"), gae_lambda=0.8)
-    assert part.requires == ("extras.gamma",)
-    found, _ = jax.jit(lambda batch: part.update(batch, (), CONTEXT))(batch.add_extras(gamma=gamma))
-    steps = {
-        name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated", "mask")
-    }
-    kept = jnp.where(masked, 1, gamma)
-    assert_close(found.advantage, pp.functional.gae(**steps, gamma=kept, gae_lambda=0.8).advantage)
+    assert pp.gae(gamma=fields[0], gae_lambda=0.8).requires == ("extras.gamma",)
 
 
 DRAWN = pp.segment_minibatches(2, num_epochs=2, refresh="minibatch")
@@ -530,28 +515,6 @@ def test_a_lens_declares_what_its_part_does():
 
 
 # --- samplers --------------------------------------------------------------------------------------------------------
-
-
-def test_time_chunks_take_all_agents_of_a_segment_along():
-    agents = 3
-    rows = jnp.arange(TIME * SEGMENTS * agents).reshape(TIME, SEGMENTS, agents)
-    batch = pp.Batch(
-        log_prob=1.0 * rows, extras={"row": rows}, per_segment={"number": jnp.arange(SEGMENTS)},
-        carry=jnp.ones((SEGMENTS, agents, 2)), reset=jnp.zeros((TIME, SEGMENTS, agents)),
-    )  # fmt: skip
-    sampler = pp.time_chunks(6, length=2, burn_in=1)
-    buffer = jnp.full((TIME, SEGMENTS, agents), -1.0)
-    for item in sampler.plan(KEY, batch, 0):
-        windows, weight = sampler.draw(item, batch, CONTEXT)
-        minibatch = sampler.take(batch, windows, weight)
-        segment, start = np.asarray(minibatch.per_segment["number"]), np.asarray(windows.start)
-        expected = np.asarray(rows)[start + np.arange(3)[:, None], segment]
-        np.testing.assert_array_equal(minibatch.extras["row"], expected)
-        np.testing.assert_array_equal(minibatch.mask, np.broadcast_to(windows.counts[..., None], expected.shape))
-        np.testing.assert_array_equal(minibatch.reset[0], np.broadcast_to((start > 0)[:, None], (2, agents)))
-        np.testing.assert_array_equal(minibatch.reset[1:], 0)
-        buffer = sampler.put(buffer, windows, jnp.where(minibatch.mask, minibatch.log_prob, jnp.nan))
-    np.testing.assert_array_equal(buffer, rows)  # every step once, and no step that only warms up
 
 
 def test_a_sampler_of_ones_own_draws_what_it_plans():

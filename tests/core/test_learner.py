@@ -83,15 +83,6 @@ def test_masked_places_are_neutral():
     assert_close(update(KEY, state, batch.replace(**flags)), (expected, metrics))
 
 
-def test_an_axis_of_agents_is_like_more_segments():
-    # [T, N, A] beside [T, N*A]: full batches see the same elements
-    flat = rollout(shape=(TIME, 6))
-    leaves = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
-    apart = {name: (x := getattr(flat, name)).reshape(TIME, 3, 2, *x.shape[2:]) for name in leaves}
-    pipeline = pp.chain(GAE, pp.full_batch(2, refresh="epoch"), pp.advantage_normalize(), *LOSSES)
-    assert_close(run(pipeline, pp.Batch(**apart)), run(pipeline, flat))
-
-
 # --- chains, samplers, phases, entropy --------------------------------------------------------------------------------
 
 

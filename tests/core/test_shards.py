@@ -88,11 +88,17 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
 
     @jax.jit
     def minibatches(key):
+        """Those of an epoch, and a buffer into which they are written back, without steps that only warm up."""
         plan = sampler.plan(key, batch, 0) if planned is None else planned
-        items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(len(jax.tree.leaves(plan)[0]))]
-        return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in items]
+        found, buffer = [], jnp.full(number.shape, -1.0)
+        for i in range(len(jax.tree.leaves(plan)[0])):
+            indices, weight = sampler.draw(jax.tree.map(lambda x, i=i: x[i], plan), batch, pp.Context(key=key))
+            found.append(one := sampler.take(batch, indices, weight))
+            rows = one.log_prob if one.mask is None else jnp.where(one.mask, one.log_prob, jnp.nan)
+            buffer = sampler.put(buffer, indices, rows, shards)
+        return found, buffer
 
-    seen, drawn = [], minibatches(KEY)
+    seen, (drawn, buffer) = [], minibatches(KEY)
     for one in drawn:
         numbers = np.asarray(one.extras["number"])[..., 0]
         for shard, block in enumerate(np.split(numbers, shards, axis=-1)):
@@ -111,7 +117,8 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     if share is not None:
         seen = np.concatenate([x.reshape(-1) for x in seen])
         assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
-    same = [np.array_equal(one.log_prob, two.log_prob) for one, two in zip(drawn, minibatches(OTHER), strict=True)]
+        np.testing.assert_array_equal(buffer, jnp.where(jnp.isin(number, seen), number, -1))
+    same = [np.array_equal(one.log_prob, two.log_prob) for one, two in zip(drawn, minibatches(OTHER)[0], strict=True)]
     assert all(same) if name in ("full", "given steps", "given segments") else not any(same)
 
 

@@ -96,12 +96,6 @@ def test_distributions_keep_dtype_and_shape(kind):
     assert np.isfinite(together[1]).all()
 
 
-def test_logits_of_bfloat16_are_normalized_in_float32_and_rounded_once():
-    logits = 3 * jax.random.normal(KEY, (200, 7)).astype(jnp.bfloat16)
-    wide = Categorical(logits.astype(jnp.float32)).logits.astype(jnp.bfloat16)
-    np.testing.assert_array_equal(Categorical(logits).logits, wide)
-
-
 @every_kind
 def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
     policy, other = made(kind), made(kind, 1)
