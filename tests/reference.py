@@ -19,21 +19,9 @@ def _cut(t, n, truncated, mask, steps):
 
 
 def vtrace(
-    log_ratio,
-    reward,
-    value,
-    next_value,
-    terminated,
-    truncated=None,
-    mask=None,
-    *,
-    gamma,
-    gae_lambda=1.0,
-    rho_clip=1.0,
-    c_clip=1.0,
-    pg_rho_clip=None,
-    pg_lambda=1.0,
-):
+    log_ratio, reward, value, next_value, terminated, truncated=None, mask=None, *,
+    gamma, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0, pg_rho_clip=None, pg_lambda=1.0,
+):  # fmt: skip
     """Error, target and policy advantage (arXiv:1802.01561, eq. 1, as the sum it is and not as a recursion)."""
     shape = np.shape(value)
     flat = _columns(log_ratio, reward, value, next_value, terminated, truncated, mask)

@@ -137,15 +137,7 @@ def crash() -> None:
     raise Crash
 
 
-def go(
-    train: Any,
-    place: Path | None,
-    name: str,
-    config: Any = None,
-    program: Any = ByTwos,
-    on_rows: Any = None,
-    **options: Any,
-) -> Any:
+def go(train, place, name, config=None, program=ByTwos, on_rows=None, **options) -> Any:
     """A quiet run by twos; returns its folder and its result."""
     where = {} if "resume" in options else {"directory": place, "name": name}
     kept = RunOptions(**{**QUIET, **options, **where})

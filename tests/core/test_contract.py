@@ -9,22 +9,8 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
-from tests.core.common import (
-    GAE,
-    KEY,
-    ROWS,
-    SURROGATE,
-    VALUE,
-    both,
-    counter,
-    first_state,
-    part,
-    probe,
-    recorder,
-    run,
-    two_entries,
-    without_critic,
-)
+from tests.core import common
+from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, counter, part, probe, recorder, run, two_entries
 
 CONTEXT = pp.Context(key=KEY)
 
@@ -52,7 +38,7 @@ def test_chains_without_a_critic_run():
     batch = rollout().replace(value=None, next_value=None)
     reinforce = pp.stateless(lambda b: b.replace(advantage=b.reward), name="reinforce", provides=("advantage",))
     pipeline = pp.chain(reinforce, pp.full_batch(2, refresh="epoch"), SURROGATE)
-    state, metrics = run(pipeline, batch, policy=without_critic)
+    state, metrics = run(pipeline, batch, policy=common.without_critic)
     assert float(jnp.sum(jnp.abs(state.params["policy"] - make_params()["policy"]))) > 0
     assert "nonfinite/value" not in metrics
 
@@ -723,7 +709,7 @@ def test_a_skipped_step_keeps_the_states_of_parts():
         state = 0.9 * state + 0.1 * jnp.mean(batch.reward)
         return batch.replace(reward=batch.reward / (1 + jnp.abs(state))), state
 
-    scaling = pp.Part(first_state(jnp.ones(())), scale, "scale")
+    scaling = pp.Part(common.first_state(jnp.ones(())), scale, "scale")
     pipeline = pp.chain(scaling, GAE, pp.full_batch(2), SURROGATE, counter())
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=100))
     state, batch, update = learner.init(make_params()), rollout(masked=False), jax.jit(learner.update)

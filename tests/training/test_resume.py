@@ -15,23 +15,9 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training import _folder
 from ppo_parts.training._checkpoint import Checkpoints
+from tests import runs
 from tests.common import assert_same
-from tests.runs import (
-    EVALUATED,
-    UPDATES,
-    ByTwos,
-    Crash,
-    acting,
-    assert_same_run,
-    checkpoint,
-    crash,
-    evaluations,
-    go,
-    raw,
-    rows,
-    steps,
-    tiny,
-)
+from tests.runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 
 def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated):
@@ -49,7 +35,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     known = np.isfinite(earlier.metrics["evaluation/episode_return"])
     assert known.tolist() == [False, False, False, False, True]
     recipe = training.load(whole[0], cleanrl_ppo.make_train)
-    assert_same(jax.tree.map(raw, recipe.state), jax.tree.map(raw, run.state))
+    assert_same(jax.tree.map(runs.raw, recipe.state), jax.tree.map(runs.raw, run.state))
 
 
 def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
@@ -192,7 +178,7 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     stored = json.loads(path.read_text())["run"]
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
     assert "begun with jax_enable_x64 True (now False): the last bits may differ" in capsys.readouterr().err
-    assert list(evaluations(broken)) == [12]
+    assert list(runs.evaluations(broken)) == [12]
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
@@ -222,7 +208,7 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
     before = json.loads((folder / "result.json").read_text())
 
-    class Untrained(ByTwos):
+    class Untrained(runs.ByTwos):
         def advance_from(self, state):
             crash()
 

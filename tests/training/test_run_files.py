@@ -20,24 +20,9 @@ from ppo_parts.training import RunFolderError, RunOptions, _progress, _run, run
 from ppo_parts.training._files import lines_of, valid_rows
 from ppo_parts.training._folder import open_run
 from ppo_parts.training._messages import logger
+from tests import runs
 from tests.common import assert_same
-from tests.runs import (
-    EVALUATED,
-    UPDATES,
-    ByTwos,
-    Crash,
-    acting,
-    assert_same_run,
-    checkpoint,
-    crash,
-    evaluations,
-    go,
-    measuring,
-    rows,
-    scalars,
-    steps,
-    tiny,
-)
+from tests.runs import EVALUATED, UPDATES, acting, assert_same_run, checkpoint, crash, go, measuring, rows, steps, tiny
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
@@ -70,7 +55,7 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert steps(folder) == [8, 12]
     earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
     assert not np.array_equal(earlier, later)  # every update has keys of its own
-    seen = scalars(folder)  # of TensorBoard
+    seen = runs.scalars(folder)  # of TensorBoard
     assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
     assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
     for row, after in zip(found[::2], found[1::2], strict=True):
@@ -102,7 +87,7 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
         assert numbers["mean"] == pytest.approx(np.mean(numbers["per_seed"]))
     assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 15
 
-    run, played = training.load(several, make_train), evaluations(several)
+    run, played = training.load(several, make_train), runs.evaluations(several)
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), UPDATES))
     evaluate = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
     expected = np.asarray(jax.jit(evaluate)(keys(np.arange(1, 4)), run.state), float)
@@ -147,7 +132,7 @@ def test_run_has_one_writer(train, tmp_path):
             go(train, tmp_path, "run")
         crash()
 
-    with pytest.raises(Crash):
+    with pytest.raises(runs.Crash):
         go(train, tmp_path, "run", program=acting(2, again))
 
 
@@ -199,9 +184,9 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     own = cleanrl_ppo.make_train(tiny(), env=train.env)
-    runs = {"named": train.of_recipe("here.mine"), "recipe": train, "own": own}
+    trains = {"named": train.of_recipe("here.mine"), "recipe": train, "own": own}
     names = ["here.mine", train.recipe, None]
-    for (name, named), recorded in zip(runs.items(), names, strict=True):
+    for (name, named), recorded in zip(trains.items(), names, strict=True):
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
             assert folder.stored["recipe"] == recorded
     assert train.recipe == "ppo_parts.recipes.cleanrl_ppo"
@@ -223,7 +208,7 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
 def test_run_paces_change_nothing(train, whole, tmp_path):
     """Calls of any length, checkpoints in between, records of any size: the same bits."""
 
-    class Uneven(ByTwos):
+    class Uneven(runs.ByTwos):
         updates = 1
 
         def adapt(self, updates, seconds):
@@ -251,10 +236,10 @@ def test_run_pace_fits_updates_into_seconds(train):
 def test_run_tensorboard_continues(train, tmp_path):
     """The records of a resumed run are those of one without a crash; TensorBoard hides what a killed process wrote."""
     folder = tmp_path / "run"
-    with pytest.raises(Crash):
+    with pytest.raises(runs.Crash):
         go(train, tmp_path, "run", program=acting(10, crash), tensorboard=True)
     go(train, None, "", resume=folder, tensorboard=True)
-    assert list(scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
+    assert list(runs.scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
     assert len(list(folder.glob("events.out.tfevents.*.129"))) == 1
 
 
