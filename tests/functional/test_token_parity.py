@@ -16,7 +16,7 @@ TUNIX, TORCH = np.load(GOLDEN / "tunix.npz"), np.load(GOLDEN / "verl_trl.npz")
 T = 8
 
 
-# --- numbers of verl 0.9.1 and TRL 1.16.0 -----------------------------------------------------------------------------
+# --- numbers of verl 0.9.1, TRL 1.16.0 and Tunix 0.1.7 ----------------------------------------------------------------
 
 
 def recorded(name):
@@ -76,10 +76,39 @@ def losses_of_torch():
     }
 
 
-def test_losses_of_verl_and_trl():
+def losses_of_tunix():
+    """The same; its advantages are compared through the bridge."""
+    old, reference, mask = (TUNIX[f"input/{name}"].T for name in ("old_log_prob", "reference_log_prob", "tool_mask"))
+    advantage, full = jnp.broadcast_to(TUNIX["input/advantage"], mask.shape), {"mask": mask}
+
+    def surrogate(x, **settings):
+        return f.clipped_surrogate(x - old, advantage, **({"clip_eps": 0.2, "clip_eps_high": 0.28} | full | settings))
+
+    def penalized(x, estimator):
+        return surrogate(x) + 0.04 * f.approx_kl(reference - x, estimator=estimator, **full)
+
+    narrow = functools.partial(f.gspo, level="token", clip_eps=0.02, clip_eps_high=0.03, **full)
+    total = {"by": "sequence_sum"}
+    return {
+        "/grpo/token-mean": (surrogate, full, {}, 1),
+        "/grpo/sequence-mean-token-mean": (surrogate, full, {"by": "sequence_mean"}, 1),
+        "/grpo/sequence-mean-token-scale": (surrogate, full, total | {"length": len(mask)}, 1),
+        "/grpo/seq-mean-token-sum": (surrogate, full, total, 1),
+        "/grpo/dual_clip": (functools.partial(surrogate, dual_clip=1.1), full, {}, 1),
+        "/grpo/kl": (functools.partial(penalized, estimator="k1"), full, {}, 1),
+        "/grpo/low_var_kl": (functools.partial(penalized, estimator="k3"), full, {}, 1),
+        "/gspo_token": (lambda x: narrow(x - old, advantage), full, {"by": "sequence_mean"}, 1),
+        "/ppo": (functools.partial(surrogate, clip_eps_high=None, dual_clip=3.0), full, {}, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("losses", "numbers", "atol"), [(losses_of_torch, TORCH, 1e-12), (losses_of_tunix, TUNIX, 1e-6)]
+)
+def test_losses_of_other_libraries(losses, numbers, atol):
     """Values and gradients. The values of cispo and gpg are without the factor log pi here, so they differ."""
     with jax.enable_x64(True):
-        cases = losses_of_torch()
+        cases = losses()
 
         @jax.jit
         def all_of_them(x):
@@ -88,14 +117,14 @@ def test_losses_of_verl_and_trl():
                 for name, case in cases.items()
             }
 
-        found = all_of_them(jnp.asarray(recorded("log_prob")))
-    assert {name.replace("/", "/loss/", 1) for name in cases} == {name for name in TORCH if "/loss/" in name}
+        found = all_of_them(jnp.asarray(numbers["input/log_prob"].T))
+    known = {name.replace("/", "/loss/", 1).lstrip("/") for name in cases}
+    assert known == {name for name in numbers if "loss/" in name}
     for name, (value, gradient) in found.items():
-        library, _, loss = name.partition("/")
-        if loss not in ("cispo", "gpg"):
-            np.testing.assert_allclose(value, TORCH[f"{library}/loss/{loss}"], rtol=1e-6, err_msg=name)
-        expected = TORCH[f"{library}/gradient/{loss}"].T
-        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-12, err_msg=name)
+        loss, slope = (numbers[name.replace("/", f"/{kind}/", 1).lstrip("/")] for kind in ("loss", "gradient"))
+        if name.partition("/")[2] not in ("cispo", "gpg"):
+            np.testing.assert_allclose(value, loss, rtol=1e-6, atol=atol, err_msg=name)
+        np.testing.assert_allclose(gradient, slope.T, rtol=1e-6, atol=atol, err_msg=name)
         assert not gradient[cases[name][1]["mask"] == 0].any()
 
 
@@ -184,45 +213,3 @@ def test_padding_has_nothing_to_bootstrap_from():
     end = np.array([0, 0, 1, 0, 0])
     np.testing.assert_array_equal(estimate(end).advantage, [1, 0, 0, 0, 0])
     np.testing.assert_array_equal(estimate(np.zeros(5), end).advantage, [2, 0, 1, 0, 0])
-
-
-# --- numbers of Tunix itself; its advantages are compared through the bridge -----------------------------------------
-
-
-def tunix(name):
-    return TUNIX[f"input/{name}"]
-
-
-def test_tunix_losses():
-    new, old, reference = (jnp.asarray(tunix(name).T) for name in ("log_prob", "old_log_prob", "reference_log_prob"))
-    mask, length = tunix("tool_mask").T, new.shape[0]
-    advantage = jnp.broadcast_to(tunix("advantage"), new.shape)
-    clip = {"clip_eps": 0.2, "clip_eps_high": 0.28, "mask": mask}
-    surrogate = lambda new, **more: f.clipped_surrogate(new - old, advantage, **(clip | more))  # noqa: E731
-    divergence = lambda new, k: f.approx_kl(reference - new, estimator=k, mask=mask)  # noqa: E731
-    cases = {
-        "grpo/token-mean": (lambda new: surrogate(new), {}),
-        "grpo/sequence-mean-token-mean": (lambda new: surrogate(new), {"by": "sequence_mean"}),
-        "grpo/sequence-mean-token-scale": (lambda new: surrogate(new), {"by": "sequence_sum", "length": length}),
-        "grpo/seq-mean-token-sum": (lambda new: surrogate(new), {"by": "sequence_sum"}),
-        "grpo/dual_clip": (lambda new: surrogate(new, dual_clip=1.1), {}),
-        "grpo/kl": (lambda new: surrogate(new) + 0.04 * divergence(new, "k1"), {}),
-        "grpo/low_var_kl": (lambda new: surrogate(new) + 0.04 * divergence(new, "k3"), {}),
-        "gspo_token": (
-            lambda new: f.gspo(new - old, advantage, level="token", clip_eps=0.02, clip_eps_high=0.03, mask=mask),
-            {"by": "sequence_mean"},
-        ),
-        "ppo": (lambda new: surrogate(new, clip_eps_high=None, dual_clip=3.0), {}),
-    }
-    assert {name.partition("/")[2] for name in TUNIX if name.startswith("loss/")} == set(cases)
-
-    @jax.jit
-    def all_of_them(new):
-        return {
-            name: jax.value_and_grad(lambda new, loss=loss, way=way: f.aggregate(loss(new), mask=mask, **way))(new)
-            for name, (loss, way) in cases.items()
-        }
-
-    for name, (value, gradient) in all_of_them(new).items():
-        np.testing.assert_allclose(value, TUNIX[f"loss/{name}"], rtol=1e-6, atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(gradient.T, TUNIX[f"gradient/{name}"], rtol=1e-6, atol=1e-6, err_msg=name)
