@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, training
+from ppo_parts import envs, networks, training
 from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import deferred, require_package
 from ppo_parts.bridges import tunix
@@ -48,6 +48,7 @@ import sys, jax, optax
 from jax._src import xla_bridge
 before = [name for name in {OPTIONAL} if name in sys.modules]  # optax itself imported chex once
 import ppo_parts.distributions, ppo_parts.envs, ppo_parts.networks, ppo_parts.training
+ppo_parts.networks.orthogonal, ppo_parts.networks.action_distribution  # the others are of flax
 print([name for name in {OPTIONAL} if name in sys.modules and name not in before], list(xla_bridge._backends))
 """
     made, drawing = importlib.util.find_spec("gymnax"), ("scipy.stats", "seaborn", "matplotlib.pyplot", "pandas")
@@ -76,6 +77,7 @@ CURVE = compare.Curve("", "", *np.zeros((2, 1)))
     [
         ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
+        ("flax", "train", lambda folder: networks.actor_critic),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
         ("optuna", "optuna", lambda folder: training.objective(lambda config: None, None, {})),

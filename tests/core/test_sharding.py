@@ -42,21 +42,6 @@ def estimates(given, gamma, way="auto"):
     }
 
 
-def losses(given):
-    """Everything else that is computed for each element, and its gradient."""
-    mask = given["mask"]
-
-    def total(log_ratio, value):
-        policy = f.clipped_surrogate(log_ratio, given["reward"], clip_eps=0.2, dual_clip=3.0, mask=mask)
-        kl = f.approx_kl(log_ratio, mask=mask) + f.clip_fraction(log_ratio, clip_eps=0.2, mask=mask)
-        critic = f.clipped_value_loss(value, given["next_value"], given["reward"], clip_eps=0.2, mask=mask)
-        advantage = f.advantage_normalize(given["reward"], mask=mask, axis=0)
-        loss = policy + kl + critic + advantage * f.value_loss(value, given["reward"], mask=mask)
-        return jnp.sum(loss), loss
-
-    return jax.grad(total, (0, 1), has_aux=True)(given["log_ratio"], given["value"])
-
-
 def same(actual, expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
 
@@ -64,16 +49,16 @@ def same(actual, expected):
 def check_functional(columns, ways, kinds):
     """`columns` for all devices; in these ways in `shard_map`, and on meshes of these kinds."""
     given, columnwise = data(columns), P(None, "d")
-    expected = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(given)
+    expected = jax.jit(lambda given: estimates(given, 0.9))(given)
     for way in ways:
-        both = lambda given, way=way: (estimates(given, 0.9, way), losses(given))  # noqa: E731
-        same(jax.jit(shard_map(both, (columnwise,), columnwise))(given), expected)
+        mapped = shard_map(lambda given, way=way: estimates(given, 0.9, way), (columnwise,), columnwise)
+        same(jax.jit(mapped)(given), expected)
     for kind in kinds:
         sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
         placed = jax.device_put(given, sharding)
-        result = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(placed)
+        result = jax.jit(lambda given: estimates(given, 0.9))(placed)
         same(result, expected)
-        assert result[0]["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
+        assert result["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
 
 
 def check_what_devices_share(columns):
@@ -103,16 +88,17 @@ def check_one_gamma_for_each_device(columns):
 
 def check_learner():
     """One learner for each device, on its own columns."""
-    estimate, losses = pp.gae(gamma=0.9, gae_lambda=0.8), (pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
-    pipeline = pp.chain(estimate, pp.shuffled_minibatches(2), pp.advantage_normalize(), *losses)
+    losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
+    head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.shuffled_minibatches(2), pp.advantage_normalize()
+    pipeline = pp.chain(*head, *losses, pp.policy_diagnostics())
     learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
     state, key = learner.init(make_params()), jax.random.key(0)
     batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
     parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]
-    expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part)[0].params for part in parts))
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part) for part in parts))
 
     def after(batch):
-        return jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params)
+        return jax.tree.map(lambda x: x[None], learner.update(key, state, batch))
 
     same(jax.jit(shard_map(after, (P(None, "d"),), P("d")))(batch), expected)
 

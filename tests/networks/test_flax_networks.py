@@ -2,8 +2,6 @@
 
 import functools
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -263,24 +261,9 @@ def test_a_carry_a_reset_or_a_privileged_part_that_does_not_fit_is_refused():
 
 
 def test_an_unknown_network_is_named():
+    assert "mlp" in dir(networks)
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
-
-
-def test_flax_is_imported_when_a_network_of_it_is_first_used():
-    code = """
-import sys
-from ppo_parts import networks
-networks.orthogonal, networks.action_distribution
-assert "flax" not in sys.modules and "mlp" in dir(networks)
-sys.modules["flax"] = None
-try:
-    networks.actor_critic
-except ImportError as error:
-    print(error)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "ppo_parts[train]"' in ended.stdout
 
 
 @pytest.mark.parametrize(("shape", "size", "stride"), [((2, 39, 42, 3), 8, 4), ((1, 9, 7, 2), 3, 1)])
