@@ -503,21 +503,6 @@ def test_a_lens_declares_what_its_part_does():
 # --- samplers --------------------------------------------------------------------------------------------------------
 
 
-def test_a_sampler_of_ones_own_draws_what_it_plans():
-    def plan(key, batch, epoch):
-        best = jnp.argsort(batch.reward.ravel())[-3:]
-        return jnp.append(best, batch.log_prob.size).reshape(2, 2)  # the last index names nothing
-
-    sampler = pp.sampler("best", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
-    pipeline = pp.chain(GAE, sampler, recorder(2, 2), SURROGATE)
-    batch = rollout(masked=False).replace(extras={"row": ROWS})
-    # The mask of the last element, which is gathered in the place of nothing, must not hide that.
-    state, metrics = run(pipeline, batch.replace(mask=jnp.ones((TIME, SEGMENTS)).at[-1, -1].set(0)))
-    seen = pp.part_state(state, pipeline, "recorder")[0]
-    np.testing.assert_array_equal(seen.ravel()[:3], np.argsort(np.asarray(batch.reward).ravel())[-3:])
-    assert metrics["nonfinite/loss/policy"] == 1
-
-
 @pytest.mark.parametrize("refresh", ["rollout", "epoch"])
 def test_samplers_plan_on_what_the_head_left(refresh):
     def doubled(batch):

@@ -214,17 +214,6 @@ def test_a_minibatch_that_exceeds_is_not_applied(unstopped):
     assert (metrics["minibatches"], metrics["epochs"], metrics["early_stopped"]) == (6, 2, 0)
 
 
-def test_an_epoch_that_exceeds_is_the_last(unstopped):
-    batch, params, kls = unstopped
-    update, state = stopping_update(check="epoch")
-    for threshold, minibatches in ((0.999 * kls[2], 3), (1.001 * kls[2], 6)):
-        after, metrics = update(threshold, KEY, state, batch)
-        assert metrics["minibatches"] == minibatches
-        assert metrics["epochs"] == minibatches // 3
-        assert_close(after.params, params[minibatches], rtol=1e-4, atol=1e-5)
-        assert metrics["early_stopped"] == (minibatches == 3 or kls[5] > threshold)
-
-
 def test_a_divergence_that_is_not_a_number_stops(unstopped):
     batch, *_ = unstopped
     update, state = stopping_update()

@@ -125,7 +125,7 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
 def drawing(draw, axis):
     """A sampler of one minibatch, and what `draw` finds in a batch of two shards."""
     sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis=axis)
-    batch = pp.Batch(log_prob=ROWS * 1.0, shards=2)
+    batch = pp.Batch(log_prob=ROWS * 1.0, mask=jnp.ones((T, N)).at[:, jnp.array([7, 15])].set(0), shards=2)
     return sampler, batch, sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY))
 
 
@@ -141,7 +141,9 @@ def test_shards_draw_in_different_orders():
 
 def test_an_index_outside_its_shard_is_nan():
     sampler, batch, drawn = drawing(lambda item, batch, context: (jnp.array([0, N]), None), "segment")
-    np.testing.assert_array_equal(jnp.isnan(sampler.take(batch, *drawn).log_prob[0]), [False, True, False, True])
+    minibatch = sampler.take(batch, *drawn)
+    np.testing.assert_array_equal(jnp.isnan(minibatch.log_prob[0]), [False, True, False, True])
+    np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
     jitted = jax.jit(lambda rows: pp.given_indices(rows).plan(KEY, batch, 0)[0])
     np.testing.assert_array_equal(jitted(jnp.array([[0, 15], [15, 0]])), [[[0], [7]], [[-1], [-1]]])
 

@@ -498,14 +498,3 @@ def test_rescale_head_keeps_the_value():
     with jax.enable_x64(True):
         w, b = map(np.asarray, f.rescale_head(jnp.asarray(kernel), jnp.asarray(bias), (3.0, 2.0), (-1.0, 7.0)))
     np.testing.assert_allclose(7 * (x @ w + b) - 1, 2 * (x @ kernel + bias) + 3, rtol=1e-12)
-
-
-def test_reward_to_go_skips_masked_steps_without_a_discount():
-    reward, mask = jnp.array([1.0, jnp.nan, 4.0, 8.0]), jnp.array([1, 0, 1, 0])
-    ends = jnp.array([0, 1, 0, 0])  # of a masked step, so it does not count
-    assert f.reward_to_go(reward, ends, gamma=0.5, mask=mask).tolist() == [3.0, 0.0, 4.0, 0.0]
-
-
-def test_a_group_out_of_range_is_nan_where_it_is_not_known():
-    advantage = jax.jit(lambda group: f.group_advantage(jnp.arange(3.0), group))(jnp.array([0, 0, 3]))
-    np.testing.assert_array_equal(np.isnan(advantage), [False, False, True])

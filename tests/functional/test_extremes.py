@@ -11,12 +11,67 @@ from ppo_parts import functional as F
 from ppo_parts.testing import example_batch, example_context
 
 CONTEXT = example_context()
+REWARD, GROUP, RATIO = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]), jnp.array([100.0, 0.0])
+LONG, FEW, MANY = jnp.ones((200, 1), jnp.bfloat16), jnp.array([[1.0, 2.0, 3e-3, 5.0]]), jnp.full(70000, 1 / 70000, "f2")
+FIFTIES = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
+UNCLIPPED = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
 
 
-def test_reward_to_go_keeps_a_discount_that_bfloat16_cannot_hold():
-    part, batch = pp.tokens.reward_to_go(gamma=0.999), pp.Batch(reward=jnp.ones((200, 1), jnp.bfloat16))
-    advantage = part.update(batch, part.init(None), CONTEXT)[0].advantage
-    np.testing.assert_allclose(float(advantage[0, 0]), (1 - 0.999**200) / 0.001, rtol=0.01)
+def grouped(reward, group, **options):
+    return F.group_advantage(reward, jnp.array(group), scale=None, **options)
+
+
+def by_length(*length):
+    return {"baseline": "length_weighted", "length": jnp.array(length)}
+
+
+def advantage(part, batch):
+    return part.update(batch, part.init(None), CONTEXT)[0].advantage
+
+
+def bounded(mode, dtype=jnp.float32):
+    return F.importance_sampling_weight(RATIO.astype(dtype), mode=mode, high=jnp.inf)
+
+
+def row(what, expected, call, rtol=1e-5):
+    return pytest.param(expected, call, rtol, id=what)
+
+
+MASKED = {"mask": jnp.array([1, 1, 0])}
+NUMBERS = [  # what is special, what has to come out, and a call
+    row("a discount that bfloat16 cannot hold", (1 - 0.999**200) / 0.001,
+        lambda: advantage(pp.tokens.reward_to_go(gamma=0.999), pp.Batch(reward=LONG))[0, 0], 0.01),
+    row("rewards to go over masked steps, whose ends do not count", [3, 0, 4, 0], lambda: F.reward_to_go(
+        jnp.array([1.0, jnp.nan, 4.0, 8.0]), jnp.array([0, 1, 0, 0]), gamma=0.5, mask=jnp.array([1, 0, 1, 0]))),
+    row("a group that is masked", [-1, 1, 0], lambda: grouped(REWARD, [0, 0, -1], **MASKED)),
+    row("a length that is masked", [-1, 1, 0], lambda: grouped(REWARD, [0, 0, -1], **MASKED, **by_length(1, 1, -7))),
+    row("a group of one", 0, lambda: F.group_advantage(REWARD, GROUP)[2]),
+    row("no others", [-2, 2, 0], lambda: grouped(REWARD, GROUP, baseline="leave_one_out")),
+    row("no tokens", [0, 0], lambda: grouped(REWARD[:2], [0, 0], **by_length(0, 0))),
+    row("a group out of range, which is not known", [-1, 1, np.nan], lambda: jax.jit(grouped)(REWARD, [0, 0, 3])),
+    row("priorities that overflow", [1, 0], lambda: F.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0)),
+    row("the largest priorities", [0.5, 0.5], lambda: F.segment_priorities(jnp.array([[2e38, 2e38]]), alpha=1.0)),
+    row("a large eps", [5 / 6, 1 / 6], lambda: F.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0)),
+    row("sizes of priorities", F.segment_priorities(FEW, alpha=0.8, eps=0),
+        lambda: F.segment_priorities(2e37 * FEW, alpha=0.8, eps=0)),
+    row("many narrow probabilities", [1, 1], lambda: F.importance_weights(MANY, jnp.arange(2), beta=1.0), 0.1),
+    row("a sum of narrow losses before their mean", 10000, lambda: F.aggregate(FIFTIES, by="sequence_sum")),
+    row("a score without a penalty", [0, 9],
+        lambda: F.outcome_reward(REWARD[2], log_prob=jnp.array([-jnp.inf, -1.0]))),
+    row("no step", np.zeros((0, 2)), lambda: F.next_values(jnp.zeros((0, 2)), jnp.zeros(2))),
+    row("narrow actions", [-np.log(300)] * 2,
+        lambda: distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))),
+    row("numbers of options in an array", [2, 3],
+        lambda: [len(x.logits) for x in distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3])).parts]),
+    row("no clips", [[0], [0]], lambda: F.vtrace(RATIO[:, None], *[jnp.zeros((2, 1))] * 4, **UNCLIPPED).error),
+    *(row(f"no bound of {mode}, {dtype}", [jnp.finfo(dtype).max, 1], lambda x=mode, y=dtype: bounded(x, y))
+      for mode in ("truncate", "mask") for dtype in ("bfloat16", "float16", "float32")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "call", "rtol"), NUMBERS)
+def test_numbers(expected, call, rtol):
+    np.testing.assert_allclose(np.asarray(call(), float), np.asarray(expected, float), rtol, atol=1e-30)
 
 
 def test_prioritized_sampler_reaches_all_segments_in_bfloat16():
@@ -50,34 +105,6 @@ def test_normalize_target_learns_nothing_from_a_rollout_without_a_step_that_coun
     assert after == before
 
 
-def test_what_masked_groups_hold_does_not_matter():
-    keep = jnp.array([1, 1, 0])
-    groups, lengths = jnp.array([0, 0, -1]), jnp.array([1, 1, -7])
-    for options in ({}, {"baseline": "length_weighted", "length": lengths}):
-        advantage = F.group_advantage(jnp.array([1.0, 3.0, 9.0]), groups, scale=None, mask=keep, **options)
-        np.testing.assert_allclose(advantage, [-1, 1, 0])
-
-
-def test_groups_without_tokens_or_others_have_no_advantage():
-    reward, group = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1])
-    assert F.group_advantage(reward, group)[2] == 0
-    assert F.group_advantage(reward, group, baseline="leave_one_out", scale=None).tolist() == [-2, 2, 0]
-    options = {"baseline": "length_weighted", "length": jnp.array([0, 0]), "scale": None}
-    assert F.group_advantage(jnp.array([1.0, 3.0]), jnp.array([0, 0]), **options).tolist() == [0, 0]
-
-
-def test_priorities_do_not_overflow():
-    np.testing.assert_allclose(F.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0), [1, 0], atol=1e-30)
-    np.testing.assert_allclose(F.segment_priorities(jnp.array([[2e38, 2e38]]), alpha=1.0), [0.5, 0.5])
-    np.testing.assert_allclose(F.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0), [5 / 6, 1 / 6], 1e-6)
-    large = jnp.array([[1.0, 2.0, 3e-3, 5.0]])
-    np.testing.assert_allclose(
-        F.segment_priorities(2e37 * large, alpha=0.8, eps=0), F.segment_priorities(large, alpha=0.8, eps=0), 1e-5
-    )
-    many = jnp.full(70000, 1 / 70000, jnp.float16)
-    np.testing.assert_allclose(F.importance_weights(many, jnp.arange(2), beta=1.0), 1, rtol=0.1)
-
-
 def test_a_narrow_head_is_rescaled_without_loss():
     head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
     kernel, bias = F.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
@@ -87,36 +114,11 @@ def test_a_narrow_head_is_rescaled_without_loss():
         F.rescale_head(jnp.ones(1), jnp.zeros(1), many, many)
 
 
-def test_sums_of_narrow_losses_do_not_overflow_before_their_mean():
-    loss = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
-    assert float(F.aggregate(loss, by="sequence_sum")) == 10000
-
-
-def test_infinite_bounds_give_finite_weights():
-    ratio = jnp.array([100.0, 0.0])
-    for mode in ("truncate", "mask"):
-        assert jnp.isfinite(F.importance_sampling_weight(ratio, mode=mode, high=jnp.inf)).all()
-        for dtype in (jnp.bfloat16, jnp.float16):
-            weight = F.importance_sampling_weight(ratio.astype(dtype), mode=mode, high=jnp.inf)
-            assert weight.tolist() == [float(jnp.finfo(dtype).max), 1]
-    zeros = jnp.zeros((2, 1))
-    clips = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
-    assert F.vtrace(ratio[:, None], *[zeros] * 4, **clips).error.tolist() == [[0], [0]]
-
-
-def test_a_score_without_a_penalty_does_not_depend_on_log_probabilities():
-    assert F.outcome_reward(jnp.array(1.0), log_prob=jnp.array([-jnp.inf, -1.0])).tolist() == [0, 1]
-
-
 def test_bounds_of_covariances_may_be_traced():
     def made(low):
         return pp.policy_loss(F.clip_cov, clip_eps=0.2, cov_low=low).init({}) == ()
 
     assert jax.vmap(made)(jnp.array([1.0, 2.0])).all()
-
-
-def test_no_step_has_no_next_value():
-    assert F.next_values(jnp.zeros((0, 2)), jnp.zeros(2)).shape == (0, 2)
 
 
 def test_narrow_logits_draw_rare_actions():
@@ -128,13 +130,3 @@ def test_narrow_logits_draw_rare_actions():
     rare = distributions.MultiCategorical([jnp.log(jnp.array([0.9, 0.099, 0.001])).astype(dtype)])
     drawn = rare.sample(seed=jax.random.key(1), sample_shape=(30_000,))
     assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0007
-
-
-def test_narrow_actions_are_one_option():
-    log_prob = distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))
-    np.testing.assert_allclose(log_prob, -np.log(300), rtol=1e-6)
-
-
-def test_the_numbers_of_options_may_be_an_array():
-    policy = distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3]))
-    assert [part.logits.shape for part in policy.parts] == [(2,), (3,)]
