@@ -26,21 +26,21 @@ Categorical = distributions.Categorical
 def sampled():
     """`[T, N]` arrays without a truncation, because rlax has no flag for one; `next_value` is the value shifted."""
     rng = np.random.default_rng(0)
-    reward, value, advantage = rng.normal(size=(3, T, N))
+    reward, advantage, log_ratio = rng.normal(size=(3, T, N))
     logits, old_logits = rng.normal(size=(2, T, N, ACTIONS))
-    next_value = np.append(value[1:], rng.normal(size=(1, N)), axis=0)
-    terminated, action = rng.random((T, N)) < 0.2, rng.integers(ACTIONS, size=(T, N))
+    values, terminated = rng.normal(size=(T + 1, N)), rng.random((T, N)) < 0.2
     floats = {
-        "reward": reward, "value": value, "next_value": next_value, "advantage": advantage, "terminated": terminated,
-        "discount": GAMMA * (1 - terminated), "logits": logits, "old_logits": old_logits,
-        "log_ratio": 0.5 * rng.normal(size=(T, N)),
+        "reward": reward, "value": values[:-1], "next_value": values[1:], "advantage": advantage, "logits": logits,
+        "terminated": terminated, "discount": GAMMA * (1 - terminated), "old_logits": old_logits,
+        "log_ratio": 0.5 * log_ratio, "lambdas": np.full((T, N), LAMBDA),
     }  # fmt: skip
-    return {name: jnp.asarray(x, jnp.float32) for name, x in floats.items()} | {"action": jnp.asarray(action)}
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in floats.items()}
+    return given | {"action": jnp.asarray(rng.integers(ACTIONS, size=(T, N)))}
 
 
-def theirs(function, *names):
+def theirs(function, *names, **settings):
     """A function of rlax takes one trajectory."""
-    return lambda x: jax.vmap(function, in_axes=1, out_axes=1)(*(x[name] for name in names))
+    return lambda x: jax.vmap(lambda *row: function(*row, **settings), 1, 1)(*(x[name] for name in names))
 
 
 def gae(x, gae_lambda=LAMBDA, stop_gradient=False):
@@ -48,79 +48,57 @@ def gae(x, gae_lambda=LAMBDA, stop_gradient=False):
     return f.gae(*steps, gamma=GAMMA, gae_lambda=gae_lambda, stop_gradient=stop_gradient)
 
 
+def error(x, gae_lambda=LAMBDA):
+    return gae(x, gae_lambda, stop_gradient=True).target - x["value"]
+
+
 def vtrace(x):
     steps = (x[name] for name in ("log_ratio", "reward", "value", "next_value", "terminated"))
     return f.vtrace(*steps, gamma=GAMMA, gae_lambda=LAMBDA, pg_lambda=LAMBDA)
 
 
-def error_and_advantage(value, next_value, reward, discount, log_ratio):
-    lambdas = jnp.full(T, LAMBDA)
-    found = rlax.vtrace_td_error_and_advantage(value, next_value, reward, discount, jnp.exp(log_ratio), lambdas)
-    return jax.lax.stop_gradient(found[:2])
+def estimated(reward, discount, value, next_value):
+    values = jnp.append(value, next_value[-1])
+    return rlax.truncated_generalized_advantage_estimation(reward, discount, LAMBDA, values)
 
 
-def ratios(x):
+def traced(function, take=lambda out: out):
+    """One of the functions of V-trace, as constants."""
+    of_ratio = lambda *row: take(function(*row[:-2], jnp.exp(row[-2]), row[-1]))  # noqa: E731
+    found = theirs(of_ratio, "value", "next_value", "reward", "discount", "log_ratio", "lambdas")
+    return lambda x: jax.lax.stop_gradient(found(x))
+
+
+def log_ratio(x):
     return Categorical(x["logits"]).log_prob(x["action"]) - Categorical(x["old_logits"]).log_prob(x["action"])
 
 
-STEPS, TRACES = ("reward", "discount", "next_value"), ("value", "next_value", "reward", "discount", "log_ratio")
+STEPS = "reward", "discount", "next_value"
 # theirs, ours, and the input by which both are differentiated
 EQUIVALENCES = {
-    "truncated_generalized_advantage_estimation": (
-        theirs(
-            lambda r, d, v, v2: rlax.truncated_generalized_advantage_estimation(r, d, LAMBDA, jnp.append(v, v2[-1])),
-            "reward", "discount", "value", "next_value",
-        ),
-        lambda x: gae(x).advantage,
-        "reward",
-    ),
-    "lambda_returns": (
-        theirs(lambda r, d, v: rlax.lambda_returns(r, d, v, LAMBDA), *STEPS), lambda x: gae(x).target, "reward",
-    ),
-    "discounted_returns": (
-        theirs(rlax.discounted_returns, *STEPS), lambda x: gae(x, gae_lambda=1.0).target, "reward",
-    ),
-    "td_lambda": (
-        theirs(lambda v, r, d, v2: rlax.td_lambda(v, r, d, v2, LAMBDA), "value", *STEPS),
-        lambda x: gae(x, stop_gradient=True).target - x["value"],
-        "value",
-    ),
-    "td_learning": (
-        theirs(jax.vmap(rlax.td_learning), "value", *STEPS),
-        lambda x: gae(x, 0.0, stop_gradient=True).target - x["value"],
-        "value",
-    ),
-    "vtrace": (
-        theirs(lambda *x: jax.lax.stop_gradient(rlax.vtrace(*x[:-1], jnp.exp(x[-1]), LAMBDA)), *TRACES),
-        lambda x: vtrace(x).error,
-        "value",
-    ),
-    "vtrace_td_error_and_advantage": (
-        theirs(error_and_advantage, *TRACES), lambda x: (vtrace(x).error, vtrace(x).policy_advantage), "value",
-    ),
-    "clipped_surrogate_pg_loss": (
-        lambda x: rlax.clipped_surrogate_pg_loss(jnp.exp(x["log_ratio"].ravel()), x["advantage"].ravel(), CLIP),
-        lambda x: f.clipped_surrogate(x["log_ratio"], x["advantage"], clip_eps=CLIP).mean(),
-        "log_ratio",
-    ),
-    "l2_loss": (
-        lambda x: rlax.l2_loss(x["value"], x["advantage"]), lambda x: f.value_loss(x["value"], x["advantage"]), "value",
-    ),
-    "entropy_loss": (
-        lambda x: rlax.entropy_loss(x["logits"].reshape(-1, ACTIONS), jnp.ones(T * N)),
-        lambda x: -Categorical(x["logits"]).entropy().mean(),
-        "logits",
-    ),
-    "categorical_kl_divergence": (
-        lambda x: rlax.categorical_kl_divergence(x["logits"], x["old_logits"]),
-        lambda x: Categorical(x["logits"]).kl_divergence(Categorical(x["old_logits"])),
-        "logits",
-    ),
-    "categorical_importance_sampling_ratios": (
-        lambda x: rlax.categorical_importance_sampling_ratios(x["logits"], x["old_logits"], x["action"]),
-        lambda x: jnp.exp(ratios(x)),
-        "logits",
-    ),
+    "truncated_generalized_advantage_estimation":
+        (theirs(estimated, "reward", "discount", "value", "next_value"), lambda x: gae(x).advantage, "reward"),
+    "lambda_returns": (theirs(rlax.lambda_returns, *STEPS, lambda_=LAMBDA), lambda x: gae(x).target, "reward"),
+    "discounted_returns": (theirs(rlax.discounted_returns, *STEPS), lambda x: gae(x, 1.0).target, "reward"),
+    "td_lambda": (theirs(rlax.td_lambda, "value", *STEPS, lambda_=LAMBDA), error, "value"),
+    "td_learning": (theirs(jax.vmap(rlax.td_learning), "value", *STEPS), lambda x: error(x, 0.0), "value"),
+    "vtrace": (traced(rlax.vtrace), lambda x: vtrace(x).error, "value"),
+    "vtrace_td_error_and_advantage":
+        (traced(rlax.vtrace_td_error_and_advantage, lambda out: out[:2]),
+         lambda x: (vtrace(x).error, vtrace(x).policy_advantage), "value"),
+    "clipped_surrogate_pg_loss":
+        (lambda x: rlax.clipped_surrogate_pg_loss(jnp.exp(x["log_ratio"].ravel()), x["advantage"].ravel(), CLIP),
+         lambda x: f.clipped_surrogate(x["log_ratio"], x["advantage"], clip_eps=CLIP).mean(), "log_ratio"),
+    "l2_loss": (lambda x: rlax.l2_loss(x["value"], x["advantage"]),
+                lambda x: f.value_loss(x["value"], x["advantage"]), "value"),
+    "entropy_loss": (lambda x: rlax.entropy_loss(x["logits"].reshape(-1, ACTIONS), jnp.ones(T * N)),
+                     lambda x: -Categorical(x["logits"]).entropy().mean(), "logits"),
+    "categorical_kl_divergence":
+        (lambda x: rlax.categorical_kl_divergence(x["logits"], x["old_logits"]),
+         lambda x: Categorical(x["logits"]).kl_divergence(Categorical(x["old_logits"])), "logits"),
+    "categorical_importance_sampling_ratios":
+        (lambda x: rlax.categorical_importance_sampling_ratios(x["logits"], x["old_logits"], x["action"]),
+         lambda x: jnp.exp(log_ratio(x)), "logits"),
 }  # fmt: skip
 
 
