@@ -23,14 +23,9 @@ GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden
 RTOL, PRIORITY_EPS = 1e-4, 1e-6
 EPS = float(np.finfo(np.float32).eps)
 METRICS = {  # the peers' name: the learner's
-    "pg_loss": "policy_loss",
-    "v_loss": "value_loss",
-    "entropy_loss": "entropy",
-    "approx_kl": "approx_kl",
-    "old_approx_kl": "approx_kl_k1",
-    "clipfrac": "clip_fraction",
-    "loss": "loss",
-}
+    "pg_loss": "policy_loss", "v_loss": "value_loss", "entropy_loss": "entropy", "approx_kl": "approx_kl",
+    "old_approx_kl": "approx_kl_k1", "clipfrac": "clip_fraction", "loss": "loss",
+}  # fmt: skip
 # Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
 ESTIMATES = ("value", "ratio", "advantage", "target")

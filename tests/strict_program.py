@@ -12,20 +12,15 @@ from ppo_parts.recipes import cleanrl_ppo
 
 
 class Params(NamedTuple):
-    """Parameters of a linear policy."""
-
     actor: jax.Array
     critic: jax.Array
 
 
 class ScaleState(NamedTuple):
-    """State of the part below."""
-
     mean_square: jax.Array
 
 
 def scale_advantage(decay: float = 0.9) -> pp.Part:
-    """Divide the advantage by the root of a running mean of its square."""
     if not 0 <= decay < 1:
         raise pp.errors.UserValueError(f"scale_advantage: decay={decay} must be in [0, 1)")
 
@@ -40,7 +35,6 @@ def scale_advantage(decay: float = 0.9) -> pp.Part:
 
 
 def evaluate(params: Params, batch: pp.Batch) -> tuple[distributions.Distribution, jax.Array]:
-    """Return the distribution of the action, and the value."""
     return distributions.Categorical(batch.obs @ params.actor), batch.obs @ params.critic
 
 
@@ -60,14 +54,12 @@ rollout = pp.rollout(env, evaluate, num_envs=4, num_steps=8)
 def train_step(
     key: jax.Array, learner_state: pp.LearnerState, rollout_state: pp.RolloutState
 ) -> tuple[pp.LearnerState, pp.RolloutState, jax.Array]:
-    """Collect a rollout and learn from it."""
     rollout_state, batch, episodes = rollout.collect(key, learner_state.params, rollout_state)
     learner_state, metrics = learner.update(key, learner_state, batch)
     return learner_state, rollout_state, metrics["loss"] + episodes["episode_return"]
 
 
 def main() -> None:
-    """Take one step, and make a whole run of a recipe."""
     learner_state = learner.init(Params(jnp.zeros((4, 2)), jnp.zeros(4)))
     learner_state, *_ = train_step(jax.random.key(1), learner_state, rollout.init(jax.random.key(0)))
     out = F.gae(jnp.ones((3, 1)), jnp.zeros((3, 1)), jnp.zeros((3, 1)), jnp.zeros((3, 1)), gamma=0.99, gae_lambda=0.95)

@@ -167,19 +167,12 @@ def test_registered_losses_measure_what_learners_log(registry):
     mask, ratio = given("tool_mask") > 0, np.exp(given("log_prob") - given("old_log_prob"))
     tokens = np.broadcast_to(given("advantage")[:, None], mask.shape)
     expected = {
-        "is_ratio/mean": ratio[mask].mean(),
-        "is_ratio/max": ratio[mask].max(),
-        "is_ratio/min": ratio[mask].min(),
-        "ppo_kl": -np.log(ratio)[mask].mean(),
-        "log_ratio/abs_mean": np.abs(np.log(ratio))[mask].mean(),
-        "pg_loss/unclipped_mean": -(ratio * tokens)[mask].mean(),
-        "advantage/abs_mean": np.abs(tokens)[mask].mean(),
-        "advantage/max": tokens[mask].max(),
-        "advantage/min": tokens[mask].min(),
-        "advantage/nonzero_frac": 1,
-        "sampler_is/weight_mean": 1,
-        "sampler_is/weight_min": 1,
-    }
+        "is_ratio/mean": ratio[mask].mean(), "is_ratio/max": ratio[mask].max(), "is_ratio/min": ratio[mask].min(),
+        "ppo_kl": -np.log(ratio)[mask].mean(), "log_ratio/abs_mean": np.abs(np.log(ratio))[mask].mean(),
+        "pg_loss/unclipped_mean": -(ratio * tokens)[mask].mean(), "advantage/abs_mean": np.abs(tokens)[mask].mean(),
+        "advantage/max": tokens[mask].max(), "advantage/min": tokens[mask].min(), "advantage/nonzero_frac": 1,
+        "sampler_is/weight_mean": 1, "sampler_is/weight_min": 1,
+    }  # fmt: skip
     assert set(aux) == undefined | summed | set(expected)  # what the learners of Tunix 0.1.7 log
     for name, value in expected.items():
         np.testing.assert_allclose(aux[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

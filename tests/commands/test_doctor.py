@@ -20,19 +20,13 @@ from tests.commands import recipe
 UPDATES = 100
 HEALTHY = {
     "episode_return": np.linspace(20, 200, UPDATES) + np.sin(np.arange(UPDATES)),
-    "episode_length": np.linspace(20, 200, UPDATES),
-    "evaluation/episode_return": np.full(UPDATES, 190.0),
-    "episodes": np.full(UPDATES, 3.0),
-    "approx_kl": np.linspace(4e-3, 1e-4, UPDATES),
-    "clip_fraction": np.full(UPDATES, 0.05),
-    "entropy": np.linspace(0.69, 0.3, UPDATES),
-    "explained_variance": np.linspace(0, 0.8, UPDATES),
-    "policy_loss": np.full(UPDATES, -0.01),
-    "value_loss": np.full(UPDATES, 3.0),
-    "early_stopped": np.zeros(UPDATES),
-    "epochs": np.full(UPDATES, 4.0),
+    "episode_length": np.linspace(20, 200, UPDATES), "evaluation/episode_return": np.full(UPDATES, 190.0),
+    "episodes": np.full(UPDATES, 3.0), "approx_kl": np.linspace(4e-3, 1e-4, UPDATES),
+    "clip_fraction": np.full(UPDATES, 0.05), "entropy": np.linspace(0.69, 0.3, UPDATES),
+    "explained_variance": np.linspace(0, 0.8, UPDATES), "policy_loss": np.full(UPDATES, -0.01),
+    "value_loss": np.full(UPDATES, 3.0), "early_stopped": np.zeros(UPDATES), "epochs": np.full(UPDATES, 4.0),
     "nonfinite/gradient": np.zeros(UPDATES),
-}
+}  # fmt: skip
 PROBED = {
     "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1, "reward_mean": 1.0,

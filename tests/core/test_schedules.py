@@ -12,22 +12,11 @@ from ppo_parts.testing import example_batch, example_context
 from tests.common import evaluate, make_params, rollout
 
 SPOILT = {
-    "gamma": (0.9, 1.5),
-    "gae_lambda": (0.8, -0.1),
-    "rho_clip": (1.0, -1.0),
-    "c_clip": (1.0, -1.0),
-    "alpha": (0.8, -0.5),
-    "beta": (0.4, 1.2),
-    "eps": (1e-6, -1.0),
-    "std_eps": (1e-8, -1.0),
-    "clip_eps": (0.2, -0.2),
-    "clip_eps_high": (0.2, jnp.nan),
-    "dual_clip": (3.0, 0.5),
-    "value_clip": (0.2, jnp.nan),
-    "value_coef": (0.5, -0.5),
-    "entropy_coef": (0.01, -0.01),
-    "target_kl": (1e3, jnp.nan),
-}
+    "gamma": (0.9, 1.5), "gae_lambda": (0.8, -0.1), "rho_clip": (1.0, -1.0), "c_clip": (1.0, -1.0),
+    "alpha": (0.8, -0.5), "beta": (0.4, 1.2), "eps": (1e-6, -1.0), "std_eps": (1e-8, -1.0), "clip_eps": (0.2, -0.2),
+    "clip_eps_high": (0.2, jnp.nan), "dual_clip": (3.0, 0.5), "value_clip": (0.2, jnp.nan), "value_coef": (0.5, -0.5),
+    "entropy_coef": (0.01, -0.01), "target_kl": (1e3, jnp.nan),
+}  # fmt: skip
 """A hyperparameter of each kind: a value that it may have, and one that it may not."""
 
 

@@ -34,13 +34,9 @@ def fakes(request, monkeypatch):
 
 
 FAKES = {
-    "brax:walk": {"time_limit": LIMIT},
-    "playground:Walk": {},
-    "craftax:Craftax-Symbolic-v1": {"reset_ratio": 2},
-    "jumanji:Walk-v0": {},
-    "pgx:nim": {},
-    "xminigrid:Walk-v0": {},
-}
+    "brax:walk": {"time_limit": LIMIT}, "playground:Walk": {}, "craftax:Craftax-Symbolic-v1": {"reset_ratio": 2},
+    "jumanji:Walk-v0": {}, "pgx:nim": {}, "xminigrid:Walk-v0": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("env_id", FAKES)

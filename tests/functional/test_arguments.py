@@ -23,29 +23,13 @@ SHAPES = {  # where it is not [T, N], by function and argument, or by argument
     **{f"group_advantage {name}": "n" for name in ("reward", "group", "length", "mask")},
 }
 NUMBERS = {
-    "clip_eps": 0.1,
-    "clip_eps_high": 0.15,
-    "dual_clip": 1.2,
-    "high": 1.5,
-    "fraction": 0.3,
-    "cov_low": -1.0,
-    "cov_high": 2.0,
-    "bound": 0.1,
-    "sigma": 0.7,
-    "gamma": 0.9,
-    "length": 4.0,
-}
+    "clip_eps": 0.1, "clip_eps_high": 0.15, "dual_clip": 1.2, "high": 1.5, "fraction": 0.3, "cov_low": -1.0,
+    "cov_high": 2.0, "bound": 0.1, "sigma": 0.7, "gamma": 0.9, "length": 4.0,
+}  # fmt: skip
 OTHERS = {
-    "support": [-2.0, -1.0, 0.0, 1.0, 2.5],
-    "old": (0.0, 1.0),
-    "new": (0.5, 2.0),
-    "key": jax.random.key(0),
-    "num_groups": 3,
-    "size": 3,
-    "axis": 0,
-    "baseline": "length_weighted",
-    "by": "sequence_sum",
-}
+    "support": [-2.0, -1.0, 0.0, 1.0, 2.5], "old": (0.0, 1.0), "new": (0.5, 2.0), "key": jax.random.key(0),
+    "num_groups": 3, "size": 3, "axis": 0, "baseline": "length_weighted", "by": "sequence_sum",
+}  # fmt: skip
 FLAGS = ("terminated", "truncated", "mask")
 WHOLE = ("group", "indices")
 POSITIVE = {

@@ -18,17 +18,12 @@ from brax.training.agents.ppo import losses, networks
 from brax.training.agents.ppo import optimizer as ppo_optimizer
 
 OPTIONS = {
-    "gamma": ("discounting", 0.95),
-    "gae_lambda": ("gae_lambda", 0.9),
-    "clip_eps": ("clipping_epsilon", 0.1),
-    "value_clip_eps": ("clipping_epsilon_value", 0.1),
-    "value_coef": ("vf_coefficient", 0.8),
-    "entropy_coef": ("entropy_cost", 0.02),
-    "reward_scale": ("reward_scaling", 2.0),
-    "learning_rate": ("learning_rate", 5e-3),
-    "target_kl": ("desired_kl", 0.004),
+    "gamma": ("discounting", 0.95), "gae_lambda": ("gae_lambda", 0.9), "clip_eps": ("clipping_epsilon", 0.1),
+    "value_clip_eps": ("clipping_epsilon_value", 0.1), "value_coef": ("vf_coefficient", 0.8),
+    "entropy_coef": ("entropy_cost", 0.02), "reward_scale": ("reward_scaling", 2.0),
+    "learning_rate": ("learning_rate", 5e-3), "target_kl": ("desired_kl", 0.004),
     "max_grad_norm": ("max_grad_norm", 0.3),
-}
+}  # fmt: skip
 OPTIMIZING = ("learning_rate", "desired_kl", "max_grad_norm")
 
 

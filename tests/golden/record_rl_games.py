@@ -34,18 +34,12 @@ MOMENTS = {"running_mean": 0.3, "running_var": 2.0, "count": 50.0}  # of a run t
 SIZES = {"num_envs": recorder.ENVS, "num_steps": recorder.TIME, "num_actions": recorder.ACTIONS}
 SIZES |= {"num_minibatches": recorder.MINIBATCHES, "num_epochs": recorder.EPOCHS}
 OPTIONS = {
-    "gamma": ("gamma", 0.95),
-    "gae_lambda": ("tau", 0.9),
-    "clip_eps": ("e_clip", 0.1),
-    "clip_value": ("clip_value", False),
-    "value_coef": ("critic_coef", 0.8),
-    "entropy_coef": ("entropy_coef", 0.02),
-    "learning_rate": ("learning_rate", 5e-3),
-    "target_kl": ("kl_threshold", 0.0055),
-    "max_grad_norm": ("grad_norm", 0.3),
-    "bounds_coef": ("bounds_loss_coef", 0.5),
+    "gamma": ("gamma", 0.95), "gae_lambda": ("tau", 0.9), "clip_eps": ("e_clip", 0.1),
+    "clip_value": ("clip_value", False), "value_coef": ("critic_coef", 0.8), "entropy_coef": ("entropy_coef", 0.02),
+    "learning_rate": ("learning_rate", 5e-3), "target_kl": ("kl_threshold", 0.0055),
+    "max_grad_norm": ("grad_norm", 0.3), "bounds_coef": ("bounds_loss_coef", 0.5),
     "normalize_value": ("normalize_value", False),
-}
+}  # fmt: skip
 
 
 class Environments(recorder.Scripted):

@@ -16,16 +16,11 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 OPTIONS = {
-    "gamma": ("gamma", 0.95),
-    "gae_lambda": ("lam", 0.9),
-    "clip_eps": ("clip_param", 0.1),
-    "value_coef": ("value_loss_coef", 0.8),
-    "entropy_coef": ("entropy_coef", 0.02),
-    "target_kl": ("desired_kl", 0.003),
-    "learning_rate": ("learning_rate", 5e-3),
-    "max_grad_norm": ("max_grad_norm", 0.3),
+    "gamma": ("gamma", 0.95), "gae_lambda": ("lam", 0.9), "clip_eps": ("clip_param", 0.1),
+    "value_coef": ("value_loss_coef", 0.8), "entropy_coef": ("entropy_coef", 0.02), "target_kl": ("desired_kl", 0.003),
+    "learning_rate": ("learning_rate", 5e-3), "max_grad_norm": ("max_grad_norm", 0.3),
     "clip_value": ("use_clipped_value_loss", False),
-}
+}  # fmt: skip
 
 
 def observation(x: np.ndarray) -> TensorDict:

@@ -17,16 +17,11 @@ from skrl.resources.schedulers.torch import KLAdaptiveLR
 
 MOMENTS = {"running_mean": 0.3, "running_variance": 2.0, "current_count": 50.0}  # of a run that is under way
 OPTIONS = {
-    "gamma": ("discount_factor", 0.95),
-    "gae_lambda": ("gae_lambda", 0.9),
-    "clip_eps": ("ratio_clip", 0.1),
-    "value_clip_eps": ("value_clip", 0.05),
-    "value_coef": ("value_loss_scale", 0.8),
-    "entropy_coef": ("entropy_loss_scale", 0.02),
-    "learning_rate": ("learning_rate", 5e-3),
-    "max_grad_norm": ("grad_norm_clip", 0.3),
-    "bootstrap_truncations": ("time_limit_bootstrap", True),
-}
+    "gamma": ("discount_factor", 0.95), "gae_lambda": ("gae_lambda", 0.9), "clip_eps": ("ratio_clip", 0.1),
+    "value_clip_eps": ("value_clip", 0.05), "value_coef": ("value_loss_scale", 0.8),
+    "entropy_coef": ("entropy_loss_scale", 0.02), "learning_rate": ("learning_rate", 5e-3),
+    "max_grad_norm": ("grad_norm_clip", 0.3), "bootstrap_truncations": ("time_limit_bootstrap", True),
+}  # fmt: skip
 
 
 def network(outputs: int) -> torch.nn.Module:

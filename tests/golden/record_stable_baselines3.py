@@ -11,16 +11,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 BUFFERS = ("rewards", "returns", "values", "log_probs", "advantages", "episode_starts")
 OPTIONS = {
-    "learning_rate": ("learning_rate", 2e-2),
-    "gamma": ("gamma", 0.95),
-    "gae_lambda": ("gae_lambda", 0.9),
-    "clip_eps": ("clip_range", 0.1),
-    "entropy_coef": ("ent_coef", 0.01),
-    "value_clip_eps": ("clip_range_vf", 0.1),
-    "value_coef": ("vf_coef", 0.8),
-    "target_kl": ("target_kl", 0.01),
-    "max_grad_norm": ("max_grad_norm", 0.3),
-}
+    "learning_rate": ("learning_rate", 2e-2), "gamma": ("gamma", 0.95), "gae_lambda": ("gae_lambda", 0.9),
+    "clip_eps": ("clip_range", 0.1), "entropy_coef": ("ent_coef", 0.01), "value_clip_eps": ("clip_range_vf", 0.1),
+    "value_coef": ("vf_coef", 0.8), "target_kl": ("target_kl", 0.01), "max_grad_norm": ("max_grad_norm", 0.3),
+}  # fmt: skip
 
 
 class Buffer(RolloutBuffer):

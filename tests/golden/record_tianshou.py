@@ -14,17 +14,11 @@ from tianshou.utils.net.continuous import ContinuousActorProbabilistic, Continuo
 from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
 OPTIONS = {
-    "gamma": ("gamma", 0.95),
-    "gae_lambda": ("gae_lambda", 0.9),
-    "dual_clip": ("dual_clip", 1.5),
-    "max_grad_norm": ("max_grad_norm", 0.3),
-    "recompute_advantage": ("recompute_advantage", True),
-    "advantage_normalize": ("advantage_normalization", False),
-    "clip_eps": ("eps_clip", 0.1),
-    "value_coef": ("vf_coef", 0.8),
-    "entropy_coef": ("ent_coef", 0.02),
-    "learning_rate": ("lr", 2e-2),
-}
+    "gamma": ("gamma", 0.95), "gae_lambda": ("gae_lambda", 0.9), "dual_clip": ("dual_clip", 1.5),
+    "max_grad_norm": ("max_grad_norm", 0.3), "recompute_advantage": ("recompute_advantage", True),
+    "advantage_normalize": ("advantage_normalization", False), "clip_eps": ("eps_clip", 0.1),
+    "value_coef": ("vf_coef", 0.8), "entropy_coef": ("ent_coef", 0.02), "learning_rate": ("lr", 2e-2),
+}  # fmt: skip
 
 
 class Recorded(PPO):

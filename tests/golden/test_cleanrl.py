@@ -134,13 +134,9 @@ def test_learner_reproduces_cleanrl(case):
 
 BOUND = 1e-5  # torch divides by the gradient's norm + 1e-6, and optax takes Adam's bias correction in float32
 LAYERS = {  # our name: the shape of CleanRL's weight, its gain
-    "Conv_0": ((32, 4, 8, 8), 2**0.5),
-    "Conv_1": ((64, 32, 4, 4), 2**0.5),
-    "Conv_2": ((64, 64, 3, 3), 2**0.5),
-    "Dense_0": ((512, 64 * 7 * 7), 2**0.5),
-    "Dense_1": ((4, 512), 0.01),
-    "Dense_2": ((1, 512), 1.0),
-}
+    "Conv_0": ((32, 4, 8, 8), 2**0.5), "Conv_1": ((64, 32, 4, 4), 2**0.5), "Conv_2": ((64, 64, 3, 3), 2**0.5),
+    "Dense_0": ((512, 64 * 7 * 7), 2**0.5), "Dense_1": ((4, 512), 0.01), "Dense_2": ((1, 512), 1.0),
+}  # fmt: skip
 
 
 def first_params() -> dict:

@@ -24,13 +24,9 @@ from tests import golden_traces as traces
 CASES = ("single", "multi", "lrzero")
 MUON_EPS = 1e-12
 SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
-    "loss": "loss",
-    "aux/actor_loss": "policy_loss",
-    "aux/value_loss": "value_loss",
-    "aux/entropy": "entropy",
-    "aux/approx_KL": "approx_kl_k2",
-    "aux/explained_variance": "peer_explained_variance",
-}
+    "loss": "loss", "aux/actor_loss": "policy_loss", "aux/value_loss": "value_loss", "aux/entropy": "entropy",
+    "aux/approx_KL": "approx_kl_k2", "aux/explained_variance": "peer_explained_variance",
+}  # fmt: skip
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
 EXPONENTS = "importance_sampling_alpha", "importance_sampling_beta", "anneal_importance_sampling_beta"

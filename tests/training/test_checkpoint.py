@@ -20,15 +20,10 @@ from tests.runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluation
 
 def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
     state = {
-        "haiku/~/linear_0": {"w.b": jnp.arange(6.0).reshape(2, 3)},
-        "none": None,
-        "empty": jnp.zeros((0, 3)),
-        "half": jnp.ones(3, jnp.bfloat16),
-        "flag": jnp.array([True, False]),
-        "key": jax.random.key(3),
-        "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2),
-        "list": [jnp.int32(5), np.float32(0.1)],
-    }
+        "haiku/~/linear_0": {"w.b": jnp.arange(6.0).reshape(2, 3)}, "none": None, "empty": jnp.zeros((0, 3)),
+        "half": jnp.ones(3, jnp.bfloat16), "flag": jnp.array([True, False]), "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2), "list": [jnp.int32(5), np.float32(0.1)],
+    }  # fmt: skip
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp").mkdir(parents=True)  # of a process that was killed
     for step in (3, 10, 20):

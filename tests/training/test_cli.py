@@ -157,16 +157,9 @@ def test_flags_of_whole_numbers_take_scientific_notation(capsys):
 
 
 FILE = {
-    "num_envs": "1e1",
-    "total-timesteps": 1e6,
-    "hidden": [8, 16],
-    "anneal_lr": False,
-    "target_kl": None,
-    "learning_rate": 0.001,
-    "eval_episodes": 5,
-    "tensorboard": False,
-    "name": "-x",
-}
+    "num_envs": "1e1", "total-timesteps": 1e6, "hidden": [8, 16], "anneal_lr": False, "target_kl": None,
+    "learning_rate": 0.001, "eval_episodes": 5, "tensorboard": False, "name": "-x",
+}  # fmt: skip
 
 
 def test_config_file_sets_what_flags_do_not(tmp_path):
