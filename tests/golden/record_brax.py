@@ -48,13 +48,10 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
     action, extras = policy(jnp.asarray(data["obs"]), next(keys))
     ended = data["terminated"] + data["truncated"]
     transition = types.Transition(
-        observation=data["obs"],
-        action=action,
-        reward=data["reward"],
-        discount=1 - ended,
+        observation=data["obs"], action=action, reward=data["reward"], discount=1 - ended,
         next_observation=data["next_obs"],
         extras={"policy_extras": extras, "state_extras": {"truncation": data["truncated"]}},
-    )
+    )  # fmt: skip
     segments = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), transition)
 
     loss = jax.jit(
@@ -65,14 +62,12 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
         data = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), minibatch)
         truncation = data.extras["state_extras"]["truncation"]
         return losses.compute_gae(
-            truncation=truncation,
-            termination=(1 - data.discount) * (1 - truncation),
+            truncation=truncation, termination=(1 - data.discount) * (1 - truncation),
             rewards=data.reward * settings.get("reward_scaling", 1.0),
             values=nets.value_network.apply(None, params.value, data.observation),
             bootstrap_value=nets.value_network.apply(None, params.value, data.next_observation[-1]),
-            lambda_=settings.get("gae_lambda", 0.95),
-            discount=settings.get("discounting", 0.9),
-        )
+            lambda_=settings.get("gae_lambda", 0.95), discount=settings.get("discounting", 0.9),
+        )  # fmt: skip
 
     adaptive = "desired_kl" in optimizing
     adam = optax.inject_hyperparams(optax.adam) if adaptive else optax.adam

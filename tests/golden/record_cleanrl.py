@@ -34,22 +34,15 @@ TWO = {"num_minibatches": 2, "update_epochs": 2}
 PENDULUM = {"env_id": "Pendulum-v1", **TWO}
 SHORT = {"env_id": "PendulumLimit11-v1", **TWO, "total_timesteps": 128, "learning_rate": 0.01, "ent_coef": 0.01}
 FRAMES = {
-    "env_id": "SmallGame-v0",
-    "num_envs": 2,
-    "num_steps": 16,
-    "total_timesteps": 64,
-    **TWO,
-    "learning_rate": 0.001,
-}
+    "env_id": "SmallGame-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 64, **TWO, "learning_rate": 0.001,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "a_default": ("ppo.py", {}),
-    "a_biglr": ("ppo.py", {"learning_rate": 0.005}),
+    "a_default": ("ppo.py", {}), "a_biglr": ("ppo.py", {"learning_rate": 0.005}),
     "b_noclipv_nonorm": ("ppo.py", {"clip_vloss": False, "norm_adv": False, **TWO, "learning_rate": 0.01}),
     "c_target_kl": ("ppo.py", {"target_kl": 0.0085, "learning_rate": 0.004, "anneal_lr": False}),
-    "d_continuous": ("ppo_continuous_action.py", PENDULUM),
-    "e_continuous_trunc": ("ppo_continuous_action.py", SHORT),
+    "d_continuous": ("ppo_continuous_action.py", PENDULUM), "e_continuous_trunc": ("ppo_continuous_action.py", SHORT),
     "f_atari": ("ppo_atari.py", FRAMES),
-}
+}  # fmt: skip
 ROLLOUT = ("obs", "actions", "logprobs", "rewards", "dones", "values", "next_done", "advantages", "returns")
 SCALARS = ("old_approx_kl", "approx_kl", "pg_loss", "v_loss", "entropy_loss", "loss")
 SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole parameters

@@ -75,18 +75,10 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
         with torch.no_grad():
             actions, _ = agent.act(row["obs"], None, timestep=t, timesteps=recorder.TIME)
             agent.record_transition(
-                observations=row["obs"],
-                states=None,
-                actions=actions,
-                rewards=row["reward"][:, None],
-                next_observations=row["next_obs"],
-                next_states=None,
-                terminated=row["terminated"][:, None] > 0,
-                truncated=row["truncated"][:, None] > 0,
-                infos={},
-                timestep=t,
-                timesteps=recorder.TIME,
-            )
+                observations=row["obs"], states=None, actions=actions, rewards=row["reward"][:, None],
+                next_observations=row["next_obs"], next_states=None, terminated=row["terminated"][:, None] > 0,
+                truncated=row["truncated"][:, None] > 0, infos={}, timestep=t, timesteps=recorder.TIME,
+            )  # fmt: skip
         agent.post_interaction(timestep=t, timesteps=recorder.TIME)
     arrays["action"] = memory.get_tensor_by_name("actions").detach().numpy()
     for ours, theirs in {"log_prob": "log_prob", "advantage": "advantages", "target": "returns"}.items():

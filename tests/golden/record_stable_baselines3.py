@@ -60,17 +60,10 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
     recorder.in_double_precision(seed)
     scripted = recorder.Scripted(seed)
     model = PPO(
-        "MlpPolicy",
-        Environments(scripted),
-        n_steps=recorder.TIME,
-        batch_size=recorder.MINIBATCH,
-        n_epochs=recorder.EPOCHS,
-        policy_kwargs={"net_arch": [recorder.HIDDEN]},
-        rollout_buffer_class=Buffer,
-        seed=seed,
-        device="cpu",
-        **settings,
-    )
+        "MlpPolicy", Environments(scripted), n_steps=recorder.TIME, batch_size=recorder.MINIBATCH,
+        n_epochs=recorder.EPOCHS, policy_kwargs={"net_arch": [recorder.HIDDEN]}, rollout_buffer_class=Buffer, seed=seed,
+        device="cpu", **settings,
+    )  # fmt: skip
     model.set_logger(Logger(None, []))
     policy, buffer = model.policy, model.rollout_buffer
     actor = [*policy.mlp_extractor.policy_net.parameters(), *policy.action_net.parameters(), policy.log_std]

@@ -51,12 +51,9 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
     adam = AdamOptimizerFactory(**({"lr": settings.pop("lr")} if "lr" in settings else {}))
     algorithm = Recorded(policy=policy, critic=critic, optim=adam, **settings)
     tape = recorder.TorchTape(
-        *actor.preprocess.parameters(),
-        *actor.mu.parameters(),
-        actor.sigma_param,
-        *critic.preprocess.parameters(),
+        *actor.preprocess.parameters(), *actor.mu.parameters(), actor.sigma_param, *critic.preprocess.parameters(),
         *critic.last.parameters(),
-    )
+    )  # fmt: skip
 
     with torch.no_grad():
         mean, std = (x.numpy() for x in actor(data["obs"].reshape(-1, recorder.OBS))[0])

@@ -43,16 +43,10 @@ def inputs(rng):
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     log_prob = -np.exp(draw(B, T)).astype(np.float32)
     return {
-        "mask": mask,
-        "tool_mask": tools,
-        "score": draw(B),
-        "reward": draw(B, T),
-        "value": draw(B, T),
-        "log_prob": log_prob,
-        "old_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32),
-        "reference_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32),
-        "advantage": draw(B),
-    }
+        "mask": mask, "tool_mask": tools, "score": draw(B), "reward": draw(B, T), "value": draw(B, T),
+        "log_prob": log_prob, "old_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32),
+        "reference_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32), "advantage": draw(B),
+    }  # fmt: skip
 
 
 def losses(given):
@@ -60,14 +54,11 @@ def losses(given):
 
     def run(loss, settings, advantages):
         example = common.TrainExample(
-            prompt_ids=jnp.zeros((B, 1), int),
-            prompt_mask=jnp.ones((B, 1)),
-            completion_ids=jnp.zeros((B, T), int),
-            completion_mask=jnp.asarray(given["tool_mask"], jnp.float32),
-            advantages=jnp.asarray(advantages),
+            prompt_ids=jnp.zeros((B, 1), int), prompt_mask=jnp.ones((B, 1)), completion_ids=jnp.zeros((B, T), int),
+            completion_mask=jnp.asarray(given["tool_mask"], jnp.float32), advantages=jnp.asarray(advantages),
             ref_per_token_logps=jnp.asarray(given["reference_log_prob"]),
             old_per_token_logps=jnp.asarray(given["old_log_prob"]),
-        )
+        )  # fmt: skip
         value = lambda log_prob: loss(Tokens(log_prob), example, settings, pad_id=0, eos_id=1)[0]  # noqa: E731
         return jax.value_and_grad(value)(jnp.asarray(given["log_prob"]))
 

@@ -71,22 +71,15 @@ def verl_losses(x):
     def run(name, mode, advantage, mask="mask", **settings):
         policy = {key: settings.pop(key) for key in ("kl_cov_ratio", "ppo_kl_coef") if key in settings}
         config = ActorConfig(
-            strategy="fsdp",
-            rollout_n=1,
-            ppo_micro_batch_size_per_gpu=1,
-            policy_loss=PolicyLossConfig(**policy),
+            strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(**policy),
             **(CLIP | settings),
-        )
+        )  # fmt: skip
         config.global_batch_info["loss_scale_factor"] = config.loss_scale_factor  # as its actor does
         log_prob = x["log_prob"].clone().requires_grad_()
         loss, _ = core_algos.get_policy_loss_fn(name)(
-            old_log_prob=x["old"],
-            log_prob=log_prob,
-            advantages=x[advantage],
-            response_mask=x[mask],
-            loss_agg_mode=mode,
-            config=config,
-        )
+            old_log_prob=x["old"], log_prob=log_prob, advantages=x[advantage], response_mask=x[mask],
+            loss_agg_mode=mode, config=config,
+        )  # fmt: skip
         loss.backward()
         return loss, log_prob.grad
 
@@ -114,30 +107,18 @@ def trl_losses(x):
         trainer = types.SimpleNamespace(
             args=types.SimpleNamespace(**settings),
             **{name: settings[name] for name in ("loss_type", "importance_sampling_level", "beta", "epsilon_high")},
-            epsilon_low=settings["epsilon"],
-            max_completion_length=11,
-            top_entropy_quantile=1.0,
-            off_policy_mask_threshold=None,
-            aux_loss_enabled=False,
-            use_vllm=False,
-            _entropy_bonus_enabled=False,
-            current_gradient_accumulation_steps=1,
-            accelerator=accelerator,
-            model=types.SimpleNamespace(training=True),
+            epsilon_low=settings["epsilon"], max_completion_length=11, top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None, aux_loss_enabled=False, use_vllm=False, _entropy_bonus_enabled=False,
+            current_gradient_accumulation_steps=1, accelerator=accelerator, model=types.SimpleNamespace(training=True),
             _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
             _get_per_token_logps_and_entropies=lambda *_, **__: (log_prob, torch.zeros_like(log_prob), None),
-        )
+        )  # fmt: skip
         ids = torch.zeros(B, T, dtype=torch.int64)
         given = {
-            "prompt_ids": ids[:, :1],
-            "prompt_mask": ids[:, :1] + 1,
-            "completion_ids": ids,
-            "completion_mask": x[mask],
-            "advantages": x[advantage],
-            "old_per_token_logps": x["old"],
-            "ref_per_token_logps": x["reference"],
+            "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids, "completion_mask": x[mask],
+            "advantages": x[advantage], "old_per_token_logps": x["old"], "ref_per_token_logps": x["reference"],
             "num_items_in_batch": x[mask].sum(),
-        }
+        }  # fmt: skip
         loss = GRPOTrainer._compute_loss(trainer, None, given)
         loss.backward()
         return loss, log_prob.grad
