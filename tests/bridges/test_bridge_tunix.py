@@ -72,13 +72,10 @@ def registry(request, monkeypatch):
 
 def example(**changes):
     fields = {
-        "prompt_ids": None,
-        "completion_ids": None,
-        "completion_mask": jnp.asarray(given("tool_mask")),
-        "advantages": jnp.asarray(given("advantage")),
-        "ref_per_token_logps": jnp.asarray(given("reference_log_prob")),
+        "prompt_ids": None, "completion_ids": None, "completion_mask": jnp.asarray(given("tool_mask")),
+        "advantages": jnp.asarray(given("advantage")), "ref_per_token_logps": jnp.asarray(given("reference_log_prob")),
         "old_per_token_logps": jnp.asarray(given("old_log_prob")),
-    }
+    }  # fmt: skip
     return types.SimpleNamespace(**{**fields, **changes})
 
 

@@ -187,15 +187,11 @@ NOT_REAL = [None, "x", [0.5, 0.5], ONE + 1j, np.full((3, 2), "x"), FLOAT8]
 GSDE = {"loc": ONE, "features": jnp.ones((3, 4)), "std": jnp.ones((4, 2))}
 BOX = {"low": -1, "high": 1}
 FLOATING_AND_REAL = {
-    "Normal": ({"loc": ONE}, {"scale": 1}),
-    "StateDependentNormal": (GSDE, {"eps": 0}),
-    "TanhNormal": ({"loc": ONE}, {"scale": 1, "eps": 0, **BOX}),
-    "StateDependentTanhNormal": (GSDE, {"eps": 0, **BOX}),
-    "Beta": ({"alpha": ONE}, {"beta": 1, **BOX}),
-    "Categorical": ({"logits": ONE}, {}),
-    "MultiCategorical": ({"logits": ONE}, {}),
-    "mask_logits": ({"logits": ONE}, {"available": np.ones((3, 2), int)}),
-}
+    "Normal": ({"loc": ONE}, {"scale": 1}), "StateDependentNormal": (GSDE, {"eps": 0}),
+    "TanhNormal": ({"loc": ONE}, {"scale": 1, "eps": 0, **BOX}), "StateDependentTanhNormal": (GSDE, {"eps": 0, **BOX}),
+    "Beta": ({"alpha": ONE}, {"beta": 1, **BOX}), "Categorical": ({"logits": ONE}, {}),
+    "MultiCategorical": ({"logits": ONE}, {}), "mask_logits": ({"logits": ONE}, {"available": np.ones((3, 2), int)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FLOATING_AND_REAL)

@@ -50,19 +50,13 @@ def test_each_adapter_follows_the_laws(env_id):
 
 REAL = {
     "brax:inverted_pendulum": ({"backend": "spring", "time_limit": 12}, 40),
-    "playground:CheetahRun": ({"time_limit": 8}, 20),
-    "craftax:Craftax-Symbolic-v1": ({"max_timesteps": 40}, 100),
-    "craftax:Craftax-Classic-Symbolic-v1": ({"max_timesteps": 40}, 100),
-    "jumanji:Snake-v1": ({"time_limit": 30}, 100),
-    "jumanji:Tetris-v0": ({}, 100),
-    "pgx:connect_four": ({}, 100),
-    "pgx:tic_tac_toe": ({}, 100),
-    "xminigrid:MiniGrid-DoorKey-8x8": ({"max_steps": 30}, 100),
-    "gym:HalfCheetah-v5": ({"max_episode_steps": 12}, 40),
-    "envpool:HalfCheetah-v4": ({"max_episode_steps": 12}, 40),
-    "ale:pong": ({"max_num_frames_per_episode": 120}, 60),
+    "playground:CheetahRun": ({"time_limit": 8}, 20), "craftax:Craftax-Symbolic-v1": ({"max_timesteps": 40}, 100),
+    "craftax:Craftax-Classic-Symbolic-v1": ({"max_timesteps": 40}, 100), "jumanji:Snake-v1": ({"time_limit": 30}, 100),
+    "jumanji:Tetris-v0": ({}, 100), "pgx:connect_four": ({}, 100), "pgx:tic_tac_toe": ({}, 100),
+    "xminigrid:MiniGrid-DoorKey-8x8": ({"max_steps": 30}, 100), "gym:HalfCheetah-v5": ({"max_episode_steps": 12}, 40),
+    "envpool:HalfCheetah-v4": ({"max_episode_steps": 12}, 40), "ale:pong": ({"max_num_frames_per_episode": 120}, 60),
     "jaxmarl:MPE_simple_spread_v3": ({"max_steps": 12}, 40),
-}
+}  # fmt: skip
 
 
 @pytest.mark.envs

@@ -41,13 +41,10 @@ def rollout(z: traces.Arrays) -> pp.Batch:
     late = {"reward": z["rewards"].T, "terminated": z["terminals"].T}
     value = jnp.asarray(z["values"].T)
     return pp.Batch(
-        obs=jnp.asarray(z["observations"].swapaxes(0, 1)),
-        action=jnp.asarray(z["actions"].T.astype(np.int32)),
-        log_prob=jnp.asarray(z["logprobs"].T),
-        value=value,
-        next_value=pp.functional.next_values(value, value[-1]),
+        obs=jnp.asarray(z["observations"].swapaxes(0, 1)), action=jnp.asarray(z["actions"].T.astype(np.int32)),
+        log_prob=jnp.asarray(z["logprobs"].T), value=value, next_value=pp.functional.next_values(value, value[-1]),
         **{name: jnp.concatenate([x[1:], np.ones_like(x[:1])]) for name, x in late.items()},
-    )
+    )  # fmt: skip
 
 
 def unwritten_last_column(batch: pp.Batch) -> pp.Batch:
