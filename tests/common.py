@@ -11,16 +11,12 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts.distributions import Categorical as Categorical
-from ppo_parts.testing._example import ACTIONS as ACTIONS
-from ppo_parts.testing._example import OBS as OBS
-from ppo_parts.testing._example import SEGMENTS as SEGMENTS
-from ppo_parts.testing._example import TIME as TIME
-from ppo_parts.testing._example import evaluate as evaluate
-from ppo_parts.testing._example import evaluate_gaussian as evaluate_gaussian
-from ppo_parts.testing._example import make_params as make_params
-from ppo_parts.testing._example import poisoned as poisoned
-from ppo_parts.testing._example import rollout as rollout
+from ppo_parts import distributions
+from ppo_parts.testing import _example
+
+ACTIONS, OBS, SEGMENTS, TIME = _example.ACTIONS, _example.OBS, _example.SEGMENTS, _example.TIME
+evaluate, evaluate_gaussian, make_params = _example.evaluate, _example.evaluate_gaussian, _example.make_params
+poisoned, rollout, Categorical = _example.poisoned, _example.rollout, distributions.Categorical
 
 
 def assert_same(actual: Any, expected: Any) -> None:

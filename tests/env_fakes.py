@@ -1,7 +1,7 @@
 """Stand-ins for environment packages, with their interfaces: a walk that ends at 2 and is cut after five steps."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -184,38 +184,28 @@ class Nim:
         return self.board(1 - state.current_player, left, won)
 
 
-def module(name, **contents):
-    made = ModuleType(name)
-    vars(made).update(contents)
-    return made
-
-
-def modules():
-    """The packages by name, as `sys.modules` has them."""
-    brax = module("brax.envs", _envs={"walk": Brax}, get_environment=lambda name, **kw: Brax(**kw))
-    config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
-    registry = module(
-        "mujoco_playground.registry",
-        ALL_ENVS=("Walk",),
-        get_default_config=lambda name: config(episode_length=LIMIT, impl="warp"),
-        load=lambda name, config: Brax(as_dict=True) if config["impl"] == "jax" else None,
-    )
-    craftax = module("craftax.craftax_env", make_craftax_env_from_name=lambda name, auto_reset: Craftax())
-    jumanji = module("jumanji", registered_environments=lambda: ["Walk-v0"], make=lambda name, **kw: Jumanji(**kw))
-    return {
-        "brax": module("brax", envs=brax),
-        "brax.envs": brax,
-        "mujoco_playground": module("mujoco_playground", registry=registry),
-        "craftax": module("craftax"),
-        "craftax.craftax_env": craftax,
-        "jumanji": jumanji,
-        "pgx": module("pgx", available_envs=lambda: ("nim",), make=lambda name: Nim()),
-        "xminigrid": module(
-            "xminigrid", registered_environments=lambda: ("Walk-v0",), make=lambda name: (XMiniGrid(), Craftax.Params())
-        ),
-    }
-
-
 def install(monkeypatch):
-    for name, fake in modules().items():
-        monkeypatch.setitem(sys.modules, name, fake)
+    """The packages take the places of those in `sys.modules`."""
+    config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
+    fakes = {
+        "brax.envs": {"_envs": {"walk": Brax}, "get_environment": lambda name, **settings: Brax(**settings)},
+        "mujoco_playground.registry": {
+            "ALL_ENVS": ("Walk",),
+            "get_default_config": lambda name: config(episode_length=LIMIT, impl="warp"),
+            "load": lambda name, config: Brax(as_dict=True) if config["impl"] == "jax" else None,
+        },
+        "craftax.craftax_env": {"make_craftax_env_from_name": lambda name, auto_reset: Craftax()},
+        "jumanji": {
+            "registered_environments": lambda: ["Walk-v0"],
+            "make": lambda name, **settings: Jumanji(**settings),
+        },
+        "pgx": {"available_envs": lambda: ("nim",), "make": lambda name: Nim()},
+        "xminigrid": {
+            "registered_environments": lambda: ("Walk-v0",),
+            "make": lambda name: (XMiniGrid(), Craftax.Params()),
+        },
+    }
+    for name, contents in fakes.items():
+        made, (package, _, inside) = SimpleNamespace(**contents), name.partition(".")
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace(**{inside: made}) if inside else made)
+        monkeypatch.setitem(sys.modules, name, made)

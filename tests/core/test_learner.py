@@ -64,16 +64,9 @@ def test_learner_state_is_stable(refresh):
 
 
 def test_masked_places_are_neutral():
-    pipeline = pp.chain(
-        GAE,
-        pp.given_indices(ORDER, refresh="epoch"),
-        pp.advantage_normalize(),
-        SURROGATE,
-        pp.clipped_value_loss(clip_eps=0.2),
-        pp.entropy_bonus(coef=0.01),
-        pp.kl_early_stop(1.0),
-    )
-    learner = pp.learner(evaluate, pipeline, optax.adam(0.05))
+    head = GAE, pp.given_indices(ORDER, refresh="epoch"), pp.advantage_normalize()
+    losses = SURROGATE, pp.clipped_value_loss(clip_eps=0.2), pp.entropy_bonus(coef=0.01), pp.kl_early_stop(1.0)
+    learner = pp.learner(evaluate, pp.chain(*head, *losses), optax.adam(0.05))
     update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout(behavior=make_params())
     expected, metrics = update(KEY, state, batch)
     assert metrics["minibatches"] == 6
@@ -381,17 +374,11 @@ def test_microbatches_need_less_memory():
 @pytest.mark.parametrize(
     ("segments", "backend", "cores", "size", "pieces"),
     [
-        (128, "cpu", 1, 2, 16),
-        (128, "cpu", 2, 2, 1),
-        (15, "cpu", 1, 2, 1),
-        (127, "cpu", 1, "twice", 1),
-        (128, "cpu", 1, "twice", 16),
-        (128, "gpu", 1, 2, 1),
-        (131, "cpu", 1, 2, 1),
-        (128, "cpu", 1, 200, 1),
+        (128, "cpu", 1, 2, 16), (128, "cpu", 2, 2, 1), (15, "cpu", 1, 2, 1), (127, "cpu", 1, "twice", 1),
+        (128, "cpu", 1, "twice", 16), (128, "gpu", 1, 2, 1), (131, "cpu", 1, 2, 1), (128, "cpu", 1, 200, 1),
         (128, "cpu", 1, "recurrent", 1),
     ],
-)
+)  # fmt: skip
 def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
     """From 2,048 elements on (16,384 if pieces are evaluated twice), on one core; 131 is a prime."""
     recurrent, twice, size = size == "recurrent", size == "twice", size if isinstance(size, int) else 2

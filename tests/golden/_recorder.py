@@ -221,14 +221,9 @@ def record(cases: dict[str, Callable[..., None]], folder: str, source: bool = Fa
 
 
 def record_library(
-    preset: str,
-    package: str,
-    update: Callable[..., Arrays],
-    options: dict[str, tuple[str, Any]],
-    ours: dict[str, Any] | None = None,
-    theirs: dict[str, Any] | None = None,
-    always: dict[str, Any] | None = None,
-) -> None:
+    preset: str, package: str, update: Callable[..., Arrays], options: dict[str, tuple[str, Any]],
+    ours: dict[str, Any] | None = None, theirs: dict[str, Any] | None = None, always: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Command line: record `update(seed, **settings of the library)` with its defaults, and with other settings.
 
     Args:

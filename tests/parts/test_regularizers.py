@@ -209,14 +209,9 @@ def test_a_chain_of_gaussian_parts_learns():
     """Where the mask is 0, the learner erases even the scale of the recorded distribution."""
     batch = continuous()
     behavior, _ = evaluate_gaussian(make_params(100), batch)
-    chain = pp.chain(
-        pp.gae(gamma=0.9, gae_lambda=0.8),
-        pp.shuffled_minibatches(2),
-        pp.regularizers.perturbed_mean(scale=0.1),
-        pp.clipped_surrogate(clip_eps=0.2),
-        pp.regularizers.smoothness_loss(),
-        pp.kl_penalty(coef=0.1, estimator="analytic"),
-    )
+    head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.shuffled_minibatches(2), pp.regularizers.perturbed_mean(scale=0.1)
+    penalties = pp.regularizers.smoothness_loss(), pp.kl_penalty(coef=0.1, estimator="analytic")
+    chain = pp.chain(*head, pp.clipped_surrogate(clip_eps=0.2), *penalties)
     learner, params = pp.learner(evaluate_gaussian, chain, optax.sgd(0.1)), make_params()
     given = rollout().replace(action=batch.action, next_obs=batch.next_obs, behavior=behavior)
     state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), given)
