@@ -62,11 +62,8 @@ def test_context_evaluate_always_returns_an_output(size):
     pipeline = pp.chain(part(look), GAE, pp.segment_minibatches(2), part(look), SURROGATE)
     jax.eval_shape(lambda: run(pipeline, batch, policy=policy))
     assert set(seen) == {(pp.Output, (SEGMENTS, 2)), (pp.Output, (SEGMENTS // 2, 2))}
-
-
-def test_a_policy_in_microbatches_keeps_its_memory():
-    policy = pp.Policy(lambda key: make_params(), evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
-    assert pp.microbatched(policy, 4).initial_carry is policy.initial_carry
+    whole = pp.Policy(lambda key: make_params(), recurrent, lambda num_envs: jnp.zeros((num_envs, 2)))
+    assert pp.microbatched(whole, 4).initial_carry is whole.initial_carry
 
 
 # --- the optimizer hears the parts -----------------------------------------------------------------------------------

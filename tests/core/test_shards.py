@@ -13,8 +13,9 @@ import ppo_parts as pp
 from benchmarks.devices import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import DEVICES, OBS, P, alone, assert_close, evaluate, make_params, rollout
+from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
+from tests.envs.test_agents import probe
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
@@ -217,12 +218,11 @@ def test_replay_keeps_rollouts_within_their_shard():
 # --- rollouts --------------------------------------------------------------------------------------------------------
 
 
-def clocks(agents=None):
+def clocks():
     """Environments that end at different times, some by a time limit."""
 
     def see(age, limit):
-        obs = jnp.stack([jnp.sin(age + limit), jnp.cos(limit * 1.0), age / 5], axis=-1)
-        return obs if agents is None else obs[:, None] + 0.1 * jnp.arange(agents).reshape(1, -1, 1)
+        return jnp.stack([jnp.sin(age + limit), jnp.cos(limit * 1.0), age / 5], axis=-1)
 
     def reset(key, num_envs):
         age, limit = jnp.zeros(num_envs, jnp.int32), 2 + jnp.arange(num_envs) % 5
@@ -230,26 +230,26 @@ def clocks(agents=None):
 
     def step(key, state, action):
         age, limit = state[0] + 1, state[1]
-        each = action.shape
-        ended, final = age == limit, see(age, limit)
-        spread = functools.partial(jnp.broadcast_to, shape=each)
-        over = spread(ended if agents is None else ended[:, None])
-        by_limit = spread((limit != 4) if agents is None else (limit != 4)[:, None])
-        age = jnp.where(ended, 0, age)
-        reward = action * 1.0
-        return (age, limit), envs.Transition(
-            see(age, limit), reward, over & ~by_limit, over & by_limit, final, reward, age, ended=ended
-        )
+        over, final, reward = age == limit, see(age, limit), action * 1.0
+        age = jnp.where(over, 0, age)
+        ends = over & (limit == 4), over & (limit != 4)
+        return (age, limit), envs.Transition(see(age, limit), reward, *ends, final, reward, age, ended=over)
 
-    space = SimpleNamespace(shape=(3,)), SimpleNamespace(n=2, shape=())
-    env = envs.Env(reset, step, *space, lambda state: env, num_agents=agents)
+    env = envs.Env(reset, step, envs.Box((3,)), envs.Discrete(2), lambda state: env)
     return env
 
 
+def guessing(params, batch):
+    """A policy of several agents, each of which sees a bit."""
+    bit = params * batch.obs.obs[..., 0]
+    return Categorical(jnp.stack([bit, -bit], axis=-1)), bit
+
+
 REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
-COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (clocks(2), evaluate, make_params())}
+COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (probe(mortal=True), guessing, 1.0)}
 
 
+@pytest.mark.lenient_ranks  # of the probe
 @pytest.mark.parametrize("name", COLLECTED)
 def test_a_rollout_with_shards_is_the_same_rollout(name):
     env, policy, params = COLLECTED[name]

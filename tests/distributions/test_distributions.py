@@ -313,14 +313,6 @@ def test_normal_is_scipys():
     np.testing.assert_allclose(np.std(action, axis=0) / scale[None], 1, atol=0.02)
 
 
-def test_kl_divergence_of_neighbours_keeps_its_digits():
-    """After one gradient step it is 1e-8, and the difference of two float32 numbers near 1 has no digits left."""
-    first, second = np.float32(1.0), np.float32(1.0001)
-    ours = Normal(jnp.zeros(1), first).kl_divergence(Normal(jnp.zeros(1), second))
-    r = np.float64(first) / np.float64(second)
-    assert float(ours) == pytest.approx(0.5 * (r**2 - 1) - np.log(r), rel=0.01)
-
-
 def test_tanh_normal_is_the_transformed_gaussian():
     loc, log_std = jnp.array([0.3, -0.2]), jnp.array([-0.5, 0.1])
     policy = squashed(loc, log_std)
@@ -555,8 +547,12 @@ def test_mode_of_beta_is_the_most_probable_action_or_the_mean():
         assert np.isfinite(gradient).all()
 
 
-def test_divergence_of_neighbouring_betas_keeps_its_digits():
-    """It is 1e-8 or less, while the log-gammas of its closed form are of the order of 1000 for the narrow one."""
+def test_divergences_of_neighbours_keep_their_digits():
+    """After a gradient step they are 1e-8; float32 near 1 has none, and log-gammas of a narrow Beta are about 1000."""
+    first, second = np.float32(1.0), np.float32(1.0001)
+    r = np.float64(first) / np.float64(second)
+    of_normals = Normal(jnp.zeros(1), first).kl_divergence(Normal(jnp.zeros(1), second))
+    assert float(of_normals) == pytest.approx(0.5 * (r**2 - 1) - np.log(r), rel=0.01)
     alpha, beta = (np.float32(x) * np.array([1.5, 20, 1e3], np.float32) for x in (1.0, 1.3))
     other_alpha, other_beta = alpha * np.float32(1 + 2e-4), beta * np.float32(1 - 1e-4)
     ours = divergence(Beta(alpha[:, None], beta[:, None]), Beta(other_alpha[:, None], other_beta[:, None]))

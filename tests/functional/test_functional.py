@@ -166,12 +166,9 @@ def steps(*names, shape=(5, 3)):
     return {name: x for name, x in arrays(*shape).items() if name in ("reward", "value", "next_value", *names)}
 
 
-def test_numbers_are_probabilities_of_termination():
+def test_terminations_may_be_probabilities_and_what_follows_one_may_be_anything():
     half = gae(**steps(), terminated=jnp.full((5, 3), 0.5), gamma=0.8, gae_lambda=0.5)
     close(half, gae(**steps(), terminated=jnp.zeros((5, 3)), gamma=0.4, gae_lambda=0.5))
-
-
-def test_next_value_may_be_anything_after_a_termination():
     for function, given in (
         (gae, steps("terminated", "truncated")),
         (vtrace, steps("terminated", "truncated", "log_ratio")),
