@@ -1,7 +1,6 @@
 """Slow float64 NumPy, one element at a time, written from the papers' equations; no jax here."""
 
 import itertools
-import math
 
 import numpy as np
 
@@ -95,8 +94,3 @@ def importance_weights(probabilities, indices, *, beta, normalize=False):
     weight = [(drawable.sum() * p) ** -beta if p > 0 else 0.0 for p in probabilities]
     scale = max(weight) if normalize else 1.0
     return np.array([weight[i] / scale for i in indices])
-
-
-def normal_cdf(x):
-    """The standard normal distribution function of a number."""
-    return 0.5 * math.erfc(-x / math.sqrt(2))

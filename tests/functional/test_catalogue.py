@@ -13,23 +13,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from ppo_parts import functional as f
-from tests import reference
 
 T, N = 5, 4
 SUPPORT = np.array([-4.0, -1.0, 0.0, 1.5, 4.0])
 
 
-# --- checks of an entry -----------------------------------------------------------------------------------------------
+# --- samples ----------------------------------------------------------------------------------------------------------
 
 Arrays = Mapping[str, np.ndarray]
+RNG = np.random.default_rng(2)
+GRID = [-200.0, -80, -2, -0.3, -0.05, 0.03, 0.25, 1.5, 80, 200]  # some overflow float32; no kink is among them
+LOG_RATIO, ADVANTAGE = np.meshgrid(GRID, [-2.0, -0.3, 0, 1.5])
+PAIRS, RATIOS = {"log_ratio": LOG_RATIO, "advantage": ADVANTAGE}, {"log_ratio": LOG_RATIO}
+ERRORS = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])  # both sides of every bound
+VALUES = {"value": ERRORS[0], "target": ERRORS[1]}
+THREE_VALUES = {
+    name: RNG.normal(0, scale, (20, 3)) for name, scale in {"value": 1, "old_value": 1, "target": 2}.items()
+}
+QUANTILES = {"quantiles": RNG.normal(size=(5, 4, 3)), "target": RNG.normal(size=(5, 4))}
+QUANTILES["quantiles"][0] *= 1e4
+LOGITS = {"logits": RNG.normal(size=(6, 4, len(SUPPORT))), "target": RNG.normal(size=(6, 4))}
+LOGITS["logits"][0] *= 1e4
+LOGITS["target"][:, 0] = [-9.0, -4.0, -1.0, 0.0, 1.5, 30.0]  # beyond the support, and at its atoms
+OF_TOKENS = {"log_ratio": RNG.normal(0, 0.4, (T, N))}
+TOKENS = OF_TOKENS | {"advantage": np.broadcast_to([1.5, -0.7, 0.0, 0.4], (T, N)).copy()}
+WITH_LOG_PROB = OF_TOKENS | {"advantage": RNG.normal(size=(T, N)), "log_prob": -np.exp(RNG.normal(size=(T, N)))}
+OUTCOMES = {"score": RNG.normal(size=N), "log_prob": RNG.normal(size=(T, N)), "reference_log_prob": np.zeros((T, N))}
+STEPS = {name: 1.0 * (RNG.random((6, 4)) < 0.2) for name in ("terminated", "truncated")}
+STEPS["reward"] = RNG.normal(size=(6, 4))
 
 
-def log_ratios_and_advantages() -> Arrays:
-    """Every pair of these log-ratios, some of which overflow float32, and advantages; no kink is among them."""
-    log_ratio, advantage = np.meshgrid([-200.0, -80, -2, -0.3, -0.05, 0.03, 0.25, 1.5, 80, 200], [-2.0, -0.3, 0, 1.5])
-    return {"log_ratio": log_ratio, "advantage": advantage}
+def means(name, shift=0.0):
+    return {"mean": LOG_RATIO, name: LOG_RATIO[::-1] + shift}
+
+
+# --- checks of an entry -----------------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -39,7 +60,7 @@ class Entry(NamedTuple):
     reference: Callable[..., np.ndarray]  # the same in NumPy, in float64, without mask
     hyperparameters: Mapping[str, Any] = {}
     differentiable: tuple[str, ...] = ("log_ratio",)  # the inputs that have gradients; the others must have none
-    samples: Callable[[], Arrays] = log_ratios_and_advantages
+    samples: Arrays = PAIRS
     elementwise: bool = True  # each output depends only on the inputs at its place
     note: str = ""  # distinguishes several entries of one function
 
@@ -51,7 +72,7 @@ class Entry(NamedTuple):
 
 def check_reference(entry: Entry) -> None:
     """Values equal the reference, and gradients its central differences."""
-    samples = entry.samples()
+    samples = entry.samples
     expected, slopes = values_and_differences(entry, samples)
     with jax.enable_x64(True):
         actual, gradients = values_and_gradients(entry, samples, np.float64)
@@ -96,72 +117,6 @@ def values_and_differences(entry: Entry, samples: Arrays, h: float = 1e-6) -> tu
             up, down = ({**samples, name: samples[name] + x} | entry.hyperparameters for x in (step, -step))
             slope[place] = np.sum(weights(values.shape) * (entry.reference(**up) - entry.reference(**down))) / (2 * h)
     return values, slopes
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
-def log_ratios():
-    return {"log_ratio": log_ratios_and_advantages()["log_ratio"]}
-
-
-def log_probs_and_advantages():
-    return dict(zip(("log_prob", "advantage"), log_ratios_and_advantages().values(), strict=True))
-
-
-def means(name, shift=0.0):
-    return lambda: {"mean": log_ratios()["log_ratio"], name: log_ratios()["log_ratio"][::-1] + shift}
-
-
-def values_and_targets():
-    """Errors on both sides of every bound."""
-    value, target = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])
-    return {"value": value, "target": target}
-
-
-def three_values():
-    rng = np.random.default_rng(2)
-    return {name: scale * rng.normal(size=(20, 3)) for name, scale in (("value", 1), ("old_value", 1), ("target", 2))}
-
-
-def quantiles_and_targets():
-    steps = np.random.default_rng(0).normal(size=(5, 4, 3))
-    steps[0] *= 1e4
-    return {"quantiles": steps, "target": np.random.default_rng(1).normal(size=(5, 4))}
-
-
-def logits_and_targets():
-    logits = np.random.default_rng(0).normal(size=(6, 4, len(SUPPORT)))
-    logits[0] *= 1e4
-    target = np.random.default_rng(1).normal(size=(6, 4))
-    target[:, 0] = [-9.0, -4.0, -1.0, 0.0, 1.5, 30.0]  # beyond the support, and at its atoms
-    return {"logits": logits, "target": target}
-
-
-def of_sequences():
-    log_ratio = 0.4 * np.random.default_rng(3).normal(size=(T, N))
-    return {"log_ratio": log_ratio, "advantage": np.broadcast_to([1.5, -0.7, 0.0, 0.4], (T, N)).copy()}
-
-
-def one_log_ratio():
-    return {"log_ratio": of_sequences()["log_ratio"]}
-
-
-def with_log_prob():
-    rng = np.random.default_rng(4)
-    log_ratio, advantage, log_prob = (scale * rng.normal(size=(T, N)) for scale in (0.4, 1, 1))
-    return {"log_ratio": log_ratio, "advantage": advantage, "log_prob": -np.exp(log_prob)}
-
-
-def outcomes():
-    rng = np.random.default_rng(6)
-    return {"score": rng.normal(size=N), "log_prob": rng.normal(size=(T, N)), "reference_log_prob": np.zeros((T, N))}
-
-
-def steps():
-    rng = np.random.default_rng(0)
-    flags = {name: (rng.random((6, 4)) < 0.2).astype(float) for name in ("terminated", "truncated")}
-    return {"reward": rng.normal(size=(6, 4)), **flags}
 
 
 # --- references, as the papers write them -----------------------------------------------------------------------------
@@ -239,7 +194,7 @@ def two_hot(target):
 def gaussian(target, sigma):
     edges = np.array([-5.5, -2.5, -0.5, 0.75, 2.75, 5.25])
     y = np.clip(target, edges[0], edges[-1])[..., None]
-    below = np.vectorize(reference.normal_cdf)((edges - y) / sigma)
+    below = scipy.special.ndtr((edges - y) / sigma)
     return np.diff(below, axis=-1) / (below[..., -1:] - below[..., :1])
 
 
@@ -304,11 +259,11 @@ def returns(reward, terminated, truncated, gamma):
 
 
 def of_log_ratio(function, reference, settings, wrt=("log_ratio",), note=""):
-    return Entry(function, reference, settings, wrt, log_ratios, note=note)
+    return Entry(function, reference, settings, wrt, RATIOS, note=note)
 
 
 def critic(function, reference, settings, samples, note=""):
-    return Entry(function, reference, settings, (next(iter(samples())),), samples, note=note)
+    return Entry(function, reference, settings, (next(iter(samples)),), samples, note=note)
 
 
 def across(function, reference, settings, samples, wrt=("log_ratio",), note=""):
@@ -319,21 +274,21 @@ def across(function, reference, settings, samples, wrt=("log_ratio",), note=""):
 RANGE = {"key": jax.random.key(0), "fraction": 1.0, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0}
 
 CRITICS = (
-    critic(f.value_loss, lambda value, target: (value - target) ** 2 / 2, {}, values_and_targets),
-    critic(f.clipped_value_loss, clipped_error, {"clip_eps": 0.5}, three_values),
-    critic(f.clipped_value_loss, clipped_error, {"clip_eps": np.inf}, three_values, note="unbounded"),
-    critic(f.huber_value_loss, huber, {"delta": 1.0}, values_and_targets),
-    critic(f.quantile_value_loss, quantile, {"kappa": 1.0}, quantiles_and_targets),
-    critic(f.quantile_value_loss, quantile, {"kappa": 0.0}, quantiles_and_targets, note="pinball"),
-    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT}, logits_and_targets, note="two-hot"),
-    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT, "sigma": 0.75}, logits_and_targets,
+    critic(f.value_loss, lambda value, target: (value - target) ** 2 / 2, {}, VALUES),
+    critic(f.clipped_value_loss, clipped_error, {"clip_eps": 0.5}, THREE_VALUES),
+    critic(f.clipped_value_loss, clipped_error, {"clip_eps": np.inf}, THREE_VALUES, note="unbounded"),
+    critic(f.huber_value_loss, huber, {"delta": 1.0}, VALUES),
+    critic(f.quantile_value_loss, quantile, {"kappa": 1.0}, QUANTILES),
+    critic(f.quantile_value_loss, quantile, {"kappa": 0.0}, QUANTILES, note="pinball"),
+    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT}, LOGITS, note="two-hot"),
+    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT, "sigma": 0.75}, LOGITS,
            note="HL-Gauss"),
 )  # fmt: skip
 OF_SEQUENCES = (
-    across(f.gspo, gspo, {"clip_eps": 0.5}, of_sequences),
-    across(f.gmpo, gmpo, {"clip_eps": 0.4}, of_sequences),
-    across(f.kl_cov, kl_cov, {"fraction": 0.5, "coef": 10.0}, with_log_prob),
-    across(f.clip_cov, clip_cov, RANGE, with_log_prob),
+    across(f.gspo, gspo, {"clip_eps": 0.5}, TOKENS),
+    across(f.gmpo, gmpo, {"clip_eps": 0.4}, TOKENS),
+    across(f.kl_cov, kl_cov, {"fraction": 0.5, "coef": 10.0}, WITH_LOG_PROB),
+    across(f.clip_cov, clip_cov, RANGE, WITH_LOG_PROB),
 )
 ENTRIES = (
     Entry(f.clipped_surrogate, surrogate, {"clip_eps": 0.5}),
@@ -348,7 +303,7 @@ ENTRIES = (
     Entry(f.mirror_descent_surrogate, mirror_descent, {"coef": 2.0}),
     Entry(f.sapo, sapo, {"tau": 1.0, "tau_negative": 2.0}),
     Entry(f.self_imitation_loss, lambda log_prob, advantage: -log_prob * np.maximum(advantage, 0),
-          differentiable=("log_prob",), samples=log_probs_and_advantages),
+          differentiable=("log_prob",), samples={"log_prob": LOG_RATIO, "advantage": ADVANTAGE}),
     of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2}, wrt=(), note="wide"),
     of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.04}, wrt=(), note="narrow"),
     of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2, "clip_eps_high": 4.0}, wrt=(), note="higher"),
@@ -361,21 +316,21 @@ ENTRIES = (
     of_log_ratio(f.importance_sampling_weight, masked, {"high": 2.0, "low": 0.5, "mode": "mask"}, wrt=(),
                  note="mask"),
     Entry(f.bounds_loss, lambda mean, bound: np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1), {"bound": 1.0},
-          ("mean",), lambda: {"mean": log_ratios()["log_ratio"]}),
+          ("mean",), {"mean": LOG_RATIO}),
     Entry(f.mirror_loss, lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1), {}, ("mean",),
           means("mirrored")),
     Entry(f.smoothness_loss, lambda mean, other: np.linalg.norm(mean - other, axis=-1), {}, ("mean", "other"),
           means("other", 0.1)),
     *CRITICS,
     critic(f.self_imitation_value_loss, lambda value, target: np.maximum(target - value, 0) ** 2 / 2, {},
-           values_and_targets),
+           VALUES),
     *OF_SEQUENCES,
     across(f.sequence_log_ratio, lambda log_ratio: np.broadcast_to(np.mean(log_ratio, axis=0), log_ratio.shape), {},
-           one_log_ratio),
+           OF_TOKENS),
     across(f.sequence_log_ratio, lambda log_ratio, reduction: np.broadcast_to(np.sum(log_ratio, 0), log_ratio.shape),
-           {"reduction": "sum"}, one_log_ratio, note="sum"),
-    across(f.outcome_reward, outcome, {"kl_coef": 0.5}, outcomes, wrt=()),
-    across(f.reward_to_go, returns, {"gamma": 0.9}, steps, wrt=()),
+           {"reduction": "sum"}, OF_TOKENS, note="sum"),
+    across(f.outcome_reward, outcome, {"kl_coef": 0.5}, OUTCOMES, wrt=()),
+    across(f.reward_to_go, returns, {"gamma": 0.9}, STEPS, wrt=()),
 )  # fmt: skip
 
 
@@ -391,9 +346,8 @@ def test_entry(entry):
 def test_extreme_log_ratios_of_sequences(entry):
     """Values and gradients where every ratio is about e^200 or e^-200; float32 cannot hold the former."""
     for offset in (-200.0, 200.0):
-        samples = entry.samples()
-        samples["log_ratio"] += offset
-        check_reference(entry._replace(samples=lambda samples=samples: samples))
+        samples = entry.samples | {"log_ratio": entry.samples["log_ratio"] + offset}
+        check_reference(entry._replace(samples=samples))
         given = {name: jnp.asarray(x, jnp.float32) for name, x in samples.items()}
         total = lambda x, g=given: entry.function(**g | {"log_ratio": x}, **entry.hyperparameters).sum()  # noqa: E731
         slopes = jax.jit(jax.grad(total))(given["log_ratio"])
@@ -404,7 +358,7 @@ def test_extreme_log_ratios_of_sequences(entry):
 @pytest.mark.parametrize("entry", CRITICS, ids=lambda entry: entry.id)
 def test_gradients_of_critics_are_finite_up_to_float_range(entry):
     prediction, squares = entry.differentiable[0], entry.function in (f.value_loss, f.clipped_value_loss)
-    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.samples().items()}
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.samples.items()}
 
     @jax.jit
     @jax.value_and_grad
@@ -481,7 +435,7 @@ def test_k3_plus_has_the_gradient_of_k2():
 
 
 def test_target_distributions_have_the_mean_of_the_target():
-    target = jnp.asarray(logits_and_targets()["target"], jnp.float32)
+    target = jnp.asarray(LOGITS["target"], jnp.float32)
     probs = f.two_hot(target, SUPPORT)
     np.testing.assert_allclose(probs, two_hot(np.asarray(target)), atol=1e-6)
     inside = jnp.clip(target, -4, 4)
