@@ -1,4 +1,6 @@
-"""The chain explorer and the figures by hand: their rules and numbers are those of the package."""
+"""The extensions of the pages: the chain explorer and the figures by hand have the rules and numbers of the package,
+and the thumbnails of the gallery have a place, and show what the records have.
+"""
 
 import functools
 import itertools
@@ -15,7 +17,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from docs._ext import explorer
+from docs._ext import explorer, thumbnails
 from ppo_parts._core.wiring import check_every_write_has_an_effect
 from tests import registry
 from tests.docs.test_docs import ROOT
@@ -184,3 +186,38 @@ def test_gae_by_hand_is_that_of_functional(by_time_limit):
     assert inputs[3 + by_time_limit].sum() == 27
     for name in ("advantage", "target"):
         np.testing.assert_allclose(np.transpose([x[name] for x in found]), getattr(expected, name), atol=1e-6)
+
+
+# --- thumbnails -------------------------------------------------------------------------------------------------------
+
+
+def places(text):
+    """The headings of a page, and the first cells of its tables, without links."""
+    found = re.findall(r"^(?:## |\| )(.*?)(?: \|.*)?$", text, re.MULTILINE)
+    return {re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", each) for each in found}
+
+
+@pytest.mark.parametrize("page", thumbnails.DRAWN)
+def test_each_has_a_place(page):
+    assert set(thumbnails.DRAWN[page]) <= places((ROOT / f"{page}.md").read_text())
+
+
+WITHOUT = {
+    "docs/gallery/README": {"TIS, IcePop", "SimPLe", "PFSP", "HAPPO"},
+    "docs/tokens": {"GAE over the tokens of the policy"},
+}
+
+
+@pytest.mark.parametrize("page", WITHOUT)
+def test_every_row_has_one_unless_the_page_says_why_not(page):
+    rows = re.findall(r"^\| \[?([^`|-].*?)(?:]\(.*?\)(.*?))? \|", (ROOT / f"{page}.md").read_text(), re.MULTILINE)
+    names = {first + rest for first, rest in rows} - {"name", "what", "here"}
+    assert names - set(thumbnails.DRAWN[page]) == WITHOUT[page]
+
+
+def test_dots_are_seeds():
+    drawn = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])
+    assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
+        ("mine", "31.5"), ("mine", "88.5"), ("other", "3.0"), ("other", "117.0"),
+    ]  # fmt: skip
+    assert "mean 2.0; below it plain PPO, mean 2.0" in drawn

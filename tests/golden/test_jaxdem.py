@@ -66,14 +66,10 @@ def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int])
         pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
         traces.record_estimates(len(indices), shape),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
-        pp.advantage_normalize(ddof=0),
-        pp.advantage_weight(),
-        pp.clipped_surrogate(clip_eps=config["clip_eps"]),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]),
-        pp.entropy_bonus(coef=config["entropy_coeff"]),
-        pp.stateless(peer_metrics),
-    )
+        pp.advantage_normalize(ddof=0), pp.advantage_weight(), pp.clipped_surrogate(clip_eps=config["clip_eps"]),
+        pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]), pp.policy_diagnostics(),
+        pp.entropy_bonus(coef=config["entropy_coeff"]), pp.stateless(peer_metrics),
+    )  # fmt: skip
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:

@@ -67,14 +67,12 @@ def test_a_chain_learns_with_several_critics_and_writes_the_statistics():
     params = make_params() | {"logits": jnp.zeros((OBS, 3)), "mean": jnp.zeros(()), "scale": jnp.ones(())}
     hl_gauss = {"prediction": "aux.logits", "name": "logits", "support": [-1.0, 0.0, 1.0], "sigma": 0.75}
     lens = {"value": "current.aux.n", "target": "extras.target_normalized"}
-    chain = pp.chain(
-        pp.gae(gamma=0.9, gae_lambda=0.8),
-        pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1)),
-        pp.shuffled_minibatches(2),
-        pp.clipped_surrogate(clip_eps=0.2),
+    head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1))
+    critics = (
         pp.critics.critic_loss(f.categorical_value_loss, **hl_gauss),
-        pp.within(pp.value_loss(), name="normalized", read=lens),
+        pp.within(pp.value_loss(), "normalized", lens),
     )
+    chain = pp.chain(*head, pp.shuffled_minibatches(2), pp.clipped_surrogate(clip_eps=0.2), *critics)
     learner = pp.learner(policy, chain, optax.sgd(0.1))
     state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), rollout())
     assert all(np.any(state.params[name] != x) and np.isfinite(state.params[name]).all() for name, x in params.items())
