@@ -585,8 +585,8 @@ def test_replayed_rollouts_are_those_that_the_shared_parts_left(refresh):
         state, _ = jax.block_until_ready(update(KEY, state, batch.replace(reward=jnp.full_like(batch.reward, number))))
     jax.effects_barrier()
     assert seen[-1] == [1, 2, 3]
-    alone = pp.replay(1, batch)
-    assert_same(alone.update(batch, alone.init(None), CONTEXT)[0], batch)
+    alone, whole = pp.replay(1, rollout()), rollout()
+    assert_same(alone.update(whole, alone.init(None), CONTEXT)[0], whole)
 
 
 # --- how parts are wired ---------------------------------------------------------------------------------------------

@@ -68,10 +68,8 @@ def test_a_chain_learns_with_several_critics_and_writes_the_statistics():
     hl_gauss = {"prediction": "aux.logits", "name": "logits", "support": [-1.0, 0.0, 1.0], "sigma": 0.75}
     lens = {"value": "current.aux.n", "target": "extras.target_normalized"}
     head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1))
-    critics = (
-        pp.critics.critic_loss(f.categorical_value_loss, **hl_gauss),
-        pp.within(pp.value_loss(), "normalized", lens),
-    )
+    normalized = pp.within(pp.value_loss(), name="normalized", read=lens)
+    critics = pp.critics.critic_loss(f.categorical_value_loss, **hl_gauss), normalized
     chain = pp.chain(*head, pp.shuffled_minibatches(2), pp.clipped_surrogate(clip_eps=0.2), *critics)
     learner = pp.learner(policy, chain, optax.sgd(0.1))
     state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), rollout())
