@@ -337,12 +337,10 @@ def test_check_part_does_not_advise_what_was_given():
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),
         (loss(lambda b: b.current.aux["cost"]), r"raised TypeError: .*not subscriptable.* pass batch= or context="),
-        (
-            pp.stateless(lambda b: b.add_metrics(mean=jnp.mean(b.current_log_ratio()))),
-            "exists only after the sampler: put the part there, and declare place=",
-        ),
+        (pp.stateless(lambda b: b.add_metrics(mean=jnp.mean(b.current_log_ratio()))),
+         "exists only after the sampler: put the part there, and declare place="),
     ],
-)
+)  # fmt: skip
 def test_check_part_says_what_is_wrong(faulty, says):
     with pytest.raises(pp.errors.UserError, match=says):
         testing.check_part(faulty)

@@ -129,20 +129,16 @@ test_what_does_not_fit_a_tree_is_refused = refused(
     (lambda: envs.Dict({}), "Dict: spaces must be a dict of spaces, got {}"),
     (lambda: envs.Tuple((3,)), r"Tuple: spaces must be a tuple of spaces, got \(3,\)"),
     (acting(move), r"the policy's actions are int32\[2\], but the environment takes .*: return distributions.Joint"),
-    (
-        acting(lambda n: distributions.Joint({"move": move(n), "arm": (move(n), move(n))})),
-        r"int32\[2\], but each of \[2\] environments takes numbers of shape \(2, 2\)",
-    ),
+    (acting(lambda n: distributions.Joint({"move": move(n), "arm": (move(n), move(n))})),
+     r"int32\[2\], but each of \[2\] environments takes numbers of shape \(2, 2\)"),
     (lambda: networks.nature_cnn(sorting()), r"observations must be \[C, H, W\] frames"),
     (lambda: networks.actor_critic(sorting()), "wrap the environment in envs.flatten_action"),
-    (
-        lambda: networks.multi_agent_actor_critic(envs.flatten_action(sorting())._replace(num_agents=2)).init(KEY),
-        "not a space of arrays",
-    ),
+    (lambda: networks.multi_agent_actor_critic(envs.flatten_action(sorting())._replace(num_agents=2)).init(KEY),
+     "not a space of arrays"),
     (lambda: envs.fold_agents(sorting()._replace(num_agents=2), agent_id=True), "flatten them first"),
     (lambda: envs.check(sorting()._replace(action_space=FEWER)), r"available must be boolean of shape \(2, 2\)"),
     (lambda: envs.check(sorting()._replace(observation_space=KIND)), "entries of observation_space have the shapes"),
-)
+)  # fmt: skip
 
 
 def robot():
