@@ -18,22 +18,6 @@ CONTEXT = pp.Context(key=KEY)
 # --- outputs and policies --------------------------------------------------------------------------------------------
 
 
-def test_aux_is_differentiable_and_survives_microbatches():
-    def with_aux(params, batch):
-        distribution, value = evaluate(params, batch)
-        aux = {"second": batch.obs @ params["second"]}
-        return pp.Output(distributions.Categorical(distribution.logits), value, aux=aux)
-
-    def loss(batch, state, context):
-        return batch.add_loss("second", jnp.square(batch.current.aux["second"] - batch.reward)), state
-
-    params, batch = make_params() | {"second": jnp.ones(3)}, rollout(masked=False)
-    pipeline = pp.chain(pp.full_batch(), part(loss, place="after_sampler"))
-    state, _ = run(pipeline, batch, params=params, policy=pp.microbatched(with_aux, 4))
-    gradient = jax.grad(lambda w: jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
-    np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
-
-
 def test_chains_without_a_critic_run():
     batch = rollout().replace(value=None, next_value=None)
     reinforce = pp.stateless(lambda b: b.replace(advantage=b.reward), name="reinforce", provides=("advantage",))

@@ -310,7 +310,8 @@ def policy(params, batch):
     """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
     distribution, value = evaluate(params, batch)
     # One leaf is of no element, as a deviation that all share would be.
-    return distributions.Categorical(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
+    value = value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
+    return pp.Output(distributions.Categorical(distribution.logits), value, aux={"second": batch.obs @ params["value"]})
 
 
 @pytest.mark.parametrize(("sampler", "microbatch", "elementwise"), [("full", 12, False), ("weighted", 6, True)])
@@ -325,7 +326,13 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
         reads=(),
         place="after_sampler",
     )
-    first, *others = (pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
+    second = pp.stateless(
+        lambda batch: batch.add_loss("second", jnp.square(batch.current.aux["second"] - batch.reward)),
+        provides=("losses",),
+        place="after_sampler",
+        elementwise=True,
+    )
+    first, *others = (pp.advantage_normalize(), *LOSSES, second, pp.entropy_bonus(coef=0.1))
     if sampler == "weighted":
 
         def weighted(batch):
