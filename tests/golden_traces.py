@@ -112,11 +112,9 @@ def steps(tape: Tape, last: Any) -> Steps:
 
 
 def replay(
-    make_learner: Callable[..., pp.Learner],
-    params: Any,
-    updates: Iterable[tuple[tuple[Any, ...], pp.Batch]],
+    make_learner: Callable[..., pp.Learner], params: Any, updates: Iterable[tuple[tuple[Any, ...], pp.Batch]],
     amend: Callable[[pp.LearnerState], pp.LearnerState] | None = None,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """The state and the metrics after each update, in a free run from the recorded parameters.
 
     Parameters, optimizer and step go on from one update to the next and are never put back on the recorded track.

@@ -51,18 +51,13 @@ def registry(request, monkeypatch):
         monkeypatch.setattr("tunix.rl.common.compute_per_token_logps", log_prob_of)
         monkeypatch.setattr("flax.nnx.split", unsplit)
         return importlib.import_module("tunix.rl.function_registry").default_registry
-    modules = {
-        "tunix": {},
-        "tunix.rl": {},
-        "tunix.rl.algo_core": {},
-        "tunix.rl.function_registry": {"default_registry": Registry()},
-        "tunix.rl.common": {
-            "compute_per_token_logps": log_prob_of,
-            "aggregate_loss": lambda loss, mask, mode: jnp.sum(loss * mask) / jnp.sum(mask),
-            "compute_kl_divergence": lambda new, reference, mode, clamp_value: new - reference,
-        },
-        "flax.nnx": {"split": unsplit},
-    }
+    aggregate = lambda loss, mask, mode: jnp.sum(loss * mask) / jnp.sum(mask)  # noqa: E731
+    divergence = lambda new, reference, mode, clamp_value: new - reference  # noqa: E731
+    losses = {"aggregate_loss": aggregate, "compute_kl_divergence": divergence}
+    modules = {name: {} for name in ("tunix", "tunix.rl", "tunix.rl.algo_core")} | {
+        "tunix.rl.function_registry": {"default_registry": Registry()}, "flax.nnx": {"split": unsplit},
+        "tunix.rl.common": {"compute_per_token_logps": log_prob_of, **losses},
+    }  # fmt: skip
     for name, members in modules.items():
         module = types.ModuleType(name)
         vars(module).update(members)

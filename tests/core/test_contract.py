@@ -654,9 +654,6 @@ def test_print_shows_stages_and_fields():
     assert [line.split()[0] for line in lines[2:]] == ["phases", "actor:", "sampler", "minibatch"]
 
 
-# --- steps that are skipped ------------------------------------------------------------------------------------------
-
-
 def test_a_skipped_step_keeps_the_states_of_parts():
     def scale(batch, state, context):
         state = 0.9 * state + 0.1 * jnp.mean(batch.reward)

@@ -162,35 +162,21 @@ SOUND = {
     "within": (pp.within(pp.gae(gamma=0.9, gae_lambda=1.0), write={"target": "extras.returns"}, name="mc"), {}),
     "add_extras": (pp.stateless(lambda b: b.add_extras(double=2 * b.reward), **EXTENDS), {}),
     "extras by hand": (pp.stateless(double_extras, **EXTENDS), {}),
-    "a buffer of rollouts, and a map over a dictionary": (
-        part(
-            map_over_extras,
-            lambda params, key: jnp.zeros((1, *testing.example_batch().reward.shape)),
-            finish=lambda batch, state, context: batch.reward[None].astype(jnp.float32),
-            provides=("extras",),
-            reads=("extras", "reward"),
-        ),
-        {"batch": own_batch},
-    ),
-    "an average of parameters": (
-        part(
-            lambda b, s, c: (b, jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, s, c.params)), lambda params, key: params
-        ),
-        {},
-    ),
-    "a key, and a required mask": (
-        part(random_reward, lambda params, key: key, requires=("mask", "reward"), provides=("reward",), reads=()),
-        {},
-    ),
-    "a field of its own batch": (
-        reward(lambda b: b.reward + b.extras["own"], requires=("extras.own",), reads=("reward",)),
-        {"batch": own_batch},
-    ),
-    "a further head of its own policy": (
-        loss(lambda batch: jnp.square(batch.current.aux["cost"])),
-        {"context": context_with_cost},
-    ),
-}
+    "a buffer of rollouts, and a map over a dictionary":
+        (part(map_over_extras, lambda params, key: jnp.zeros((1, *testing.example_batch().reward.shape)),
+              finish=lambda batch, state, context: batch.reward[None].astype(jnp.float32),
+              provides=("extras",), reads=("extras", "reward")), {"batch": own_batch}),
+    "an average of parameters":
+        (part(lambda b, s, c: (b, jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, s, c.params)),
+              lambda params, key: params), {}),
+    "a key, and a required mask":
+        (part(random_reward, lambda params, key: key, requires=("mask", "reward"), provides=("reward",), reads=()), {}),
+    "a field of its own batch":
+        (reward(lambda b: b.reward + b.extras["own"], requires=("extras.own",), reads=("reward",)),
+         {"batch": own_batch}),
+    "a further head of its own policy":
+        (loss(lambda batch: jnp.square(batch.current.aux["cost"])), {"context": context_with_cost}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SOUND)

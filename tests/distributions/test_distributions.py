@@ -148,23 +148,19 @@ TINY, HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 BETA_EXTREMES = [(x, y) for x in (TINY, 1e-6, 1.0, 1e9, HUGE) for y in (TINY, 1e-6, 1.0, 1e9, HUGE)]
 EXTREME = {
     "Normal": (Normal, (jnp.array([1e6, -1e6, 0.0]), jnp.array([1e-6, 1e6, 1.0]))),
-    "StateDependentNormal": (
-        lambda loc, std: distributions.StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
-        (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]])),
-    ),
+    "StateDependentNormal":
+        (lambda loc, std: distributions.StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
+         (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]]))),
     "TanhNormal": (TanhNormal, (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
-    "StateDependentTanhNormal": (
-        lambda loc, std: distributions.StateDependentTanhNormal(loc, jnp.array([0.0, 1e3]), std),
-        (jnp.array([1e4, -1e4, 6.0]), jnp.array([[0.0, 20.0, 1.0], [1e-6, 0.0, 1e6]])),
-    ),
+    "StateDependentTanhNormal":
+        (lambda loc, std: distributions.StateDependentTanhNormal(loc, jnp.array([0.0, 1e3]), std),
+         (jnp.array([1e4, -1e4, 6.0]), jnp.array([[0.0, 20.0, 1.0], [1e-6, 0.0, 1e6]]))),
     "Beta": (Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
     "MultiCategorical": (lambda *logits: MultiCategorical(logits), (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9]))),
-    "Joint": (
-        lambda logits, loc: Joint((Categorical(logits), Normal(loc, 1e-6))),
-        (jnp.array([1e30, -1e30]), jnp.array([1e6])),
-    ),
-}
+    "Joint": (lambda logits, loc: Joint((Categorical(logits), Normal(loc, 1e-6))),
+              (jnp.array([1e30, -1e30]), jnp.array([1e6]))),
+}  # fmt: skip
 
 
 @every_kind

@@ -30,19 +30,14 @@ def inputs(rng):
     empty[2] = False  # a sequence without a token that counts
     log_prob = -np.exp(rng.normal(size=(B, T)))
     return {
-        "mask": mask.astype(float),
-        "empty": empty.astype(float),
-        "group": GROUPS,
-        "log_prob": log_prob,
+        "mask": mask.astype(float), "empty": empty.astype(float), "group": GROUPS, "log_prob": log_prob,
         "old": log_prob + 0.3 * rng.normal(size=(B, T)),
         "reference": log_prob + 0.3 * rng.normal(size=(B, T)),
-        "score": rng.normal(size=B),
-        "greedy": rng.normal(size=B),
-        "reward": rng.normal(size=(B, T)),
-        "value": rng.normal(size=(B, T)),
+        "score": rng.normal(size=B), "greedy": rng.normal(size=B),
+        "reward": rng.normal(size=(B, T)), "value": rng.normal(size=(B, T)),
         "tokens": rng.normal(size=(B, T)),  # an advantage for each token
         "sequences": np.repeat(rng.normal(size=(B, 1)), T, axis=1),  # and for each sequence
-    }
+    }  # fmt: skip
 
 
 def verl_advantages(x):

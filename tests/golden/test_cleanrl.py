@@ -77,15 +77,12 @@ def cleanrl_chain(args: dict[str, Any], indices: jax.Array) -> pp.Part:
     """CleanRL's update."""
     clip_eps, coef = args["clip_coef"], args["vf_coef"]
     return pp.chain(
-        gae(args),
-        pp.given_indices(indices),
-        pp.advantage_normalize(ddof=1) if args["norm_adv"] else pp.identity(),
-        pp.clipped_surrogate(clip_eps=clip_eps),
-        pp.policy_diagnostics(),
+        gae(args), pp.given_indices(indices), pp.advantage_normalize(ddof=1) if args["norm_adv"] else pp.identity(),
+        pp.clipped_surrogate(clip_eps=clip_eps), pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=coef) if args["clip_vloss"] else pp.value_loss(coef=coef),
         pp.entropy_bonus(coef=args["ent_coef"]),
         pp.kl_early_stop(args["target_kl"], check="epoch") if args["target_kl"] else pp.identity(),
-    )
+    )  # fmt: skip
 
 
 def played(z: traces.Arrays, args: dict[str, Any], params: Any, policy: Any, optimizer: Any) -> list[Any]:
