@@ -186,7 +186,10 @@ class Nim:
 
 def install(monkeypatch):
     """The packages take the places of those in `sys.modules`."""
-    config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
+    config, walk = (
+        type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])}),
+        Craftax.Params(),
+    )
     fakes = {
         "brax.envs": {"_envs": {"walk": Brax}, "get_environment": lambda name, **settings: Brax(**settings)},
         "mujoco_playground.registry": {
@@ -200,10 +203,7 @@ def install(monkeypatch):
             "make": lambda name, **settings: Jumanji(**settings),
         },
         "pgx": {"available_envs": lambda: ("nim",), "make": lambda name: Nim()},
-        "xminigrid": {
-            "registered_environments": lambda: ("Walk-v0",),
-            "make": lambda name: (XMiniGrid(), Craftax.Params()),
-        },
+        "xminigrid": {"registered_environments": lambda: ("Walk-v0",), "make": lambda name: (XMiniGrid(), walk)},
     }
     for name, contents in fakes.items():
         made, (package, _, inside) = SimpleNamespace(**contents), name.partition(".")

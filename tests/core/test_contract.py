@@ -582,10 +582,8 @@ def _changed(field):
 
 PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 ENTROPY, AVERAGE = pp.entropy_bonus(coef=0.1), pp.regularizers.proximal_average(decay=0.9)
-CAPS, SECOND = (
-    pp.regularizers.smoothness_loss(temporal=None),
-    pp.policy_loss(pp.functional.clip_cov, clip_eps=0.1, name="second"),
-)
+CAPS = pp.regularizers.smoothness_loss(temporal=None)
+SECOND = pp.policy_loss(pp.functional.clip_cov, clip_eps=0.1, name="second")
 NORMALIZE = pp.advantage_normalize()
 MADE = pp.stateless(lambda b: b.add_extras(novelty=b.reward), reads=(), provides=("extras.novelty",))
 WEIGHED = {"requires": ("advantage",), "reads": ("current",), "provides": ("losses",), "place": "after_sampler"}

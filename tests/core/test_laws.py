@@ -344,10 +344,7 @@ def test_check_hyperparameters_takes_a_context_and_names_an_error():
 
     testing.check_hyperparameters(of_head, context=context_with_cost, coef=0.5)
     testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # which stays in the range
-    for read, raised in (
-        (lambda coef, context: coef, "TypeError for a schedule"),
-        (lambda coef, context: float(coef), "Err"),
-    ):
+    for read, raised in ((lambda coef, _: coef, "TypeError for a schedule"), (lambda coef, _: float(coef), "Err")):
         with pytest.raises(
             pp.errors.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"
         ):

@@ -33,13 +33,11 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
         pipeline = pp.chain(
             pp.vtrace(**{name: of(name) for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
             pp.prioritized_sampler(2, **{name: of(name) for name in ("alpha", "beta", "eps")}),
-            pp.advantage_normalize(eps=of("std_eps")),
-            pp.advantage_weight(),
+            pp.advantage_normalize(eps=of("std_eps")), pp.advantage_weight(),
             pp.clipped_surrogate(**{name: of(name) for name in ("clip_eps", "clip_eps_high", "dual_clip")}),
             pp.clipped_value_loss(clip_eps=of("value_clip"), coef=of("value_coef")),
-            pp.entropy_bonus(coef=of("entropy_coef")),
-            pp.kl_early_stop(of("target_kl")),
-        )
+            pp.entropy_bonus(coef=of("entropy_coef")), pp.kl_early_stop(of("target_kl")),
+        )  # fmt: skip
         learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
         state = learner.init(make_params())._replace(step=jnp.int32(2))
         _, metrics = learner.update(jax.random.key(0), state, batch)

@@ -9,7 +9,7 @@ import ppo_parts as pp
 from ppo_parts import functional as f
 from tests.common import DEVICES, P, alone, evaluate, make_params, mesh_of_all, rollout
 from tests.core import test_shards
-from tests.envs import test_numpy_callback
+from tests.envs import test_host_envs
 
 
 def shard_map(function, in_specs, out_specs):
@@ -111,7 +111,7 @@ def check_all():
     check_what_devices_share(8)
     check_one_gamma_for_each_device(8)
     check_learner()
-    test_numpy_callback.check_several_devices()
+    test_host_envs.check_several_devices()
     test_shards.check_learner(test_shards.COVERING)
     test_shards.check_recurrent()
 

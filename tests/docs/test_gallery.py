@@ -579,11 +579,8 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
     *head, phases = chain.parts
     drawn = pp.chain(*head, pp.phases(**{name: given(x.chain) for name, x in phases.phases.items()}))
     state, _ = train(drawn, params, [batch], module.evaluate, {name: optax.sgd(RATE) for name in phases.phases})
-    expected = {
-        "policy": descend(policy_loss, params["policy"], cut(d)),
-        "value": descend(value_loss, params["value"], cut(d)),
-    }
-    assert_equal(state.params, expected)
+    losses = {"policy": policy_loss, "value": value_loss}
+    assert_equal(state.params, {name: descend(loss, params[name], cut(d)) for name, loss in losses.items()})
 
 
 def test_lagrangian_equals_a_loop_by_hand():

@@ -16,9 +16,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.envs._callback import numpy_callback
 from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
-from tests.common import Categorical, refused
+from tests.common import Categorical, P, assert_same, mesh_of_all, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # of what the tests make on purpose
 LIMITS = (2, 3, 100)
@@ -559,3 +560,43 @@ def test_lost_lives_end_episodes_of_the_learner_only():
     assert out.ended[:, 0].astype(int).tolist() == [0, 0, 0, 1, 0]
     assert out.final_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
     envs.check_laws(env, num_envs=2, num_steps=20)
+
+
+# --- calls of functions on NumPy arrays from compiled programs --------------------------------------------------------
+
+
+SHAPES = {"sum": jax.ShapeDtypeStruct((2,), np.float32), "large": jax.ShapeDtypeStruct((2,), bool)}
+X, Y = jnp.arange(24, dtype=jnp.float32).reshape(3, 4, 2), jnp.arange(1, 5, dtype=jnp.int32)
+
+
+def by_hand(x, y):
+    return {"sum": x + y[..., None], "large": x * y[..., None] > 20}
+
+
+def called(calls):
+    """A function of x `[2]` and y `[]` that calls the host, and notes what arrives there."""
+
+    def function(x, y):
+        calls.append((x, y))
+        assert [type(array) for array in (x, y)] == [np.ndarray] * 2
+        return by_hand(x, y)
+
+    return lambda x, y: numpy_callback(function, SHAPES, x, y)
+
+
+def test_a_vmapped_call_is_one_call_with_the_arrays_of_all():
+    calls = []
+    f = called(calls)
+    inner = jax.vmap(f, in_axes=(0, 0))
+    assert_same(jax.jit(jax.vmap(inner, in_axes=(0, None)))(X, Y), by_hand(X, jnp.broadcast_to(Y, (3, 4))))
+    assert [(x.shape, y.shape) for x, y in calls] == [((3, 4, 2), (3, 4))]
+    assert_same(jax.vmap(f, in_axes=(1, None))(X[0].T, Y[2]), by_hand(X[0], jnp.full(4, Y[2])))
+    assert len(calls) == 2
+
+
+def check_several_devices():
+    """A program over several devices calls once, with whole arrays."""
+    calls = []
+    x = jax.device_put(X[0], jax.sharding.NamedSharding(mesh_of_all("Auto"), P("d")))
+    assert_same(jax.jit(jax.vmap(called(calls)))(x, Y), by_hand(X[0], Y))
+    assert [x.shape for x, _ in calls] == [(4, 2)]

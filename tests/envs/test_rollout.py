@@ -73,11 +73,8 @@ def test_episodes_are_measured_where_they_end():
     """With several agents, returns are averaged over them; without an end there is no mean."""
     ended, total = jnp.array([[False, True], [True, False]]), jnp.arange(8.0).reshape(2, 2, 2)
     metrics = episode_metrics(ended, {"return": total, "length": jnp.array([[9, 1], [4, 9]])})
-    assert {name: float(x) for name, x in metrics.items()} == {
-        "episode_return": 3.5,
-        "episode_length": 2.5,
-        "episodes": 2,
-    }
+    expected = {"episode_return": 3.5, "episode_length": 2.5, "episodes": 2}
+    assert {name: float(x) for name, x in metrics.items()} == expected
     metrics = episode_metrics(ended & False, {"return": total})
     assert np.isnan(metrics["episode_return"])
     assert metrics["episodes"] == 0

@@ -28,11 +28,8 @@ def sorting(available=True):
     """Moves are those that are available; rewards are where the arm goes."""
 
     def seen(x):
-        obs = {
-            "camera": jnp.full((36, 40, 3), 9, jnp.uint8),
-            "kind": x % 4,
-            "place": (100.0 + jnp.ones(2) * x, x / 9.0),
-        }
+        place = 100.0 + jnp.ones(2) * x, x / 9.0
+        obs = {"camera": jnp.full((36, 40, 3), 9, jnp.uint8), "kind": x % 4, "place": place}
         masks = {"move": jnp.arange(3) != x % 3, "arm": (None, None)}
         return envs.Observation(obs, masks if available else None)
 

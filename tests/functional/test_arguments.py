@@ -32,11 +32,7 @@ OTHERS = {
 }  # fmt: skip
 FLAGS = ("terminated", "truncated", "mask")
 WHOLE = ("group", "indices")
-POSITIVE = {
-    "discovered_policy_optimization alpha",
-    "discovered_policy_optimization beta",
-    "mirror_descent_surrogate coef",
-}
+POSITIVE = {f"discovered_policy_optimization {name}" for name in ("alpha", "beta")} | {"mirror_descent_surrogate coef"}
 SINGLE = ("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma")  # one number for all elements
 SIZED = ("rescale_head", "sample_without_replacement", "permutation")  # their sizes are static
 

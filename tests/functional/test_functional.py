@@ -169,10 +169,8 @@ def steps(*names, shape=(5, 3)):
 def test_terminations_may_be_probabilities_and_what_follows_one_may_be_anything():
     half = gae(**steps(), terminated=jnp.full((5, 3), 0.5), gamma=0.8, gae_lambda=0.5)
     close(half, gae(**steps(), terminated=jnp.zeros((5, 3)), gamma=0.4, gae_lambda=0.5))
-    for function, given in (
-        (gae, steps("terminated", "truncated")),
-        (vtrace, steps("terminated", "truncated", "log_ratio")),
-    ):
+    ends = "terminated", "truncated"
+    for function, given in ((gae, steps(*ends)), (vtrace, steps(*ends, "log_ratio"))):
         poisoned = given | {"next_value": jnp.where(given["terminated"] == 1, jnp.nan, given["next_value"])}
         found = (function(**x, gamma=0.9, gae_lambda=0.9) for x in (given, poisoned))
         jax.tree.map(np.testing.assert_array_equal, *found)

@@ -40,6 +40,7 @@ def losses_of_torch():
     vanilla = functools.partial(surrogate, dual_clip=3.0)
     gmpo = functools.partial(f.gmpo, advantage=one, **wide)
     sapo = functools.partial(f.sapo, advantage=tokens, tau=1.0, tau_negative=1.05)
+    kl_cov = functools.partial(f.kl_cov, fraction=0.2, coef=0.7, **full)
     mean, total = {"by": "sequence_mean"}, {"by": "sequence_sum"}
     all_of_them = (sequences - 1) / sequences  # theirs also counts the sequence without a token
     return {
@@ -55,12 +56,7 @@ def losses_of_torch():
         "verl/geo_mean/empty": (lambda x: gmpo(x - old, **empty), empty, mean, all_of_them),
         "verl/cispo": (lambda x: f.cispo(x - old, tokens, **wide), full, {}, 1),
         "verl/gpg": (lambda x: f.policy_gradient_loss(x - old, tokens), full, {}, 1),
-        "verl/kl_cov": (
-            lambda x: f.kl_cov(x - old, tokens, jax.lax.stop_gradient(x), fraction=0.2, coef=0.7, **full),
-            full,
-            {},
-            1,
-        ),
+        "verl/kl_cov": (lambda x: kl_cov(x - old, tokens, jax.lax.stop_gradient(x)), full, {}, 1),
         "trl/grpo": (surrogate, full, mean, 1),
         "trl/grpo/empty": (surrogate, empty, mean, all_of_them),
         "trl/grpo/delta": (functools.partial(surrogate, dual_clip=1.3), full, mean, 1),
@@ -142,15 +138,13 @@ def test_advantages_of_verl_and_trl():
         gae = f.gae(recorded("reward"), value, following, last, gamma=0.97, gae_lambda=0.9, mask=mask, mask_mode="skip")
         white = functools.partial(f.advantage_normalize, ddof=1, mask=mask)
         verl = {
-            "grpo": tokens(),
-            "dr_grpo": tokens(scale=None),
-            "rloo": tokens(scale=None, baseline="leave_one_out"),
+            "grpo": tokens(), "dr_grpo": tokens(scale=None), "rloo": tokens(scale=None, baseline="leave_one_out"),
             "opo": tokens(scale=None, baseline="length_weighted", length=mask.sum(0)),
             "remax": tokens(scale=None, baseline=recorded("greedy")),
             "reinforce_plus_plus_baseline": white(tokens(scale=None)),
             "reinforce_plus_plus": white(f.reward_to_go(jnp.asarray(recorded("reward")), mask=mask)),
             "gae": white(gae.advantage),
-        }
+        }  # fmt: skip
         lite = grouped(scale="batch", ddof=0, eps=0.0)
         return verl, gae.target, grouped(eps=1e-4), grouped(scale="batch", eps=1e-4), lite
 

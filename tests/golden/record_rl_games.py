@@ -65,10 +65,8 @@ def update(seed: int, **settings: Any) -> recorder.Arrays:
     from rl_games.common.tr_helpers import DefaultRewardsShaper
 
     environments = Environments(seed)
-    spaces = {
-        "observation_space": recorder.space(recorder.OBS, 1.0),
-        "action_space": recorder.space(recorder.ACTIONS, 1.0),
-    }
+    sizes = {"observation_space": recorder.OBS, "action_space": recorder.ACTIONS}
+    spaces = {name: recorder.space(size, 1.0) for name, size in sizes.items()}
     with tempfile.TemporaryDirectory() as folder:
         config = SETTINGS | settings | {"name": "recorded", "env_name": "scripted", "train_dir": folder}
         config |= {"env_info": spaces, "vec_env": environments, "reward_shaper": DefaultRewardsShaper()}

@@ -79,12 +79,8 @@ def losses(given):
 def record(rng):
     given = inputs(rng)
     recorded = {f"input/{name}": x for name, x in given.items()}
-    estimators = {
-        "grpo": algo_core.compute_advantages,
-        "rloo": algo_core.compute_rloo_advantages,
-        "drgrpo": algo_core.compute_drgrpo_advantages,
-    }
-    for name, estimator in estimators.items():
+    for name, kind in {"grpo": "", "rloo": "rloo_", "drgrpo": "drgrpo_"}.items():
+        estimator = getattr(algo_core, f"compute_{kind}advantages")
         recorded[f"advantage/{name}"] = estimator(jnp.asarray(given["score"]), GENERATIONS)
     for name in ("mask", "tool_mask"):
         mask = jnp.asarray(given[name], jnp.float32)

@@ -102,12 +102,9 @@ def test_learner_reproduces_cleanrl(case):
     args = json.loads(str(z["meta"]))["args"]
     rate = args["learning_rate"]
     schedule = pp.linear_schedule(rate, 0.0, args["num_iterations"]) if args["anneal_lr"] else lambda step: rate
-    optimizer = optax.chain(
-        traces.record_steps(args["update_epochs"] * args["num_minibatches"], traces.METRICS),
-        optax.clip_by_global_norm(args["max_grad_norm"]),
-        optax.scale_by_adam(eps=1e-5),
-        pp.optim.scale_by_update_schedule(schedule),
-    )
+    tape = traces.record_steps(args["update_epochs"] * args["num_minibatches"], traces.METRICS)
+    adam = optax.clip_by_global_norm(args["max_grad_norm"]), optax.scale_by_adam(eps=1e-5)
+    optimizer = optax.chain(tape, *adam, pp.optim.scale_by_update_schedule(schedule))
     start = traces.sub(z, "it0/params_start/")
     for i, (recorded, state, metrics) in enumerate(played(z, args, start, evaluate, optimizer)):
         theirs, (params, numbers) = traces.sub(recorded, "mb/"), traces.steps(state.opt_state[0], state.params)

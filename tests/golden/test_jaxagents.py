@@ -86,11 +86,10 @@ def ippo_learner(config: Any, order: np.ndarray) -> pp.Learner:
     actor = pp.chain(
         given(config["actor_epochs"] - 1),
         pp.advantage_normalize(axis=1),
-        pp.clipped_surrogate(clip_eps=config["eps_clip"]),
-        pp.policy_diagnostics(),
+        pp.clipped_surrogate(clip_eps=config["eps_clip"]), pp.policy_diagnostics(),
         pp.entropy_bonus(coef=config["ent_coeff"]),
         pp.kl_early_stop(config["kl_threshold"], estimator="k1", reduction="sum", check="epoch"),
-    )
+    )  # fmt: skip
     critic = pp.chain(given(config["critic_epochs"]), pp.value_loss(coef=2 * config["vf_coeff"]))
     optimizers = {"actor": adam("actor", kl="early_stop_kl"), "critic": adam("critic")}
     policy = partial(evaluate, discrete=bool(config["discrete"]))

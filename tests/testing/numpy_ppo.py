@@ -20,15 +20,11 @@ OPTIMIZER = f"pp.clipped_adam({RATE}, max_grad_norm={MAX_NORM}, eps=1e-5)"
 FAULTS = {  # the stage of each
     "policy": ("stale log-probabilities", "values of other parameters"),
     "advantage": ("gamma 0.95", "done one step late", "time limits ignored", "target is the advantage"),
-    "loss": (
-        "standardized over the rollout", "not standardized", "value clipped", "clip of the log-ratio", "ratio inverted",
-        "rows by environment", "loss summed",
-    ),
+    "loss": ("standardized over the rollout", "not standardized", "value clipped", "clip of the log-ratio",
+             "ratio inverted", "rows by environment", "loss summed"),
     "gradient": ("gradients not zeroed", "gradient through the clip", "value gradient halved"),
-    "optimizer": (
-        "no bias correction", "gradient not clipped", "rate decays per step", "weight decay",
-        "moments reset in each epoch",
-    ),
+    "optimizer": ("no bias correction", "gradient not clipped", "rate decays per step", "weight decay",
+                  "moments reset in each epoch"),
 }  # fmt: skip
 
 

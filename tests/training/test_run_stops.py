@@ -223,15 +223,10 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
 
 def test_nonfinite_report_is_of_the_first_update():
     """What follows from it comes later, and would be listed as the cause in a sum over updates."""
-    measured = {
-        "loss": np.zeros((4, 2)),
-        "nonfinite/reward": np.zeros((4, 2), int),
-        "nonfinite/log_prob": np.array([[0, 0], [0, 0], [0, 16], [0, 16]]),
-        "nonfinite/gradient": np.array([[0, 0], [0, 1], [0, 4], [0, 4]]),
-    }
-    first, text = _run.first_nonfinite(measured)
-    assert first == 1
-    assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    loss, none = {"loss": np.zeros((4, 2))}, {"nonfinite/reward": np.zeros((4, 2), int)}
+    later, first = (np.array([[0, 0], [0, n], [0, 4], [0, 4]]) for n in (0, 1))
+    measured = loss | none | {"nonfinite/log_prob": later, "nonfinite/gradient": first}
+    says = " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    assert _run.first_nonfinite(measured) == (1, says)
     assert _run.first_nonfinite(measured | {"population/parent": np.zeros((4, 2))})[1].startswith(" (member 1 of 2")
-    assert _run.first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
-    assert _run.first_nonfinite({"loss": np.zeros(3)}) is None
+    assert _run.first_nonfinite(loss | none) is _run.first_nonfinite(loss) is None
