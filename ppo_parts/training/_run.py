@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
-from ._files import Row
+from ._files import Row, write_json
 from ._folder import RunWriter, open_run
 from ._messages import NonFiniteError, RunFolderError, logger
 from ._processes import Interrupt, agree, noticing_losses
@@ -80,7 +81,7 @@ def run(
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, done_before, state)
         with listeners(train, options, folder, done_before, on_rows) as opened:
-            loop.run(opened)
+            loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
         result["env_steps"] = loop.done * train.steps_per_update
         interrupted = loop.done < train.num_updates
         if interrupted:
@@ -98,6 +99,26 @@ def run(
         result = finish(folder, result, played)
     announce(result)
     return result
+
+
+@contextlib.contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Log how long compiling takes and, before it begins, how long it took under this name the last time.
+
+    The times are kept in a file beside JAX's compilation cache, if that is a folder.
+    """
+    cache = jax.config.values["jax_compilation_cache_dir"]
+    path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
+    with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
+        known = {each: float(x) for each, x in dict(json.loads(path.read_bytes() if path else "{}")).items()}
+    logger.info(f"compiling, which took {known[name]:.1f} s the last time" if name in known else "compiling")
+    began = time.monotonic()
+    yield
+    known[name] = time.monotonic() - began
+    logger.info(f"compiled in {known[name]:.1f} s")
+    if path and jax.process_index() == 0:
+        with contextlib.suppress(OSError):  # only informative
+            write_json(path, known)
 
 
 @dataclasses.dataclass
@@ -119,16 +140,17 @@ class Loop:
         self.saved, self.last_save = self.done, 0.0  # the update of the latest checkpoint, and when it was written
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
-    def run(self, listeners: list[OnRows]) -> None:
-        """Run all updates that remain, or those before a request to stop; call `listeners` with each row."""
+    def run(self, listeners: list[OnRows], name: str) -> None:
+        """Run all updates that remain, or those before a request to stop; call `listeners` with each row.
+
+        `name` is that of the program; see `compiling`.
+        """
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        began = time.monotonic()
-        logger.info("compiling")
-        self.state = self.program.start(self.state)
-        advance = self.program.advance_from(self.state)
-        logger.info(f"compiled in {time.monotonic() - began:.1f} s")
+        with compiling(name):
+            self.state = self.program.start(self.state)
+            advance = self.program.advance_from(self.state)
         began = self.last_save = time.monotonic()
         with self.interrupt:
             try:

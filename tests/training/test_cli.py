@@ -27,6 +27,7 @@ from ppo_parts.recipes.__main__ import listed
 from ppo_parts.training._cli import fitting_preset, whole_number
 from ppo_parts.training._config import as_finite, declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
+from ppo_parts.training._run import compiling
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
@@ -329,3 +330,20 @@ def test_programs_are_kept_in_the_cache_folder_of_the_user(settings, tmp_path, m
     jax.config.update("jax_compilation_cache_dir", "theirs")
     keep_compiled_programs()
     assert settings()["compilation_cache_dir"] == "theirs"
+
+
+def test_a_run_says_how_long_compiling_took_the_last_time(settings, tmp_path, caplog, monkeypatch):
+    def said(seconds):
+        clock = iter((0.0, seconds))
+        monkeypatch.setattr("time.monotonic", lambda: next(clock))
+        with compiling("recipe CartPole-v1"):
+            pass
+        return [record.message for record in caplog.records[-2:]]
+
+    caplog.set_level("INFO", "ppo_parts.training")
+    assert said(9.0) == ["compiling", "compiled in 9.0 s"]  # no folder, so that nothing is known the next time
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    assert said(8.0) == ["compiling", "compiled in 8.0 s"]
+    assert said(1.0) == ["compiling, which took 8.0 s the last time", "compiled in 1.0 s"]
+    (tmp_path / "jax_seconds.json").write_text("[not JSON")
+    assert said(1.0) == ["compiling", "compiled in 1.0 s"]
