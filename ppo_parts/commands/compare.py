@@ -73,19 +73,10 @@ def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
     for curve, last in zip(curves, reached, strict=True):
         center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
-        rows.append(
-            {
-                "run": curve.label,
-                "env_steps": int(step),
-                "seeds": len(last),
-                "iqm": center,
-                "iqm_95": None if len(last) == 1 else [low, high],
-                "mean": float(np.mean(last)),
-                "min": float(np.min(last)),
-                "max": float(np.max(last)),
-                "better_than_first": probability_of_improvement(last, reached[0]),
-            }
-        )
+        row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}
+        row |= {"iqm_95": None if len(last) == 1 else [low, high], "mean": float(np.mean(last))}
+        row |= {"min": float(np.min(last)), "max": float(np.max(last))}
+        rows.append(row | {"better_than_first": probability_of_improvement(last, reached[0])})
     return rows
 
 

@@ -111,14 +111,9 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
             )
     function = jax.extend.core.jaxpr_as_fun(closed)
     try:
-        model = jax2onnx.to_onnx(
-            lambda *inputs: tuple(function(*inputs)),
-            list(specs.values()),
-            model_name="policy",
-            opset=OPSET,
-            input_names=list(specs),
-            output_names=names,
-        )
+        names_of = {"model_name": "policy", "input_names": list(specs), "output_names": names}
+        inputs = list(specs.values())
+        model = jax2onnx.to_onnx(lambda *inputs: tuple(function(*inputs)), inputs, opset=OPSET, **names_of)
     except Exception as error:
         message = f"the policy cannot be exported: jax2onnx raised {type(error).__name__}: {error}"
         raise UserValueError(message) from error

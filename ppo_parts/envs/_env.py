@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import math
 from collections.abc import Callable, Iterable
@@ -197,21 +196,14 @@ class UnknownNameError(UserValueError):
 
 
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
-    """Raise unless a library has an environment; the error lists similar ones, and Gymnasium's of this name."""
+    """Raise unless a library has an environment; the error lists similar ones."""
     if env_id in known:
         return
     lowered = {name.lower(): name for name in known}
-    names = tuple(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
-    near = " or ".join(names)
-    text = f"; did you mean {near}?" if near else f"; it has {', '.join(known)}"
-    with contextlib.suppress(ImportError):
-        import gymnasium
-
-        if env_id in gymnasium.registry:
-            text = f", but Gymnasium has, for one agent: its name here is 'gym:{env_id}'"
-            text += f"; {library} has {near}" * bool(near)
-    error = UnknownNameError(f"{library} has no environment {env_id!r}{text}")
-    error.near = names
+    near = tuple(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
+    text = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
+    error = UnknownNameError(f"{library} has no environment {env_id!r}; {text}")
+    error.near = near
     raise error
 
 

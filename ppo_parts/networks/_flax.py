@@ -316,7 +316,7 @@ def actor_critic(
         if (privileged is None) != (env.privileged_space is None):
             raise UserValueError(
                 f"actor_critic: the privileged part of an observation is {describe(privileged)}, but the environment's "
-                f"privileged_space is {env.privileged_space}: give both, or neither; envs.check compares them"
+                f"privileged_space is {env.privileged_space}: give both (auto_reset(privileged_space=)), or neither"
             )
         return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 

@@ -207,7 +207,7 @@ test_names_that_are_unknown_or_cannot_be_played_are_refused = refused(
     *((name, f"{name} (cannot be|with the settings)") for name in UNPLAYABLE),
     ("MPE_simple_spread", "MPE_simple_spread_v3"),
     ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
-    ("CartPole-v1", "but Gymnasium has, for one agent: its name here is 'gym:CartPole-v1'"),
+    ("CartPole-v1", "JaxMARL has no environment 'CartPole-v1'; it has MPE_simple_v3"),
     by=make_agents,
 )
 
