@@ -46,7 +46,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         reset on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
         `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
         divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
-        `action_beyond`, of those beyond it; `no_effect`, 1 if an untrained policy sees the same observations, NaN on
+        `action_beyond`, of those beyond it; `no_effect`, 1 if another policy sees the same observations, NaN on
         the host; `reward_mean`; `target_rms`, of the value targets; `value_error`, the root mean square of advantages
         divided by that of rewards; `value_at_end`, how far values before terminations miss the reward, divided by the
         root mean square of all values; `terminated` and `truncated`, the numbers of ends; `jump_at_end`, how far
@@ -55,11 +55,11 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         the policy's, on the parameters that they share.
     """
     settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | fields_of(config), state.learner.params
-    untrained = train.policy.init(jax.random.key(0))
+    other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
 
     def collect(carry: tuple[Any, Batch], given: tuple[Array, Array]) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
-        key, again = given  # of the first rollout, which the untrained policy repeats, from the same states
-        acting, (start, before) = jax.tree.map(functools.partial(jnp.where, again), untrained, params), carry
+        key, again = given  # of the first rollout, which another policy repeats, from the same states
+        acting, (start, before) = jax.tree.map(functools.partial(jnp.where, again), other, params), carry
         after, batch, _ = train.rollout.collect(key, acting, start)
         same = [jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (batch.obs, before.obs)), strict=True)]
         after = jax.tree.map(functools.partial(jnp.where, again), start, after)
