@@ -23,7 +23,7 @@ from .phases import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
-from .upstream import PhaseState, Upstream, run_parts
+from .upstream import PhaseState, Upstream
 from .wiring import check_every_write_has_an_effect
 
 
@@ -182,16 +182,18 @@ class _Update:
         metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
-        first = context.replace(key=jax.random.fold_in(key, 0))
-        prepared, after, amended, _ = run_parts(self.shared, shared, recorded, first, None, keep_finite)
+        from_recorded = functools.partial(Upstream, evaluate=self.evaluate, recorded=recorded, keep_finite=keep_finite)
+        for_all = from_recorded(shared=(), own=self.shared, prepared=recorded, policy_changed=False)
+        start = PhaseState(params, None, (), shared, (), stopped)
+        prepared, started = for_all.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh == "rollout" for spec in self.phases):
-            params, shared = amended, after
+            params, shared = started.params, started.before
             metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}
         for number, spec in enumerate(self.phases):
             changed = number > 0 or spec.sampler.refresh == "every_epoch"
-            upstream = Upstream(self.shared, spec.before, self.evaluate, recorded, prepared, changed, keep_finite)
+            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, policy_changed=changed)
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
             loop = PhaseLoop(spec, upstream, phase_context, self.policy, self.gradient_metrics)

@@ -63,7 +63,8 @@ class Upstream:
         recorded: the rollout before any part has run; numbers in masked elements are finite.
         prepared: the rollout after the shared parts.
         policy_changed: whether the policy may differ from the one that acted when the phase begins.
-        keep_finite: as in `run_parts`.
+        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
+            finite.
     """
 
     shared: tuple[Part, ...]
@@ -76,16 +77,21 @@ class Upstream:
 
     def run(self, state: PhaseState, context: Context, estimates: Estimates | None = None) -> tuple[Batch, PhaseState]:
         """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
-        context, given = context.replace(params=state.params), (state.opt_state, self.keep_finite)
         if estimates is None:
-            batch = split_metrics(self.prepared)[1]
-            batch, before, params, opt_state = run_parts(self.own, state.before, batch, context, *given)
-            return batch, state._replace(params=params, opt_state=opt_state, before=before)
-        parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
-        batch = self.recorded.replace(**estimates._asdict())
-        batch, states, params, opt_state = run_parts(parts, states, batch, context, *given)
-        shared, before = states[: len(self.shared)], states[len(self.shared) :]
-        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=before)
+            parts, states, batch = self.own, state.before, split_metrics(self.prepared)[1]
+        else:
+            parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
+            batch = self.recorded.replace(**estimates._asdict())
+        context = context.replace(params=state.params)
+        batch, new = fold(parts, batch, states, context)
+        check_states("update", parts, states, new)
+        check_upstream(parts, batch)
+        if self.keep_finite:
+            new = tuple(finite_or_old(x, old) for x, old in zip(new, states, strict=True))
+        params, opt_state = amend(parts, state.params, state.opt_state, states, new, context)
+        first_own = len(parts) - len(self.own)
+        shared = state.shared if estimates is None else new[:first_own]
+        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
 
     def estimates(self, params: Params, epoch: Array | int) -> Estimates:
         """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
@@ -123,21 +129,6 @@ class Upstream:
         if value is not None and current.value is not None:
             value = sampler.put(value, indices, current.value, minibatch.shards)
         return self.with_next_value(value, log_ratio)
-
-
-def run_parts(
-    parts: tuple[Part, ...], states: tuple[Any, ...], batch: Batch, context: Context, opt_state: Any, keep_finite: bool
-) -> tuple[Batch, tuple[Any, ...], Params, Any]:
-    """Run parts that see the rollout; return it, their states, and the parameters and `opt_state` that they amended.
-
-    With `keep_finite`, a part keeps its last finite state, because the optimizer skips gradients that are not finite.
-    """
-    batch, new = fold(parts, batch, states, context)
-    check_states("update", parts, states, new)
-    check_upstream(parts, batch)
-    if keep_finite:
-        new = tuple(finite_or_old(x, old) for x, old in zip(new, states, strict=True))
-    return batch, new, *amend(parts, context.params, opt_state, states, new, context)
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:

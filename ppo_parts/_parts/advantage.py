@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,12 +17,11 @@ from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
-from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
+from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import one_of, share_explained
-from .common import align_weight, check_options, moments_of, numeric_part
+from .common import align_weight, at_step, check_numbers, check_options, moments_of, numeric_part
 
-ESTIMATES = ("advantage", "target")
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 
 
@@ -54,16 +54,15 @@ def gae(
         ...
         ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
     """
+    numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
 
-    def update(batch: Batch, context: Context, **now: Any) -> Batch:
-        values = _latest_values("gae", batch, skip=mask_mode == "skip")
-        now |= _ends(batch)
-        estimate = functools.partial(functional.gae, **now, mask_mode=mask_mode, implementation=implementation)
-        out = each_stream(estimate, batch.terminated, *values)(*values)
-        return _write(batch, out.advantage, out.target)
+    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
+        values, now = _latest_values("gae", batch, skip=mask_mode == "skip"), at_step(numbers, batch, context)
+        options: Any = {"mask_mode": mask_mode, "implementation": implementation} | _ends(batch) | now
+        out = each_stream(functools.partial(functional.gae, **options), batch.terminated, *values)(*values)
+        return _write(batch, out.advantage, out.target), state
 
-    numbers = {"gamma": gamma, "gae_lambda": gae_lambda}
-    return numeric_part("gae", update, numbers, provides=ESTIMATES, reads=ESTIMATOR_READS, needs_time=True)
+    return _estimator("gae", update, numbers, ESTIMATOR_READS)
 
 
 @checked
@@ -97,18 +96,24 @@ def vtrace(
     """
     if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
-
-    def update(batch: Batch, context: Context, **now: Any) -> Batch:
-        values, log_ratio = _latest_values("vtrace", batch), _latest_log_ratio(batch)
-        now |= _ends(batch)
-        estimate = functools.partial(functional.vtrace, log_ratio, **now, implementation=implementation)
-        out = each_stream(estimate, batch.terminated, *values)(*values)
-        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
-
-    reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
     clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
-    numbers = {"gamma": gamma, "gae_lambda": gae_lambda, "pg_lambda": pg_lambda, **clips}
-    return numeric_part("vtrace", update, numbers, provides=ESTIMATES, reads=reads, needs_time=True)
+    numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
+
+    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
+        values, now = _latest_values("vtrace", batch), at_step(numbers, batch, context)
+        options: Any = {"implementation": implementation} | _ends(batch) | now
+        estimate = functools.partial(functional.vtrace, _latest_log_ratio(batch), **options)
+        out = each_stream(estimate, batch.terminated, *values)(*values)
+        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
+
+    return _estimator("vtrace", update, numbers, (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob"))
+
+
+def _estimator(where: str, update: Callable[..., Any], numbers: dict[str, Any], reads: tuple[str, ...]) -> Part:
+    hyperparameters = tuple(numbers.values())
+    return Part(
+        no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True, numbers=hyperparameters
+    )
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
