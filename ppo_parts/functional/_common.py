@@ -135,9 +135,11 @@ class Range:
     open_low: bool = False
 
     def __post_init__(self) -> None:
-        ends = all(isinstance(x, (int, float, np.number)) and not np.isnan(x) for x in (self.low, self.high))
-        if not ends or self.low > self.high or not isinstance(self.open_low, bool):
-            raise UserValueError(f"Range: low and high must be numbers in order, and open_low a boolean, got {self!r}")
+        for name, x in (("low", self.low), ("high", self.high)):
+            if not isinstance(x, (int, float, np.number)) or np.isnan(x):
+                raise UserTypeError(f"must be a number, got {x!r}", where="Range", argument=name)
+        if self.low > self.high:
+            raise UserValueError(f"must be at least low={self.low}, got {self.high}", where="Range", argument="high")
 
     def __str__(self) -> str:
         """Format as in "[0, 1]" or "(0, inf]"."""
