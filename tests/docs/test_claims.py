@@ -44,10 +44,11 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     assert f"reaches {training} in the last 100 training episodes, and at least {least:,.0f} with each seed" in page
     assert f"seeds {_tables.seeds_of(found['seeds'])}," in page
     assert found["seeds"] == list(range(1, 11))
-    other = results("humanoid", "preset_101")
-    assert (
-        f"seeds {_tables.seeds_of(other['seeds'])}, at least {min(other['last_100_episodes']['per_seed']):,.0f}" in page
-    )
+    others = {name: results("humanoid", name) for name in ("preset_101", "preset_107")}
+    for name, other in others.items():
+        assert f"[{_tables.seeds_of(other['seeds'])}](../benchmarks/results/humanoid.jsonl#{name})" in page
+    least = min(x for other in others.values() for x in other["last_100_episodes"]["per_seed"])
+    assert f"at least {least:,.0f}. Seed 106" in page
     curve = {row["env_steps"]: row for row in results("humanoid", "preset_3M_106")["curve"]}
     first, last = curve[999_424], curve[2_998_272]
     training = (row["last_100_episodes"][0] for row in (first, last))
@@ -62,6 +63,9 @@ def test_claims_which_memory_is_for_which_task():
     page, other = words("docs/results.md"), "repeat_previous_medium_memory_"
     means = [f"{returns(other + cell)['mean']:.3f}" for cell in ("gru", "lstm", "mingru")]
     assert "RepeatPreviousMedium ends at {}, {} and {} (three seeds)".format(*means) in page
+    names = ("repeat_previous_medium", "repeat_previous_hard", "autoencode", "count_recall")
+    last = [f"{returns(f'{name}_101')['mean']:.3f}" for name in names]
+    assert "Seeds 101 - 110 reach {}, {}, {} and {} on the last four".format(*last) in page
     assert sum(x >= 0.94 for x in returns("repeat_first")["per_seed"]) == 6
     assert "only six of ten seeds reach the threshold" in page
 
