@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from numbers import Number
@@ -66,11 +67,13 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         ends = {"terminated": terminated, "truncated": truncated, "final_obs": info["final_observation"]}
         return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
 
-    render = gymnax_renderer(env, env_params)
+    space, render = copy.copy(env.observation_space(env_params)), gymnax_renderer(env, env_params)
+    if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers, and returns floats
+        space.dtype = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0].dtype
     wrapped = Env(
         reset,
         step,
-        env.observation_space(env_params),
+        space,
         env.action_space(env_params),
         lambda state: wrapped,
         render=None if render is None else lambda state: render(state.inner),
