@@ -3,9 +3,13 @@
     python -m tests.mutation ppo_parts/_core/loop.py --tests tests/core/test_learner.py --number 10 --seed 1
 
 Each mutant is written into a copy of the repository, where the tests run until one fails. Of a mutant that survives a
-person says why it is equivalent, or writes the test that catches it. Of 24 mutants of `functional` with `--seed 49`,
-tests/functional killed 22, and tests/test_signatures.py one, a default; the last one, a sum without its dtype in a mean
-over tokens, is equivalent.
+person says why it is equivalent, or writes the test that catches it.
+
+Of 73 mutants (`functional`: 24 with `--seed 49` and 33 with 52; `_parts`: 10 with 53; `_core`: 6 with 54), the tests of
+their subject killed 62, and others four: those of defaults, DrAC, shards and agents. Two led to a test: an array for a
+single number, and a target of a penalty that is out of range. Five are left: a sum without its dtype,
+`get_close_matches` without `n`, a maximum that begins at 1 and a rounding of 4 epsilon are equivalent; an error names
+other divisors.
 """
 
 import argparse

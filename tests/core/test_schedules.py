@@ -15,7 +15,7 @@ SPOILT = {
     "gamma": (0.9, 1.5), "gae_lambda": (0.8, -0.1), "rho_clip": (1.0, -1.0), "c_clip": (1.0, -1.0),
     "alpha": (0.8, -0.5), "beta": (0.4, 1.2), "eps": (1e-6, -1.0), "std_eps": (1e-8, -1.0), "clip_eps": (0.2, -0.2),
     "clip_eps_high": (0.2, jnp.nan), "dual_clip": (3.0, 0.5), "value_clip": (0.2, jnp.nan), "value_coef": (0.5, -0.5),
-    "entropy_coef": (0.01, -0.01), "target_kl": (1e3, jnp.nan),
+    "entropy_coef": (0.01, -0.01), "target_kl": (1e3, jnp.nan), "penalty_target": (0.1, -0.1),
 }  # fmt: skip
 """A hyperparameter of each kind: a value that it may have, and one that it may not."""
 
@@ -37,6 +37,7 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
             pp.clipped_surrogate(**{name: of(name) for name in ("clip_eps", "clip_eps_high", "dual_clip")}),
             pp.clipped_value_loss(clip_eps=of("value_clip"), coef=of("value_coef")),
             pp.entropy_bonus(coef=of("entropy_coef")), pp.kl_early_stop(of("target_kl")),
+            pp.kl_penalty(coef=1.0, target_kl=of("penalty_target")),
         )  # fmt: skip
         learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
         state = learner.init(make_params())._replace(step=jnp.int32(2))
