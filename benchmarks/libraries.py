@@ -3,7 +3,9 @@
     python -m benchmarks libraries HalfCheetah-v5 --steps 3e5 --seeds 10 --variant brax
 
 The variants are the presets of `ppo_parts.recipes.library_ppo`, the protocol is that of `python -m benchmarks mujoco`.
-"humanoid" plays without contact forces in its observations. The records are in benchmarks/results/libraries.jsonl.
+"humanoid" plays without contact forces in its observations. "humanoid-noise" is that preset with the noise of
+`mujoco_ppo`, "humanoid+noise" has all differences between the two but this one, and so on for each of `DIFFERENCES`.
+The records are in benchmarks/results/libraries.jsonl.
 """
 
 from __future__ import annotations
@@ -14,12 +16,30 @@ from ppo_parts.recipes import library_ppo
 
 from . import mujoco
 
-VARIANTS = {name: library_ppo.make_train for name in library_ppo.PRESETS if name != "playground"}
+DIFFERENCES = {  # what `mujoco_ppo` has instead of the settings of the preset "humanoid"
+    "network": {"hidden": (64, 64), "activation": "tanh", "shared": False},
+    "values": {"normalize_value": False, "normalize_rewards": True, "reward_scale": 1.0, "vf_coef": 0.5},
+    "rate": {"target_kl": None, "adapt_each_epoch": False},
+    "batches": {"num_envs": 8, "num_steps": 256, "num_minibatches": 8, "update_epochs": 10},
+    "noise": {"log_std": -1.0},
+}
+ALL = {field: value for fields in DIFFERENCES.values() for field, value in fields.items()}
+HUMANOID = {  # variant: fields of the configuration
+    "humanoid": {},
+    "humanoid-all": ALL,
+    **{f"humanoid-{name}": fields for name, fields in DIFFERENCES.items()},
+    **{f"humanoid+{name}": {k: v for k, v in ALL.items() if k not in fields} for name, fields in DIFFERENCES.items()},
+}
+LIBRARIES = [name for name in library_ppo.PRESETS if name not in ("playground", "humanoid")]
+VARIANTS = dict.fromkeys((*LIBRARIES, *HUMANOID), library_ppo.make_train)
 
 
 def main() -> None:
     """Command line."""
     given, fields = mujoco.read_command_line(__doc__, VARIANTS)
-    config = dataclasses.replace(library_ppo.PRESETS[given.variant], **fields)
-    config = mujoco.without_contact_forces(config) if given.variant == "humanoid" else config
+    if given.variant in HUMANOID:
+        config = dataclasses.replace(library_ppo.PRESETS["humanoid"], **HUMANOID[given.variant], **fields)
+        config = mujoco.without_contact_forces(config)
+    else:
+        config = dataclasses.replace(library_ppo.PRESETS[given.variant], **fields)
     mujoco.measure(config, given, VARIANTS, "libraries")

@@ -51,6 +51,7 @@ class Config(training.Config):
     bounds_coef: Annotated[float, at_least(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
     soft_bound: Annotated[float, at_least(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
     reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax and rl_games only"] = 1.0
+    normalize_value: Annotated[bool, "values in units of the running moments of returns; rl_games only"] = True
     segment_length: Annotated[
         int | None, at_least(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
     ] = None
@@ -68,7 +69,7 @@ class Config(training.Config):
 
 OPTIONS: dict[Library, tuple[str, ...]] = {
     "rsl_rl": ("target_kl",),
-    "rl_games": ("target_kl", "adapt_each_epoch", "bounds_coef", "soft_bound", "reward_scale"),
+    "rl_games": ("target_kl", "adapt_each_epoch", "bounds_coef", "soft_bound", "reward_scale", "normalize_value"),
     "skrl": ("target_kl",),
     "brax": ("target_kl", "reward_scale", "segment_length"),
     "stable_baselines3": ("target_kl",),
