@@ -167,11 +167,11 @@ def programs(
 def measure(
     setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row for each program of a setting (of `only`, if there are any), timed in turn, and compiled in turn."""
+    """One row for each program of a setting (cleanrl and `only`, if there are any), compiled and timed in turn."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
     chosen = programs(env_id, num_envs, updates, seeds, clone)
-    chosen = {name: train for name, train in chosen.items() if name in only or not only}
+    chosen = {name: train for name, train in chosen.items() if not only or name in ("cleanrl", *only)}
     calls = {name: (train, key) for name, train in chosen.items()}
     if seeds > 1:
         keys = jax.random.split(key, seeds)

@@ -105,7 +105,8 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
         return {name: lambda key, f=f: f(jax.random.normal(key)) for name, f in stand_ins.items()}
 
     monkeypatch.setattr(train, "programs", some)
-    run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", f"{tmp_path / 'train.jsonl'}#cpu")
+    written = ("--json", f"{tmp_path / 'train.jsonl'}#cpu")
+    run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
     rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
