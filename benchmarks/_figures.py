@@ -14,7 +14,7 @@ from ._pages import canvas, save
 from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
 from .differences import DIFFERENCES
 from .explain import explained
-from .learning import POPGYM, task_of
+from .learning import POPGYM, ends_of_points, task_of
 
 GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
 
@@ -38,7 +38,8 @@ def learning(path: Path, names: Sequence[str], published: str = "") -> None:
     for name, axes in zip(names, panels, strict=True):
         result = records("learning")[name]["results"]
         returns = np.array(result["curve"]["mean_return_per_seed"], float).T
-        steps = np.array(result["curve"]["env_steps"][: len(returns)])
+        each_update = result["config"]["num_envs"] * result["config"]["num_steps"]
+        steps = each_update * ends_of_points(result["env_steps"] // each_update)
         ended = np.isfinite(returns).all(axis=1)  # an update may be shorter than the episodes
         steps, returns = steps[ended], returns[ended]
         axes.plot(steps, returns, color="C0", alpha=0.15, linewidth=0.7)

@@ -168,6 +168,12 @@ def changed(config: Any, changes: Sequence[str]) -> Any:
     return dataclasses.replace(config, **values)
 
 
+def ends_of_points(updates: int) -> np.ndarray:
+    """The updates so far at the end of each point of a curve, the mean of equally many; the last may have fewer."""
+    each = max(1, updates // 200)
+    return np.append(np.arange(each, updates, each), updates)
+
+
 def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Train seeds in one program, and describe how they did; `changes` are as in "ent_coef=0.001"."""
     make_train, config, *_, evaluated = TASKS[task]
@@ -178,10 +184,8 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
     returns, episodes = np.asarray(end.metrics["episode_return"]), np.asarray(end.metrics["episodes"])
     each_seed = {"last_100_episodes_return": np.asarray(training.last_episodes_return(returns, episodes))}
     each_seed |= evaluations(train, keys, end.state, evaluated)
-    each = max(1, train.num_updates // 200)
-    pieces = np.array_split(returns, range(each, returns.shape[1], each), axis=1)
+    pieces = np.array_split(returns, ends_of_points(train.num_updates)[:-1], axis=1)
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
-    steps = train.steps_per_update * np.arange(1, train.num_updates + 1, each)
     return {
         "task": name,
         "recipe": make_train.__module__,
@@ -189,7 +193,7 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
         "seeds": list(seeds),
         "env_steps": end.env_steps,
         **{what: training.summary(x) for what, x in each_seed.items()},
-        "curve": {"env_steps": steps, "mean_return_per_seed": np.round(thin, 2)},
+        "curve": {"mean_return_per_seed": np.round(thin, 2)},
     }
 
 

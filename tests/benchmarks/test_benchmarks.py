@@ -122,6 +122,15 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
             assert name in _tables.records(file) or name == "gpu", f"{path} links to {file}.jsonl#{name}"
 
 
+def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch):
+    figures = []
+    monkeypatch.setattr(report._figures, "save", lambda figure, path: figures.append(figure))
+    report._figures.learning(None, ["cartpole"])  # 976 updates of 512 steps; each point is the mean of four
+    (axes,) = figures[0].axes
+    steps = axes.lines[0].get_xdata()
+    assert (steps[0], steps[-1], set(np.diff(steps))) == (4 * 512, 976 * 512, {4 * 512})
+
+
 def test_records_are_added_and_replaced_by_name(tmp_path):
     path = tmp_path / "new.jsonl"
     assert _shared.read(path) == {}
