@@ -16,7 +16,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
-from ..functional._arguments import IN_0_1, POSITIVE
+from ..functional._arguments import IN_0_1, POSITIVE, check_key
 from ..functional._common import Range
 from ._config import check_config
 from ._search import check_fields, check_metric
@@ -75,7 +75,7 @@ class Population(Train):
 
     def init(self, key: Array) -> PopulationState:  # type: ignore[override]
         """Draw the hyperparameters of all members, and initialize each with a key of its own."""
-        key, drawn, keys = jax.random.split(key, 3)
+        key, drawn, keys = jax.random.split(check_key("train", "key", key), 3)
         hyperparameters = self.sample(drawn)
         init = jax.vmap(lambda given, key: self.member(**given).init(key))
         members = init(hyperparameters, jax.random.split(keys, self.members))

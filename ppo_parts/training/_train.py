@@ -25,6 +25,7 @@ from .._core.pieces import microbatched
 from .._core.types import Array, Batch, Part, Policy
 from ..envs._env import SEATS, check_env
 from ..envs._rollout import Rollout, RolloutState, rollout
+from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
@@ -187,7 +188,7 @@ class Train:
 
     def init(self, key: Array) -> TrainState:
         """Initialize parameters and environments."""
-        key, params_key, env_key, parts_key = jax.random.split(key, 4)
+        key, params_key, env_key, parts_key = jax.random.split(check_key("train", "key", key), 4)
 
         def init(params_key: Array, parts_key: Array) -> LearnerState:
             return without_weak_types(self.learner.init(self.policy.init(params_key), parts_key))

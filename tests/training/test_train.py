@@ -71,6 +71,16 @@ def test_train_that_cannot_work_fails_when_it_is_made():
             cleanrl_ppo.make_train(tiny(**changes))
 
 
+def test_train_takes_one_key(train):
+    ranges = {"ent_coef": training.between(0, 1)}
+    population = training.population(cleanrl_ppo.make_train, ranges, members=2, every=1, fraction=0.5)(tiny())
+    for each in (train, population):
+        with pytest.raises(TypeError, match=r"train: key must be one key, such as jax\.random\.key\(0\), got 0"):
+            each(0)
+    with pytest.raises(TypeError, match=r"got keys of shape \(2,\)"):
+        train(jax.random.split(jax.random.key(0)))
+
+
 def test_train_traces_one_update_when_it_is_made(monkeypatch):
     """Not a whole run; what compiles the update later need not trace it again, nor a sweep that makes a run."""
     traced, step = [], training.Train.step
