@@ -34,7 +34,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
     Args:
         num_rollouts: k.
         like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`; the fields that it has are
-            kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
+            kept. Its mask and entries are those of the rollout. `jax.eval_shape(rollout.collect, key, params,
+            state)[1]` makes one.
 
     Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
     follow it.
@@ -88,10 +89,13 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
 def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
     """Return the state with the fields `kept` of the oldest rollout replaced by those of this one."""
-    if missing := [name for name in kept if not jax.tree.leaves(getattr(batch, name))]:
-        raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
-    if batch.mask is not None and "mask" not in kept:
-        raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
+    needed = {*kept, "mask", "extras", "per_segment"}  # fields and entries that later parts would miss, if not kept
+    ours = _paths(state.fields)
+    theirs = _paths({name: getattr(batch, name) for name in needed})
+    if different := ours ^ theirs:
+        path = min(different)
+        has, lacks = ("like", "the rollout") if path in ours else ("the rollout", "like")
+        raise UserValueError(f"replay: {has} has {path}, but {lacks} does not: give like the fields of the rollout")
 
     def put(buffer: Array, x: Array) -> Array:
         if x.shape != buffer.shape[1:]:
@@ -105,6 +109,12 @@ def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> Repla
 
     fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
     return ReplayState(fields, state.stored + 1)
+
+
+def _paths(fields: dict[str, Any]) -> set[str]:
+    """Return the path of each array, such as "extras['score']"."""
+    leaves = {name: jax.tree_util.tree_leaves_with_path(field) for name, field in fields.items()}
+    return {f"{name}{jax.tree_util.keystr(path)}" for name, each in leaves.items() for path, _ in each}
 
 
 def _beside(x: Array, shards: int, axis: int) -> Array:

@@ -40,6 +40,11 @@ def learner(pipeline, optimizer=SGD, **options):
     return pp.learner(evaluate, pipeline, optimizer, **options)
 
 
+def replayed(like, batch):
+    part = pp.replay(1, like)
+    return part.update(batch, part.init(None), CONTEXT)
+
+
 def update(*row, **given):
     """Trace one update of parts, after which there may be a batch and options; nothing is compiled."""
     parts = [x for x in row if not isinstance(x, (pp.Batch, dict))]
@@ -250,7 +255,9 @@ VALUE_ERRORS = {
     "critic_loss: the loss must have the shape of prediction, got ()":
         lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
     # parts of one's own, samplers, and what they leave
-    "the rollout has a mask, but like has none": lambda: pp.replay(1, given(mask=None)).update(BATCH, (), CONTEXT),
+    "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
+    "the rollout has extras['x'], but like does not: give like": lambda: replayed(BATCH, given(extras={"x": FIVE})),
+    "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
         doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
         GAE,
