@@ -41,7 +41,7 @@ class Normal(VectorDistribution):
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
         self.scale = fit_to_loc("Normal", "scale", scale, self.loc, dtype)
-        if (known := known_values(self.scale)) is not None and np.any(known < 0):
+        if (known := known_values(self.scale)) is not None and np.any(known <= 0):
             raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
 
     def mode(self) -> Array:

@@ -242,7 +242,7 @@ WRONG = [
     *((make, (WIDE, WIDE), EMPTY, "the box must be finite, with low < high") for make in (TanhNormal, Beta)),
     *((make, (WIDE, WIDE), INFINITE, "the box must be finite") for make in (TanhNormal, Beta)),
     (Beta, (HALF, HALF, 100.0, 101.0), {}, "Beta: bfloat16 cannot resolve the box"),
-    (Normal, (WIDE, -1.0), {}, "Normal: scale must be greater than 0, got -1"),
+    *((Normal, (WIDE, x), {}, f"Normal: scale must be greater than 0, got {x}") for x in (-1.0, 0.0)),
     *((TanhNormal, (WIDE, 1.0), {"eps": x}, rf"TanhNormal: eps must lie in \[0, 1\), got {x}") for x in (2.0, np.nan)),
     *(
         (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
