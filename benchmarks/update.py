@@ -265,7 +265,7 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
             probabilities = priorities / priorities.sum()
             drawn = segments // config.num_minibatches
-            index, _ = pp.functional.sample_without_replacement(key, probabilities, drawn)
+            index = pp.functional.sample_without_replacement(key, probabilities, drawn)
             weight = (segments * probabilities[index]) ** -beta
             target = advantage + values
             whole = Minibatch(batch.obs, batch.action, batch.log_prob, values, advantage, target)

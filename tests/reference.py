@@ -87,10 +87,9 @@ def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):
     return priority / (priority.sum() or 1)
 
 
-def importance_weights(probabilities, indices, *, beta, normalize=False):
+def importance_weights(probabilities, indices, *, beta):
     """arXiv:1511.05952, section 3.4; segments that cannot be drawn have weight 0 and do not count in N."""
     probabilities = np.asarray(probabilities, np.float64)
     drawable = probabilities > 0
     weight = [(drawable.sum() * p) ** -beta if p > 0 else 0.0 for p in probabilities]
-    scale = max(weight) if normalize else 1.0
-    return np.array([weight[i] / scale for i in indices])
+    return np.array([weight[i] for i in indices])

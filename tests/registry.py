@@ -132,8 +132,6 @@ CASES = (
     rollout(pp.segment_minibatches, 2),
     rollout(pp.full_batch),
     rollout(pp.prioritized_sampler, 2, alpha=0.8, beta=0.4),
-    rollout(pp.prioritized_sampler, 2, note="replacement", alpha=0.8, beta=0.4, replacement=True),
-    rollout(pp.prioritized_sampler, 2, note="inclusion", alpha=0.8, beta=0.4, weights="inclusion"),
     rollout(pp.time_chunks, 2, length=3, burn_in=1),
     rollout(pp.sampler, "sampler", _halves, _whole_item, num_minibatches=2, axis="step"),
     rollout(pp.given_indices, _ROWS),

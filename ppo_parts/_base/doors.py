@@ -31,7 +31,7 @@ WHAT: dict[Any, str] = {
 def checked(function: F) -> F:
     """Check, in each call, the arguments with an annotation that `WHAT` lists, or with a `Literal`.
 
-    Python checks no annotations. Without this check, `replacement="no"` would count as True, and a name that is a
+    Python checks no annotations. Without this check, `policy_gradient="no"` would count as True, and a name that is a
     number would fail far from its cause.
     """
     signature, where = inspect.signature(function), function.__qualname__.removesuffix(".__init__").rpartition(".")[2]

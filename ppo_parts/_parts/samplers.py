@@ -178,9 +178,6 @@ def prioritized_sampler(
     *,
     alpha: Numeric,
     beta: Numeric,
-    replacement: bool = False,
-    weights: Literal["probability", "inclusion"] = "probability",
-    normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
     eps: Numeric = 1e-6,
     refresh: Refresh = "rollout",
@@ -190,20 +187,17 @@ def prioritized_sampler(
     .. math:: P_n \propto \left(\sum_t |A_{tn}|\right)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
     where N' counts the segments with a positive priority; see `functional.segment_priorities` and
-    `functional.importance_weights`. Each minibatch is drawn independently, so a segment can be in several minibatches
-    of an epoch, or in none. `advantage_weight`, or a loss with `coef=pp.field("weight")`, applies the weight. Fully
-    masked segments are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn
-    from each, as if it were the whole rollout.
+    `functional.importance_weights`. Each minibatch is drawn independently and without replacement, so a segment can be
+    in several minibatches of an epoch, or in none; the weights of beta = 1 would be unbiased with replacement.
+    `advantage_weight`, or a loss with `coef=pp.field("weight")`, applies the weight. Fully masked segments are never
+    drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each, as if it were
+    the whole rollout.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
         num_epochs: multiplies the number of draws.
         alpha, eps: exponent of the priority, >= 0 (0: uniform), and what is added to it, >= 0.
         beta: exponent of the weight, in [0, 1].
-        replacement: whether a segment can be drawn twice for one minibatch.
-        weights: "probability", as in PufferLib, which for beta = 1 is unbiased with replacement and biased without, the
-            more the larger the share of segments drawn; or "inclusion", unbiased without it.
-        normalize_weights: divide the weights by the largest weight that any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
         refresh: as in `shuffled_minibatches`; with "minibatch" each draw uses updated priorities, as in PufferLib.
 
@@ -213,16 +207,9 @@ def prioritized_sampler(
         >>> import ppo_parts as pp
         >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=pp.linear_schedule(.2, 1., 1000))
 
-    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4. Inclusion weights: Kool et
-    al. 2019, arXiv:1903.06059.
+    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4.
     """
     where = "prioritized_sampler"
-    if weights == "inclusion" and replacement:
-        raise UserValueError(
-            "must be 'probability' with replacement=True, whose weights are unbiased, got 'inclusion'",
-            where=where,
-            argument="weights",
-        )
     numbers = check_numbers(where, alpha=alpha, beta=beta, eps=eps)
     if segments_per_minibatch is not None:
         check_count(where, "segments_per_minibatch", segments_per_minibatch)
@@ -235,25 +222,19 @@ def prioritized_sampler(
         size = segments_per_minibatch or _divided(where, num_minibatches, segments, "segments N")
         size = _divided(where, batch.shards, size, "segments of a minibatch", "shards")
         segments = segments // batch.shards
-        if size > segments and not replacement:
+        if size > segments:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
         alpha, beta, eps = at_step(numbers, batch, context).values()
 
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
-            # At least float32, because bfloat16 has too few digits to draw one of many segments.
+            # At least float32, because small probabilities would be 0 in float16.
             advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
             mask = None if batch.mask is None else _steps_of_segments(batch.mask)
             probabilities = functional.segment_priorities(advantage, alpha=alpha, eps=eps, mask=mask)
-            if replacement:
-                indices, inclusion = jax.random.choice(key, segments, (size,), p=probabilities), None
-            else:
-                indices, inclusion = functional.sample_without_replacement(key, probabilities, size)
-            inclusion = inclusion if weights == "inclusion" else None
-            weight = functional.importance_weights(
-                probabilities, indices, beta=beta, normalize=normalize_weights, inclusion=inclusion
-            )
+            indices = functional.sample_without_replacement(key, probabilities, size)
+            weight = functional.importance_weights(probabilities, indices, beta=beta)
             return indices, spread_nan(weight, alpha, beta, eps).astype(batch.advantage.dtype)
 
         if batch.shards == 1:

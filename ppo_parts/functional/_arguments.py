@@ -190,7 +190,7 @@ KINDS = {
     **_numbers("dual_clip", "slope", "tau", "tau_negative", "high", "low", "bound"),
     **_numbers("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma", "alpha", "beta", single=True),
     **_each(Kind(_mean_and_scale, "other"), "old", "new"),
-    **_each(SWITCH, "stop_gradient", "keepdims", "normalize"),
+    **_each(SWITCH, "stop_gradient", "keepdims"),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "num_groups": WHOLE,

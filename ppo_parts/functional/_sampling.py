@@ -82,15 +82,10 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
 
 
 @public(raw=True, other_shape="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
-def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
+def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
-    The segments drawn are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise. With
-    the next largest key as the threshold :math:`\kappa`, a segment is drawn with the probability
-
-    .. math:: q_n = \Pr(\log P_n + G_n > \kappa) = 1 - \exp(-\exp(\log P_n - \kappa))
-
-    so that :math:`\sum_{i\,\mathrm{drawn}} f_i / q_i` is an unbiased estimate of :math:`\sum_n f_n`.
+    They are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise.
 
     Args:
         key: key of `jax.random`.
@@ -98,24 +93,17 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> t
         size: M, at most N.
 
     Returns:
-        `[M]` int32, the segments drawn; `[N]` inclusion probabilities q, 0 for segments with probability 0, in the
-        dtype of `probabilities` (at least float32).
+        `[M]` int32, the segments in the order in which they are drawn.
 
     Example:
-        >>> drawn, inclusion = sample_without_replacement(jax.random.key(0), jnp.array([.7, .2, .1, 0.]), 3)
-        >>> sorted(drawn.tolist()), inclusion.tolist()
-        ([0, 1, 2], [1.0, 1.0, 1.0, 0.0])
+        >>> sorted(sample_without_replacement(jax.random.key(0), jnp.array([.7, .2, .1, 0.]), 3).tolist())
+        [0, 1, 2]
 
-    Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 4; Duffield et al.
-    2007, Priority sampling for estimation of arbitrary subset sums.
+    Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 2.
     """
     probabilities = _distribution(probabilities)
-    number = probabilities.shape[0]
-    log_p = jnp.log(probabilities)
-    keys = log_p - jnp.log(_small_exponential(key, log_p))
-    largest, order = jax.lax.top_k(keys, min(size + 1, number))
-    threshold = largest[size] if size < number else -jnp.inf
-    return order[:size], jnp.where(probabilities == 0, 0, -jnp.expm1(-jnp.exp(log_p - threshold)))
+    keys = jnp.log(probabilities) - jnp.log(_small_exponential(key, probabilities))
+    return jax.lax.top_k(keys, size)[1]
 
 
 def _small_exponential(key: Array, like: Array) -> Array:
@@ -136,50 +124,31 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
             raise UserValueError(f"{where}: there are segments 0 to {last}, but indices contain {outside[0]}")
 
 
-@public(raw=True, other_shape="indices", probabilities=CONSTANT, inclusion=CONSTANT, also=_check_drawn)
-def importance_weights(
-    probabilities: Array, indices: Array, *, beta: Number, normalize: bool = False, inclusion: Array | None = None
-) -> Array:
+@public(raw=True, other_shape="indices", probabilities=CONSTANT, also=_check_drawn)
+def importance_weights(probabilities: Array, indices: Array, *, beta: Number) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
     With `beta=1` the mean of weighted numbers is an unbiased estimate of the mean over all segments, if segments are
-    drawn with replacement; 0 applies no correction. Without replacement, give `inclusion`, with which this is unbiased:
-
-    .. math:: w_i = (N \cdot q_i / M)^{-\beta}
+    drawn with replacement; 0 applies no correction.
 
     Args:
         probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1 (or to 0, if
             everything is masked); the weights `[M]` have their dtype. If traced ones do not, the weights are NaN.
         indices: `[M]` integers, the segments drawn. They are not checked if they are traced.
         beta: exponent, in [0, 1].
-        normalize: divide by the largest weight that any segment could have, so that weights are at most 1.
-        inclusion: None, or `[N]`, the inclusion probabilities q of `sample_without_replacement`. M is the number of
-            indices, or N if that is smaller.
 
     Example:
-        >>> p = jnp.array([.25, .75])
-        >>> importance_weights(p, jnp.array([0]), beta=1.).tolist()
+        >>> importance_weights(jnp.array([.25, .75]), jnp.array([0]), beta=1.).tolist()
         [2.0]
-        >>> drawn, q = sample_without_replacement(jax.random.key(0), p, 2)  # all segments: no correction is needed
-        >>> importance_weights(p, drawn, beta=1., inclusion=q).tolist()
-        [1.0, 1.0]
 
-    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4; Kool et al. 2019, arXiv:1903.06059, section 4.
+    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
     dtype, probabilities = probabilities.dtype, _distribution(probabilities)
     drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
-    number = jnp.sum(drawable)
-    if inclusion is None:
-        scaled = number * probabilities
-    else:
-        scaled = jax.lax.stop_gradient(inclusion) * (number / jnp.minimum(number, jnp.size(indices)))
-    weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)
-    if normalize:
-        largest = jnp.max(weight)
-        weight = weight / jnp.where(largest == 0, 1, largest)
-    return weight[indices].astype(dtype)
+    scaled = jnp.where(drawable, jnp.sum(drawable) * probabilities, 1)
+    return jnp.where(drawable, scaled**-beta, 0)[indices].astype(dtype)
 
 
 def _distribution(probabilities: Array) -> Array:

@@ -197,8 +197,6 @@ VALUE_ERRORS = {
     # samplers
     "5 of 4 segments ... replacement":
         (GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE),
-    "prioritized_sampler: weights must be 'probability' with replacement=True":
-        lambda: pp.prioritized_sampler(1, alpha=1.0, beta=0.0, weights="inclusion", replacement=True),
     "group_advantage: group must name groups of several segments ... got np.int64(1)":
         lambda: pp.tokens.group_advantage(group=np.int64(1)),
     "group_advantage: group must name groups of several segments ... got 'group'": lambda: update(

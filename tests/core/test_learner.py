@@ -85,13 +85,10 @@ def test_chains_nest_and_have_an_identity():
         assert chain.parts == parts
 
 
-@pytest.mark.parametrize("replacement", [False, True])
-def test_prioritized_sampler_draws_and_weighs(replacement):
+def test_prioritized_sampler_draws_and_weighs():
     batch = rollout()  # the last segment is masked throughout
     expected = reference.segment_priorities(batch.value, batch.mask, alpha=0.7)
-    sampler = pp.prioritized_sampler(
-        8, alpha=0.7, beta=0.4, num_epochs=25, replacement=replacement, segments_per_minibatch=2
-    )
+    sampler = pp.prioritized_sampler(8, alpha=0.7, beta=0.4, num_epochs=25, segments_per_minibatch=2)
     batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
     state, _ = run(pp.chain(sampler, recorder(200, TIME, 2), VALUE), batch)
     rows, weights, count = map(np.asarray, state.pipeline[1][1][0])
@@ -102,7 +99,7 @@ def test_prioritized_sampler_draws_and_weighs(replacement):
     assert not np.any(columns == SEGMENTS - 1)
     flat = reference.importance_weights(expected, columns.ravel(), beta=0.4)
     np.testing.assert_allclose(weights.ravel(), flat, rtol=1e-5)
-    assert np.any(columns[:, 0] == columns[:, 1]) == replacement
+    assert not np.any(columns[:, 0] == columns[:, 1])
     first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
 

@@ -16,7 +16,7 @@ from tests.registry import BEYOND
 T, N, K = 8, 6, 5
 FUNCTIONS = {name: x for name, x in vars(f).items() if inspect.isfunction(x)}
 SHAPES = {  # where it is not [T, N], by function and argument, or by argument
-    **dict.fromkeys(("last_value", "score", "probabilities", "inclusion", "indices"), "n"),
+    **dict.fromkeys(("last_value", "score", "probabilities", "indices"), "n"),
     **dict.fromkeys(("logits", "quantiles", "mean", "mirrored", "other"), "tnk"),
     "kernel": "tk",
     "bias": "k",
@@ -149,10 +149,8 @@ def test_strict_promotion_and_export(name):
                 return sum(jnp.sum(x.astype(jnp.float64)) for x in outputs), outputs
 
             outputs = jax.eval_shape(jax.grad(total, has_aux=True), floats)[1]
-            indices = {jnp.dtype(jnp.int32)} if name in ("sample_without_replacement", "permutation") else set()
-            narrow = dtype == jnp.bfloat16 and name == "sample_without_replacement"  # it draws in float32
-            expected = {jnp.dtype(jnp.float32 if narrow else dtype)} if name != "permutation" else set()
-            assert {x.dtype for x in outputs} == expected | indices
+            indices = name in ("sample_without_replacement", "permutation")
+            assert {x.dtype for x in outputs} == {jnp.dtype(jnp.int32 if indices else dtype)}
     if name in SIZED:
         return
     arrays, others = arguments(name, sizes=(T, *export.symbolic_shape("n", constraints=("n >= 1",)), K))
