@@ -97,8 +97,7 @@ def given_indices(
     Args:
         indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
             `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
-            integers cannot be checked: those that are out of range make the loss NaN. If the rollout has S shards,
-            the M indices of a minibatch are S equal blocks, one for each shard in order.
+            integers cannot be checked: those that are out of range make the loss NaN. The rollout has one shard.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
@@ -112,21 +111,19 @@ def given_indices(
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         _check_not_recurrent("given_indices", axis, batch)
-        size, rows = _number_of(axis, batch), table
+        if batch.shards > 1:
+            raise UserValueError(
+                f"given_indices: indices are those of a rollout with one shard, but this one has {batch.shards}: use "
+                "shards=1, or make a sampler whose plan is that of each shard, with pp.sampler"
+            )
+        size = _number_of(axis, batch)
         if not traced and (table.min() < 0 or table.max() >= size):
             raise UserValueError(
                 f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
                 f"{table.min()} to {table.max()}"
             )
-        if batch.shards > 1:
-            rows = _within_shards(table, batch, axis)
-            if not traced and rows.min() < 0:
-                raise UserValueError(
-                    f"given_indices: this batch has {batch.shards} shards, so each minibatch must be {batch.shards} "
-                    f"equal blocks of indices, block s with {axis}s of shard s; no other order is possible"
-                )
-        given = None if weights is None else jnp.asarray(weights, batch.log_prob.dtype).reshape(rows.shape)
-        return jax.tree.map(lambda x: jnp.asarray(x)[epoch], (rows, given))
+        given = None if weights is None else jnp.asarray(weights, batch.log_prob.dtype).reshape(table.shape)
+        return jax.tree.map(lambda x: jnp.asarray(x)[epoch], (table, given))
 
     def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
         return item
@@ -158,17 +155,6 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
     if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
         raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
     return table.reshape((-1, *table.shape[-2:])).astype(np.int32)
-
-
-def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
-    """Convert indices `[..., M]` to `[..., S, M / S]` within the shards; -1 if an index belongs to another shard."""
-    xp, size = jnp if isinstance(table, jax.Array) else np, table.shape[-1]
-    _divided("given_indices", batch.shards, size, "indices of a minibatch", "shards")
-    table, segments = table.reshape((*table.shape[:-1], batch.shards, -1)), batch.log_prob.shape[1]
-    own = segments // batch.shards
-    step, segment = (table // segments, table % segments) if axis == "step" else (0, table)
-    segment = segment - own * np.arange(batch.shards, dtype=np.int32).reshape((1,) * (table.ndim - 2) + (-1, 1))
-    return xp.where((segment >= 0) & (segment < own), step * own + segment, -1)
 
 
 @checked

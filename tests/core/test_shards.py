@@ -47,12 +47,19 @@ def updated(policy, params, batch, *parts):
     return run(pp.chain(*parts), batch, params=params, policy=policy, optimizer=optax.adam(0.05))
 
 
-def in_shards(indices, axis):
-    """A random order of all indices in two minibatches, each with a block for each shard."""
+def both_ways(axis, refresh, *, weighted):
+    """A sampler of known elements of a rollout with several shards, and `given_indices` with the same for one shard."""
     rng, own = np.random.default_rng(0), N // SHARDS
-    shards = np.split(np.asarray(ROWS) if axis == "step" else np.arange(N), SHARDS, axis=-1)
-    assert shards[0].shape[-1] == own
-    return np.concatenate([rng.permutation(x.reshape(-1)).reshape(2, -1) for x in shards], axis=1)
+    order = rng.permutation(T * own if axis == "step" else own).reshape(2, -1)  # the same in each shard
+    weights = rng.random(order.shape).astype(np.float32) if weighted else None
+    several = pp.sampler(
+        "several", lambda *_: (jnp.asarray(order), weights), lambda item, *_: item, num_minibatches=2, num_epochs=2,
+        axis=axis, refresh=refresh, weighted=weighted,
+    )  # fmt: skip
+    rows = order // own * N + order % own if axis == "step" else order
+    rows = np.concatenate([rows + shard * own for shard in range(SHARDS)], axis=1)
+    every = np.tile(weights, (2, 1, SHARDS)) if weighted else None
+    return several, pp.given_indices(np.stack([rows] * 2), axis, every, refresh=refresh)
 
 
 # --- what samplers draw ----------------------------------------------------------------------------------------------
@@ -70,8 +77,6 @@ DRAWN = {
     "shuffled": (pp.shuffled_minibatches(3), 1),
     "segments": (pp.segment_minibatches(2), 1),
     "chunks": (pp.time_chunks(3, length=2, burn_in=1), 1),
-    "given steps": (pp.given_indices(in_shards(ROWS, "step")), 1),
-    "given segments": (pp.given_indices(in_shards(ROWS, "segment"), "segment"), 1),
     "prioritized": (pp.prioritized_sampler(2, alpha=0.8, beta=0.4), None),
     "newest": (pp.sampler("newest", newest, lambda item, *_: (item, None), num_minibatches=2, axis="step"), 0.5),
 }
@@ -85,12 +90,10 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=shards)
     batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
 
-    planned = sampler.plan(KEY, batch, 0) if name.startswith("given") else None  # what is given is checked here
-
     @jax.jit
     def minibatches(key):
         """Those of an epoch, and a buffer into which they are written back, without steps that only warm up."""
-        plan = sampler.plan(key, batch, 0) if planned is None else planned
+        plan = sampler.plan(key, batch, 0)
         found, buffer = [], jnp.full(number.shape, -1.0)
         for i in range(len(jax.tree.leaves(plan)[0])):
             indices, weight = sampler.draw(jax.tree.map(lambda x, i=i: x[i], plan), batch, pp.Context(key=key))
@@ -120,7 +123,7 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
         assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
         np.testing.assert_array_equal(buffer, jnp.where(jnp.isin(number, seen), number, -1))
     same = [np.array_equal(one.log_prob, two.log_prob) for one, two in zip(drawn, minibatches(OTHER)[0], strict=True)]
-    assert all(same) if name in ("full", "given steps", "given segments") else not any(same)
+    assert all(same) if name == "full" else not any(same)
 
 
 def drawing(draw, axis):
@@ -145,8 +148,6 @@ def test_an_index_outside_its_shard_is_nan():
     minibatch = sampler.take(batch, *drawn)
     np.testing.assert_array_equal(jnp.isnan(minibatch.log_prob[0]), [False, True, False, True])
     np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
-    jitted = jax.jit(lambda rows: pp.given_indices(rows).plan(KEY, batch, 0)[0])
-    np.testing.assert_array_equal(jitted(jnp.array([[0, 15], [15, 0]])), [[[0], [7]], [[-1], [-1]]])
 
 
 # --- they change nothing else ----------------------------------------------------------------------------------------
@@ -154,14 +155,13 @@ def test_an_index_outside_its_shard_is_nan():
 
 @pytest.mark.parametrize(("axis", "refresh"), [("step", "minibatch"), ("segment", "epoch")])
 def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
-    indices = np.stack([in_shards(ROWS, axis)] * 2)
-    weights = np.random.default_rng(1).random(indices.shape)
-    sampler = pp.given_indices(indices, axis, weights, refresh=refresh)
     weighted = pp.value_loss(coef=pp.field("weight"), name="weighted")
-    parts = (pp.vtrace(gamma=0.9, gae_lambda=0.8), sampler, *LOSSES, weighted)
+    vtrace, losses = pp.vtrace(gamma=0.9, gae_lambda=0.8), (*LOSSES, weighted)
+    several, one = both_ways(axis, refresh, weighted=True)
     batch = rollout(shape=(T, N))
-    expected = updated(evaluate, make_params(), batch, *parts)
-    assert_close(updated(evaluate, make_params(), batch.replace(shards=SHARDS), *parts), expected, 2e-5, 1e-5)
+    expected = updated(evaluate, make_params(), batch, vtrace, one, *losses)
+    actual = updated(evaluate, make_params(), batch.replace(shards=SHARDS), vtrace, several, *losses)
+    assert_close(actual, expected, 2e-5, 1e-5)
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -174,11 +174,10 @@ def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch, pieces):
         shapes.add(batch.obs.shape[:2])
         return with_memory(params, batch)
 
-    sampler = pp.full_batch() if pieces else pp.given_indices(in_shards(ROWS, "segment"), "segment", refresh="epoch")
-    parts, params = (GAE, sampler, *LOSSES), params_with_memory()
-    expected = updated(with_memory, params, recurrent_batch(1), *parts)
-    policy = pp.microbatched(looked_at, T * 2) if pieces else looked_at
-    assert_close(updated(policy, params, recurrent_batch(), *parts), expected, 2e-5, 1e-5)
+    several, one = [pp.full_batch()] * 2 if pieces else both_ways("segment", "epoch", weighted=False)
+    params, policy = params_with_memory(), pp.microbatched(looked_at, T * 2) if pieces else looked_at
+    expected = updated(with_memory, params, recurrent_batch(1), GAE, one, *LOSSES)
+    assert_close(updated(policy, params, recurrent_batch(), GAE, several, *LOSSES), expected, 2e-5, 1e-5)
     assert ({(T, 2)} if pieces else {(T, N // 2 // SHARDS), (T, N // SHARDS)}) <= shapes
 
 
