@@ -370,7 +370,10 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
 
 
 def random_action(env: Env) -> Act:
-    """Return `act(key, obs) -> action`, uniform among the available actions or within the box of one environment."""
+    """Return `act(key, obs) -> action`, uniform among the available actions, or in the box of one environment.
+
+    A box with one bound is cut 2 from it, and one without bounds to [-1, 1].
+    """
     space = env.action_space
 
     def act(key: Array, obs: Any) -> Any:
@@ -387,8 +390,10 @@ def random_action(env: Env) -> Act:
             return policy.sample(seed=key)
         shape = action_struct(space, each).shape
         low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
-        bounded = (jnp.abs(low) < 1e6) & (jnp.abs(high) < 1e6)
-        return jax.random.uniform(key, shape, minval=jnp.where(bounded, low, -1), maxval=jnp.where(bounded, high, 1))
+        from_low, to_high = low > -1e6, high < 1e6
+        least = jnp.where(from_low, low, jnp.where(to_high, high - 2, -1))
+        greatest = jnp.where(to_high, high, jnp.where(from_low, low + 2, 1))
+        return jax.random.uniform(key, shape, minval=least, maxval=greatest)
 
     return act
 
