@@ -1,4 +1,4 @@
-"""Check an environment from the command line: `python -m ppo_parts.envs check brax:ant`, or `my_module:my_env`."""
+"""Check an environment: `python -m ppo_parts.envs check brax:ant`, or `my_module:my_env`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from ._laws import check_laws
 from ._registry import make, prefixes, split_id
 
 
+def is_importable(module: str) -> bool:
+    """Return whether the package of a module is there, without importing it."""
+    package = module.partition(".")[0]
+    return package != "" and importlib.util.find_spec(package) is not None
+
+
 def load(name: str) -> Env:
     """Make the environment "prefix:name", or import "module:attribute": an `Env`, or a function that returns one."""
     prefix, attribute = split_id(name)
@@ -26,48 +32,48 @@ def load(name: str) -> Env:
         try:
             return make(name)
         except UserValueError as error:
-            if ":" in name or importlib.util.find_spec(name) is None:
+            if ":" in name or not is_importable(name):
                 raise
             raise UserValueError(f"{name} is a module: write {name}:<an environment or a function in it>") from error
-    if importlib.util.find_spec(prefix.partition(".")[0]) is None:
+    if not is_importable(prefix):
         raise UserValueError(
             f"{prefix!r} is neither a module that can be imported from here nor one of the prefixes "
             f"{', '.join(prefixes())}"
         )
-    if (found := getattr(importlib.import_module(prefix), attribute, None)) is None:
+    if (env := getattr(importlib.import_module(prefix), attribute, None)) is None:
         raise UserValueError(f"the module {prefix} has no {attribute}")
-    if isinstance(found, type):
+    if isinstance(env, type):
         raise UserTypeError(
             f"must be an envs.Env or a function that returns one, got the class {attribute}: register a "
             f"Gymnasium class and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
         )
-    if callable(found):
-        check_takes("check", attribute, found, ())
-        found = found()
-    if not isinstance(found, Env):
-        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(found).__name__}")
-    return found
+    if callable(env):
+        check_takes("check", attribute, env, ())
+        env = env()
+    if not isinstance(env, Env):
+        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
+    return env
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a broken law ends it with one sentence and exit status 1."""
-    parser = argparse.ArgumentParser(prog="python -m ppo_parts.envs", description="Check environments.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="play an environment and check that it follows the laws of environments")
-    check.add_argument("env", help='an id, "brax:ant", or "module:attribute", an Env or a function that returns one')
-    check.add_argument("--num-envs", type=int, default=4, help="environments to play (default: 4)")
-    check.add_argument("--num-steps", type=int, default=1000, help="steps of each environment (default: 1000)")
-    check.add_argument("--seed", type=seed, default=0, help="seed of the random actions (default: 0)")
-    given = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m ppo_parts.envs", description=__doc__)
+    parser.add_argument("command", choices=["check"], help="play an environment, and check that it follows the laws")
+    parser.add_argument("env", help='an id, "brax:ant", or "module:attribute", an Env or a function that returns one')
+    parser.add_argument("--num-envs", type=int, default=4, help="environments to play (default: 4)")
+    parser.add_argument("--num-steps", type=int, default=1000, help="steps of each environment (default: 1000)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the random actions (default: 0)")
+    options = parser.parse_args(arguments)
     try:
         with host_errors():
-            seen = check_laws(load(given.env), num_envs=given.num_envs, num_steps=given.num_steps, seed=given.seed)
+            env = load(options.env)
+            report = check_laws(env, num_envs=options.num_envs, num_steps=options.num_steps, seed=options.seed)
     except (UserError, ShapeError) as error:
-        raise SystemExit(f"error: {given.env}: {error}") from error
-    for law in seen.laws:
+        raise SystemExit(f"error: {options.env}: {error}") from error
+    for law in report.laws:
         print(f"ok    {law}")
-    print(f"{seen.episodes} episodes ended: {seen.terminated} terminated, {seen.truncated} truncated")
-    for note in seen.notes:
+    print(f"{report.episodes} episodes ended: {report.terminated} terminated, {report.truncated} truncated")
+    for note in report.notes:
         print(f"note: {note}")
 
 

@@ -523,6 +523,8 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
         ("CartPole-v3", "gymnax has no environment 'CartPole-v3'"),
+        ("CartPole-v1,gravitiy=9.8", "^error: .*CartPole-v1 has no parameter 'gravitiy'"),
+        ("nowhere.bar", "gymnax has no environment 'nowhere.bar'"),
     ):
         with pytest.raises(SystemExit, match=says):
             command.main(["check", name, "--num-steps", "24", "--num-envs", "2"])
