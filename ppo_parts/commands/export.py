@@ -22,7 +22,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.policy import apply_policy, carry_after, initial_carry_of
+from .._core.policy import apply_policy, carry_after
 from ..distributions import Joint
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
@@ -45,18 +45,16 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
         raise UserValueError(f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one")
-    _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    if getattr(policy, "draws", False):
+        raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
+    obs = state.rollout.obs
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
-    if getattr(policy, "draws", False):
-        raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
-    initial_carry = initial_carry_of(policy)
-    carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
-    leaves, structure = jax.tree.flatten(carry)
+    leaves, structure = jax.tree.flatten(state.rollout.carry)
     seen, observed = jax.tree.flatten(obs)
-    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in _named("obs", obs).items()}
-    rows |= {f"carry_{i}": jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for i, x in enumerate(leaves)}
+    named = _named("obs", obs) | {f"carry_{i}": x for i, x in enumerate(leaves)}
+    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in named.items()}
 
     def act(*inputs: Any) -> dict[str, Any]:
         obs = jax.tree.unflatten(observed, inputs[: len(seen)])

@@ -287,7 +287,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     Args:
         env: multi-agent environment.
-        agent_id: append the agent's number to its observation, as a one-hot encoding.
+        agent_id: append the agent's number to its observation, as a one-hot encoding; an exported policy expects it.
 
     Raises:
         ValueError: the environment has no agents; `agent_id` for observations that are not vectors; at `reset`, A does
@@ -296,7 +296,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     check_env("fold_agents", env)
     if env.num_agents is None:
         raise UserValueError("fold_agents: this environment has one agent already")
-    agents, act, shape = env.num_agents, env.act, getattr(env.observation_space, "shape", None)
+    agents, shape = env.num_agents, getattr(env.observation_space, "shape", None)
     if agent_id and (shape is None or len(shape) != 1):
         raise UserValueError(
             f"fold_agents: agent_id=True appends to observations that are vectors, but those of an agent have shape "
@@ -320,8 +320,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
             raise UserValueError(
-                "fold_agents: the number of environments (num_envs, or the episodes of an evaluation) must be a "
-                f"multiple of the {agents} agents, got {num_envs}"
+                "fold_agents: the number of environments (num_envs, the episodes of an evaluation, or the one that "
+                f"watch draws) must be a multiple of the {agents} agents, got {num_envs}"
             )
         return inner.reset(key, num_envs // agents)
 
@@ -335,7 +335,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
             raise UserValueError(
                 "fold_agents: observe takes the observations of all agents, envs.Observation with axes [N, A, ...]; to "
-                "export a policy, put normalize_observation around fold_agents, and leave agent_id out"
+                "export a policy, put normalize_observation around fold_agents"
             )
         assert inner.observe is not None
         return inner.observe(state, obs)
@@ -346,8 +346,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         observation_space=Box((env.observation_space.shape[0] + agents,)) if agent_id else env.observation_space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
-        observe=None if env.observe is None and not agent_id else observe,
-        act=None if act is None else lambda action: act(unfolded(action)),
+        observe=None if env.observe is None else observe,
     )
 
 

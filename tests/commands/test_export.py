@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ppo_parts as pp
 from ppo_parts import Policy, distributions, envs, networks, training
 from ppo_parts._core.policy import apply_policy
 from ppo_parts.commands import export
 from ppo_parts.errors import UserValueError
 from tests.commands import recipe
+from tests.envs.test_agents import probe
 from tests.networks.test_flax_networks import asymmetric
 
 pytest.importorskip("onnx")
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.lenient_ranks  # gymnax
 def trained(env, policy):
     """What `export` needs of a run: a policy with parameters that are not those of the beginning, and statistics."""
     params = jax.tree.map(lambda x: 1.3 * x + 0.01 * (x.ndim == 1), jax.jit(policy.init)(jax.random.key(0)))
-    env_state, _ = jax.jit(lambda key: env.reset(key, 64))(jax.random.key(1))
-    state = SimpleNamespace(learner=SimpleNamespace(params=params), rollout=SimpleNamespace(env_state=env_state))
+    rollout = jax.jit(pp.rollout(env, policy, num_envs=64, num_steps=1).init)(jax.random.key(1))
+    state = SimpleNamespace(learner=SimpleNamespace(params=params), rollout=rollout)
     return SimpleNamespace(env=env, policy=policy), state
 
 
@@ -34,6 +36,11 @@ def frames():
     return envs.make("CartPole-v1")._replace(
         observation_space=envs.Box((4, 36, 36), 0, 255), reset=lambda key, n: ((), jnp.repeat(pixels, n, 0))
     )
+
+
+def agents():
+    """Folded agents, whose actions are clipped before."""
+    return envs.fold_agents(envs.clip_action(probe()._replace(action_space=envs.Box((1,), 0.0, 0.1))), agent_id=True)
 
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -46,6 +53,7 @@ POLICIES = {  # an environment, a network, and how many observations are compare
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}, 10_000),
     "pixels": (frames, {"features": 64}, 100),
     "privileged": (lambda: envs.normalize_observation(asymmetric()), {"hidden": (4,)}, 100),  # only the critic sees it
+    "agent": (lambda: envs.normalize_observation(agents()), {"shared": True, "memory": "mingru"}, 100),
     "choices": (lambda: recipe.walk()._replace(action_space=envs.MultiDiscrete((2, 3))), {"hidden": (16,)}, 100),
 }
 
@@ -57,8 +65,8 @@ def test_models_equal_jax(name):
     train, state = trained(env, network(env, **layers))
     model = export.to_onnx(train, state, {"env_id": name})
     assert [(x.key, x.value) for x in model.metadata_props] == [("env_id", name)]
-    carry = [f"carry_{i}" for i in range({"mingru": 1, "lru": 2}.get(name, 0))]
-    parameters = ["loc", "scale"] if name == "squashed" else ["logits"]
+    carry = [f"carry_{i}" for i in range({"mingru": 1, "lru": 2, "agent": 1}.get(name, 0))]
+    parameters = ["loc", "scale"] if name in ("squashed", "agent") else ["logits"]
     assert [x.name for x in model.graph.input] == ["obs", *carry]
     assert [x.name for x in model.graph.output] == ["action", *parameters, *(f"next_{x}" for x in carry)]
     assert export.largest_difference(model, train, state, number) < 1e-6

@@ -109,8 +109,6 @@ def test_folded_agents_are_environments_of_their_own():
         np.testing.assert_array_equal(out.reward, 1)
     assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
     assert out.mask.tolist() == [True, False] * 3
-    inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
-    np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
 def showing(agents, shape):
@@ -133,15 +131,16 @@ def test_agents_whose_observations_are_pictures_have_no_number_appended():
 def test_agents_can_be_folded_without_a_change_of_observations():
     """Then a policy can be exported: there is nothing to apply to an observation."""
     env = showing(1, (3,))
-    assert envs.fold_agents(env).observe is None
-    assert envs.fold_agents(env).act is None
-    named = envs.fold_agents(env, agent_id=True)
-    assert named.observe((), envs.Observation(jnp.zeros((5, 1, 3)))).shape == (5, 4)
+    for agent_id in (False, True):
+        folded = envs.fold_agents(env._replace(act=jnp.negative), agent_id=agent_id)
+        assert folded.observe is None
+        assert folded.act is jnp.negative
+    normalized = envs.fold_agents(envs.normalize_observation(env), agent_id=True)
+    state, obs = normalized.reset(jax.random.key(0), 5)
+    np.testing.assert_array_equal(normalized.observe(state, envs.Observation(jnp.zeros((5, 1, 3)))), obs)
     for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
         with pytest.raises(ValueError, match="observe takes the observations of all agents"):
-            named.observe((), obs)
-    doubled = envs.fold_agents(env._replace(act=lambda action: 2 * action))
-    assert doubled.act(jnp.ones(5, int)).tolist() == [[2]] * 5
+            normalized.observe(state, obs)
 
 
 def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
