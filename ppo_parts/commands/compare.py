@@ -127,6 +127,14 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
     return steps, values
 
 
+def _label_and_folders(text: str) -> tuple[str, list[str]]:
+    """Split "name=FOLDER,FOLDER"; the name of a folder may contain both signs."""
+    label, equals, folders = text.partition("=")
+    if not equals or Path(text).is_dir():
+        label = folders = text
+    return label, [folders] if Path(folders).is_dir() else folders.split(",")
+
+
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Run the command line; return the rows of the table."""
     parser = argparse.ArgumentParser(
@@ -142,9 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
-        plain = [text for text in given.runs if "=" not in text or Path(text).is_dir()]  # a folder may be runs/lr=0.1
-        named = [(text, "", text) if text in plain else text.partition("=") for text in given.runs]
-        curves = [read_curve(label, runs.split(","), given.metric, given.window) for label, _, runs in named]
+        curves = [read_curve(*_label_and_folders(text), given.metric, given.window) for text in given.runs]
         if len({curve.env_id for curve in curves}) > 1:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")

@@ -238,13 +238,14 @@ def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str 
 
 
 def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
-    fast, slow = written(tmp_path / "fast", 4, 2.0), written(tmp_path / "slow", 1, 1.0)
+    fast, slow = written(tmp_path / "fast,1", 4, 2.0), written(tmp_path / "slow", 1, 1.0)
     other = written(tmp_path / "lr=0.1", 1, 1.0, seed=2, updates=20)
-    assert compare.main([str(other), "--output", str(tmp_path / "one.png")])[0]["run"] == str(other)
+    rows = compare.main([str(other), str(fast), "--output", str(tmp_path / "two.png")])
+    assert [row["run"] for row in rows] == [str(other), str(fast)]
     capsys.readouterr()
     picture, table = tmp_path / "compare.png", tmp_path / "table.json"
     several = f"slow={slow},{other}"
-    arguments = [str(fast), several, "--output", str(picture), "--json", str(table), "--window", "1"]
+    arguments = [f"fast={fast}", several, "--output", str(picture), "--json", str(table), "--window", "1"]
     first, second = compare.main(arguments)
     assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 200, 39.5, 39.5)  # as the others
     assert (first["min"], first["max"]) == (38.0, 41.0)
