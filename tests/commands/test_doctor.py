@@ -201,7 +201,7 @@ def write_events(folder):
 
     with SummaryWriter(str(folder)) as writer:
         for i in range(20):
-            for name, x in {"losses/approx_kl": 0.4, "losses/entropy": 0.5, "losses/value_loss": 1.0}.items():
+            for name, x in {"losses/approx_kl": 0.4, "losses/entropy": 0.5, "Loss/value": 2.0}.items():
                 writer.add_scalar(name, x, i)
 
 
