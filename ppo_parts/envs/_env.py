@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -85,6 +85,8 @@ class Transition(NamedTuple):
                 rule = f"boolean, got {x.dtype}: return {name} > 0"
                 rule = rule if dtype is np.bool_ else f"floating, got {x.dtype}: return floats"
                 raise UserTypeError(f"Transition: {name} must be {rule}")
+        if not isinstance(self.info, Mapping):
+            raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
             if name in TAKEN:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")

@@ -259,6 +259,7 @@ test_what_breaks_a_law_is_refused = refused(
     field("truncated", False, r"truncated must have shape \(4,\), got \(\)"),
     field("episode_return", jnp.zeros(4, int), r"episode_return must be floating, got int32"),
     field("episode_length", None, r"episode_length must be an array of shape \(4,\), got None"),
+    field("info", None, r"info must be a dict of numbers by name, got None: leave it out"),
     field("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(4,\), got \(2, 2\)"),
     by=lambda env: envs.check_laws(env, num_steps=24),
 )
