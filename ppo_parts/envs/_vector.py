@@ -15,7 +15,7 @@ from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import check_items, exactly
 from ._rendering import as_frame, opengl_errors
-from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, is_tree, map_space, space_of
+from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
@@ -42,12 +42,11 @@ class GymnasiumVector:
                 f"from_gymnasium: the environment's autoreset mode is {mode}, but must be SAME_STEP: make it with "
                 "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
-        space, seen = env.single_action_space, env.single_observation_space
         self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
-        self.action_space = space_of(map_space(policy_space, space))
-        mapped = is_tree(seen) or count_options(seen)  # of integers that count from 0
-        self.observation_space = space_of(map_space(policy_space, seen)) if mapped else seen
-        self.takes, self.gives = map_space(actions_for, space), map_space(Observations, seen)
+        self.action_space = counted_from_zero("actions", env.single_action_space)
+        self.observation_space = counted_from_zero("observations", env.single_observation_space)
+        self.takes = map_space(actions_for, env.single_action_space)
+        self.gives = map_space(Observations, env.single_observation_space)
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         self.count = 0  # steps since the latest reset
         self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
@@ -55,7 +54,7 @@ class GymnasiumVector:
         if action_mask is not None and not self.options:
             raise UserValueError(
                 f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes "
-                f"{space}: leave it out"
+                f"{env.single_action_space}: leave it out"
             )
 
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
@@ -275,19 +274,23 @@ def within(timeout: float | None, what: str, call: Callable[[], Any]) -> Any:
     return result.result()
 
 
-def policy_space(space: Any) -> Any:
-    """Return the space of a policy's actions for an environment of this action space: their integers count from 0."""
-    if hasattr(space, "low"):
-        return space
-    axes = len(getattr(space, "shape", None) or ())
-    if hasattr(space, "nvec") and axes == 1:
-        return MultiDiscrete(tuple(map(int, space.nvec)))
-    if hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
-        return MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
-    raise UserValueError(
-        f"{space} is not supported: actions must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary space "
-        "with one axis, or a Dict or Tuple of them; change them in a wrapper"
-    )
+def counted_from_zero(what: str, space: Any) -> Any:
+    """Return the space of what a policy sees or does in an environment of this space: its integers count from 0."""
+
+    def of_leaf(space: Any) -> Any:
+        axes = len(getattr(space, "shape", None) or ())
+        if hasattr(space, "low"):
+            return space
+        if hasattr(space, "nvec") and axes == 1:
+            return MultiDiscrete(tuple(map(int, space.nvec)))
+        if hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
+            return MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
+        raise UserValueError(
+            f"{space} is not supported: {what} must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary "
+            "space with one axis, or a Dict or Tuple of them; change them in a wrapper"
+        )
+
+    return space_of(map_space(of_leaf, space))
 
 
 def _names(*infos: Any, hidden: Any = ()) -> str:

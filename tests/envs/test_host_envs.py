@@ -471,8 +471,8 @@ LIMIT = r"max_episode_steps must be a positive integer, or -1 .*, got"
 test_environments_that_would_be_played_wrongly_are_refused = refused(
     (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
     (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
-    (lambda: host(Scripted(obs_space=spaces.Text(3))), "not a space of arrays"),
-    (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: .*with one axis"),
+    (lambda: host(Scripted(obs_space=spaces.Dict(word=spaces.Text(3)))), r"Text.*: observations must be a Discrete"),
+    (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: actions .*with one axis"),
     (lambda: scripted(timeout=0), r"timeout must lie in \(0, inf\]"),
     (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
     *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, ("return",), (1,))),
