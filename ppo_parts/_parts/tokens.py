@@ -181,7 +181,7 @@ def aggregate(
             raise UserValueError(f"{where}: no loss is named {loss!r}; the losses are: {there}")
         tokens = batch.losses[loss]
         if by == "token_mean":
-            return batch.replace(losses=dict(batch.losses))
+            return batch
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         reduced = per_sequence(tokens, by, mask=batch.mask, length=length).astype(tokens.dtype)
@@ -189,8 +189,8 @@ def aggregate(
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
     return numeric_part(
-        where, update, {"length": length}, requires=("losses",), provides=("losses",), reads=("mask",),
-        place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
+        where, update, {"length": length}, requires=("losses",), provides=() if by == "token_mean" else ("losses",),
+        reads=("mask",), place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
     )  # fmt: skip
 
 
