@@ -111,7 +111,7 @@ def normalize_target(
         >>> popart = pp.critics.normalize_target(write, rate=.01)
         >>> loss = pp.within(
         ...     pp.value_loss(coef=.5), name="normalized",
-        ...     read={"value": "current.aux.value_normalized", "target": "extras.target_normalized"},
+        ...     read={"current.value": "current.aux.value_normalized", "target": "extras.target_normalized"},
         ... )
 
     Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.

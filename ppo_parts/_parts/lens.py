@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -56,7 +56,7 @@ def seen_through(
 def within(
     part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
 ) -> Part:
-    """Run a part on other fields of the batch: `read` and `write` map the fields that it names to paths.
+    """Run a part on other fields of the batch: `read` and `write` map the paths that it names to others.
 
     A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
     ("current.value", "current.aux.intrinsic"). Fields that the part writes but `write` does not name are discarded. Its
@@ -64,9 +64,8 @@ def within(
 
     Args:
         part: any part except a sampler.
-        read: maps a field that the part reads to the path to read. A path under `current` replaces the field of the
-            policy being trained: `{"value": "current.aux.intrinsic"}` means
-            `{"current.value": "current.aux.intrinsic"}`.
+        read: maps a path that the part reads to the path to read instead, such as "current.value" of a value loss to
+            "current.aux.intrinsic".
         write: maps a field that the part writes to the path to write.
         name: prefix of its losses and metrics, and its name in error messages.
 
@@ -84,121 +83,89 @@ def within(
 
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
-    read, write = dict(read or {}), dict(write or {})
+    reading, writing = dict(read or {}), dict(write or {})
     check_wrapped("within", part, "a part that is not a sampler")
-    for field in write:
+    for field in writing:
         if field not in part.provides:
             raise UserValueError(
                 f"within: {part.name} does not write {field!r}; it writes {', '.join(part.provides) or 'nothing'}"
             )
-    for field, path in read.items():
-        if part.reads is not None and not reads_field(part, _inner_path(field, path)):
+    for field in reading:
+        if part.reads is not None and not reads_field(part, field):
             there = ", ".join(readings(part))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
-    replaced = {_inner_path(field, path) for field, path in read.items()}
-    own = set(replaced)  # fields that no longer belong to the critic of the batch
-    for inner in parts_of(part):
-        _check_one_critic(name, inner, read, own)
-        own.update(inner.provides)
-    lens = _Lens(part, name, read, write, replaced)
-    outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-    return seen_through(
-        part,
-        name,
-        lens.inner,
-        lens.outer,
-        requires=tuple(path for path in outer if not path.startswith("current.")),
-        provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
-        reads=None if part.reads is None else (*(x for x in part.reads if x not in replaced), *read.values()),
-    )
+    _check_one_critic(name, part, reading)
 
-
-def _check_one_critic(name: str, part: Part, read: dict[str, str], own: set[str]) -> None:
-    """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
-    reads = readings(part)
-    paired = "next_value" in own
-    if part.needs_time and "value" in read and "next_value" in reads and not paired:
-        raise UserValueError(
-            f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
-            'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
-        )
-    clips = part.place == "after_sampler" and "value" in reads  # around the value of the rollout
-    if clips and "current.value" in own and "value" not in own:
-        raise UserValueError(
-            f"within {name!r}: {part.name} would compare the value of one critic with the earlier value of another: "
-            'give both paths, e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
-        )
-
-
-def _inner_path(field: str, path: str) -> str:
-    """Return the field of the part's batch that `path` replaces: a path under `current` replaces a field there."""
-    return f"current.{field}" if path.startswith("current.") and not field.startswith("current.") else field
-
-
-class _Lens(NamedTuple):
-    """The two directions of a lens: the batch that the part receives, and the outer batch with its results."""
-
-    part: Part
-    name: str
-    read: dict[str, str]
-    write: dict[str, str]
-    replaced: set[str]  # the fields of the part's batch that `read` replaces
-
-    def _check_critic(self, batch: Batch) -> None:
-        """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
-        takes_current = any("current.value" in readings(part) for part in parts_of(self.part))
-        another = "value" in self.replaced and "current.value" not in self.replaced
-        if batch.current is not None and takes_current and another:
-            raise UserValueError(
-                f"within {self.name!r}: after the sampler, {self.part.name} also reads current.value, the critic of "
-                f"the batch, but value is {self.read['value']!r}: give the path of that critic under current, too, "
-                'e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
-            )
-
-    def inner(self, batch: Batch) -> Batch:
+    def inner(batch: Batch) -> Batch:
         """Return the batch that the part receives.
 
         It contains only the metrics and losses that the part requires, so that the part may use any other name.
         """
-        metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in self.part.requires}
-        losses = batch.losses if "losses" in self.part.requires else {}
-        inner = batch.replace(metrics=metrics, losses=losses, reductions=())
-        for field, path in self.read.items():
+        metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in part.requires}
+        losses = batch.losses if "losses" in part.requires else {}
+        seen = batch.replace(metrics=metrics, losses=losses, reductions=())
+        for field, path in reading.items():
             found = field_at(batch, path)
             if found is None:
                 written = ": let the rollout record it, or put the part that writes it before this one"
                 remedy = written if path.startswith("extras.") else ""
                 raise UserValueError(
-                    f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have{remedy}"
+                    f"within {name!r}: {part.name} reads {path}, which the batch does not have{remedy}"
                 )
-            inner_path = _inner_path(field, path)
-            if batch.current is None and inner_path.startswith("current."):
+            if batch.current is None and field.startswith("current."):
                 raise UserValueError(
-                    f"within {self.name!r}: {self.part.name} reads {inner_path}, which exists only after the sampler: "
-                    f"name a field of the rollout instead of {field!r}, or put the part after the sampler"
+                    f"within {name!r}: {part.name} reads {field}, which exists only after the sampler: name a field of "
+                    "the rollout instead, or put the part after the sampler"
                 )
-            inner = with_field_at(inner, inner_path, found)
-        return inner
+            seen = with_field_at(seen, field, found)
+        return seen
 
-    def outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
+    def outer(batch: Batch, seen: Batch, result: Batch) -> Batch:
         """Return the batch with the fields that the part has written, and its losses and metrics with the prefix."""
-        self._check_critic(batch)  # not in `inner`, because `finish` has a current policy before the sampler, too
-        for field, path in self.write.items():
+        # Not in `inner`, because `finish` has a current policy before the sampler, too.
+        _check_one_critic(name, part, reading, after_sampler=batch.current is not None)
+        for field, path in writing.items():
             batch = with_field_at(batch, path, field_at(result, field))
-        changed = {name: loss for name, loss in result.losses.items() if name in inner.losses}
-        added = {f"{self.name}/{name}": loss for name, loss in result.losses.items() if name not in inner.losses}
-        if taken := [name for name in added if name in batch.losses]:
+        changed = {key: loss for key, loss in result.losses.items() if key in seen.losses}
+        added = {f"{name}/{key}": loss for key, loss in result.losses.items() if key not in seen.losses}
+        if taken := [key for key in added if key in batch.losses]:
             raise UserValueError(
-                f"within {self.name!r}: a loss named {taken[0]!r} is already in this chain: give the lens another "
-                'name with name="..."'
+                f"within {name!r}: a loss named {taken[0]!r} is already in this chain: give the lens another name with "
+                'name="..."'
             )
         losses = {**batch.losses, **changed, **added} if changed or added else batch.losses
         batch = batch.replace(losses=losses, stop=result.stop)
-        for name, value in result.metrics.items():
-            if name not in inner.metrics:
-                reduction = dict(result.reductions).get(name, "mean")
-                batch = batch.add_metrics(reduction, **{f"{self.name}/{name}": value})
+        for key, value in result.metrics.items():
+            if key not in seen.metrics:
+                reduction = dict(result.reductions).get(key, "mean")
+                batch = batch.add_metrics(reduction, **{f"{name}/{key}": value})
         return batch
+
+    requires = dict.fromkeys(reading.get(field, field) for field in part.requires)
+    return seen_through(
+        part,
+        name,
+        inner,
+        outer,
+        requires=tuple(path for path in requires if not path.startswith("current.")),
+        provides=(*writing.values(), *(field for field in part.provides if field in ("losses", "stop"))),
+        reads=None if part.reads is None else (*(x for x in part.reads if x not in reading), *reading.values()),
+    )
+
+
+def _check_one_critic(name: str, part: Part, read: dict[str, str], *, after_sampler: bool = False) -> None:
+    """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
+    own = set(read)  # fields that no longer belong to the critic of the batch
+    for inner in parts_of(part):
+        values = {"value", "current.value"} if after_sampler or inner.place == "after_sampler" else {"value"}
+        others = sorted((values | {"next_value"}).intersection(readings(inner)) - own)
+        if own & values and others:
+            example = "current.aux.cost" if others[0] == "current.value" else f"extras.{others[0]}_of_cost"
+            raise UserValueError(
+                f"within {name!r}: {inner.name} would combine the value of one critic with {' and '.join(others)} of "
+                f'another: give the path of {others[0]}, too, e.g. read={{"{others[0]}": "{example}"}}'
+            )
+        own.update(inner.provides)
 
 
 @checked

@@ -66,7 +66,7 @@ def test_a_chain_learns_with_several_critics_and_writes_the_statistics():
 
     params = make_params() | {"logits": jnp.zeros((OBS, 3)), "mean": jnp.zeros(()), "scale": jnp.ones(())}
     hl_gauss = {"prediction": "aux.logits", "name": "logits", "support": [-1.0, 0.0, 1.0], "sigma": 0.75}
-    lens = {"value": "current.aux.n", "target": "extras.target_normalized"}
+    lens = {"current.value": "current.aux.n", "target": "extras.target_normalized"}
     head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1))
     normalized = pp.within(pp.value_loss(), name="normalized", read=lens)
     critics = pp.critics.critic_loss(f.categorical_value_loss, **hl_gauss), normalized
