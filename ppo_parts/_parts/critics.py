@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric, check_number, check_takes
 from .._core.types import Array, Batch, Context, Params, Part, field_at
 from ..functional._arguments import POSITIVE
 from .common import at_step, check_numbers, loss_part, moments_of
-from .losses import check_loss, loss_of_streams
+from .losses import check_loss, check_per_element, loss_of_streams
 
 
 @checked
@@ -48,15 +48,16 @@ def critic_loss(
         ...     pp.functional.categorical_value_loss, prediction="aux.value_logits",
         ...     support=jnp.linspace(-10., 10., 51), sigma=.3,
         ... )
-        >>> pp.critics.critic_loss(pp.functional.huber_value_loss, clip_eps=.2)
+        >>> pp.critics.critic_loss(pp.functional.huber_value_loss, prediction="logits")
         Traceback (most recent call last):
         ...
-        ppo_parts.errors.UserTypeError: critic_loss: huber_value_loss got an unexpected keyword argument 'clip_eps'
+        ppo_parts.errors.UserValueError: critic_loss: prediction must be "value" or "aux.<name>", got 'logits'
     """
     if prediction != "value" and not prediction.startswith("aux."):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
-    # The shape of an entry of aux is not known yet.
-    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, call=prediction == "value")
+    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters)
+    if prediction == "value":  # the shape of an entry of aux is not known yet
+        check_per_element("critic_loss", loss, "prediction", hyperparameters)
     path = f"current.{prediction}"
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:

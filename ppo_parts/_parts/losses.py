@@ -91,7 +91,8 @@ def policy_loss(
     # Made only where a loss takes them, because a key starts JAX's backend.
     probes: Any = {"log_prob": lambda: np.zeros((1, 1), np.float32), "key": lambda: jax.random.key(0)}
     further = {name: probe() for name, probe in probes.items() if name in takes}
-    check_loss("policy_loss", loss, ("log_ratio", "advantage"), {**hyperparameters, **further})
+    check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
+    check_per_element("policy_loss", loss, "log_ratio", hyperparameters | further)
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         inputs = {"log_prob": batch.current.log_prob, "key": context.key}
@@ -272,35 +273,23 @@ def require_critic(where: str, batch: Batch) -> None:
 
 
 def check_loss(
-    where: str,
-    loss: Callable[..., Array],
-    inputs: tuple[str, str],
-    hyperparameters: Mapping[str, Any],
-    *,
-    call: bool = True,
+    where: str, loss: Callable[..., Array], inputs: tuple[str, str], hyperparameters: Mapping[str, Any]
 ) -> None:
-    """Raise unless `loss` takes two arrays, called `inputs`, a mask and these hyperparameters.
-
-    With `call`, it is called with `[1, 1]` arrays and the first values of schedules; it must return a loss per element.
-    """
+    """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters."""
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
-        remedy = f"; write it as f({', '.join(inputs)}, *, mask=None, ...)" if "'mask'" in str(error) else ""
-        unknown = [name for name in hyperparameters if name not in inspect.signature(loss).parameters]
-        if unknown and "unexpected" not in str(error):
-            remedy += f"; it has no {unknown[0]!r}"
-        raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
-    if not call:
-        return
+        call = ", ".join((*inputs, *(f"{name}=..." for name in ("mask", *hyperparameters))))
+        raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)}({call}): {error}") from None
+
+
+def check_per_element(where: str, loss: Callable[..., Array], like: str, hyperparameters: Mapping[str, Any]) -> None:
+    """Raise unless `loss`, called with `[1, 1]` arrays and the first values of schedules, returns such an array."""
     probe = np.zeros((1, 1), np.float32)
     first = {key: probe + 1 if isinstance(x, Field) else at(x, 0) for key, x in hyperparameters.items()}
-    try:
-        shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
-    except (TypeError, ValueError) as error:
-        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
+    shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
     if shape != probe.shape:
         raise UserValueError(
-            f"{where}: the loss must have the shape of {inputs[0]}, got {shape} for {probe.shape}: return one number "
-            "per element, because the learner takes the mean"
+            f"{where}: the loss must have the shape of {like}, got {shape} for {probe.shape}: return one number per "
+            "element, because the learner takes the mean"
         )

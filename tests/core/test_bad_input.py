@@ -370,7 +370,7 @@ TYPE_ERRORS = {
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     "learner.update: key must be one key ... got keys of shape (2,)": ({"key": jax.random.split(jax.random.key(0))},),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
-    "missing a required ... argument: 'clip_eps'; it has no 'clip_epsilon'":
+    "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
     # batches
     "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
