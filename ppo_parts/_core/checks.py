@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_floating, check_same_shape, masked_sum, unsqueezed
+from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..functional._common import accumulator_dtype, check_floating, check_same_shape, masked_sum, unsqueezed
 from .metrics import Metrics
 from .shards import check_shards
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require

@@ -30,10 +30,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._base.errors import UserValueError
+from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
 from ..functional import masked_mean
-from ..functional._common import ShapeError, accumulator_dtype, masked_sum
+from ..functional._common import accumulator_dtype, masked_sum
 from .chain import amend, check_states, fold
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped

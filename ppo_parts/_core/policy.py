@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError
+from .._base.errors import ShapeError, UserTypeError
 from ..distributions import check_distribution
 from ..functional import next_values
-from ..functional._common import ShapeError, unsqueezed
+from ..functional._common import unsqueezed
 from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
 
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
-from ..functional._common import ShapeError, unsqueezed
+from ..functional._common import unsqueezed
 from .policy import evaluate_current
 from .shards import join_shards, joined, map_shards, split
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, kind, no_state

@@ -9,13 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._base.doors import checked
-from .._base.errors import UserValueError
+from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.types import Array, Batch, Context, Params, Part, field_at, number_at, stateless, with_field_at
 from .._core.wiring import readings, reads_field
 from ..functional._arguments import ANY
-from ..functional._common import ShapeError, check_same_shape
+from ..functional._common import check_same_shape
 
 
 def seen_through(

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_floating
+from .._base.errors import ShapeError
+from ..functional._common import accumulator_dtype, check_arrays, check_floating
 from ._distribution import VectorDistribution, check_box, fit_to_loc, same_box, widened
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 

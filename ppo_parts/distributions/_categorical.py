@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_flags, check_floating, known_values
+from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..functional._common import accumulator_dtype, check_arrays, check_flags, check_floating, known_values
 from ._distribution import TreeDistribution, checked_draw
 from ._joint import Joint
 

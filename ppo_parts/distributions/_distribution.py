@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
-from ..functional._common import ShapeError, accumulator_dtype, check_arrays
+from ..functional._common import accumulator_dtype, check_arrays
 
 Array = jax.Array
 

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError
-from ..functional._common import ShapeError
+from .._base.errors import ShapeError, UserTypeError
 from ._distribution import TreeDistribution, check_distribution, checked_draw
 
 Array = jax.Array

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_floating, known_values
+from .._base.errors import ShapeError, UserValueError
+from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
 from ._distribution import VectorDistribution, fit_to_loc, widened
 
 Array = jax.Array

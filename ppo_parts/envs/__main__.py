@@ -9,9 +9,8 @@ import os
 import sys
 
 from .._base.command_line import seed
-from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
-from ..functional import ShapeError
 from ._callback import host_errors
 from ._env import Env
 from ._laws import check_laws

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
-from ..functional import ShapeError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 
 Array = jax.Array
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from .._base.branches import cond_any
 from .._base.doors import checked
-from .._base.errors import UserTypeError
+from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import without_weak_types
-from ..functional._common import ShapeError, unsqueezed
+from ..functional._common import unsqueezed
 from ._env import Array, Env, Transition, describe
 from ._rendering import as_frame
 

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
-from ..functional import ShapeError
 from ._env import SEATS, Array, Env, Observation, Transition, as_observation, check_env, check_items, describe
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.branches import cond_any
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hoisting import scan_hoisted
 from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
@@ -31,7 +31,7 @@ from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
-from ..functional._common import ShapeError, unsqueezed
+from ..functional._common import unsqueezed
 from ._env import check_env, describe
 from ._episodes import EpisodeState
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces

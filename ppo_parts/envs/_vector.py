@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
-from ..functional import ShapeError
+from .._base.errors import ShapeError, UserTimeoutError, UserTypeError, UserValueError
 from ._env import check_items, exactly
 from ._rendering import as_frame, opengl_errors
 from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, map_space, space_of

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import ShapeError as ShapeError
-from ._errors import UserTypeError, UserValueError
+from ._errors import ShapeError, UserTypeError, UserValueError
 
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike

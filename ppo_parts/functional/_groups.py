@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, POSITIVE, Aggregation, Baseline, Scale, number, public
-from ._common import Array, Number, ShapeError, accumulator_dtype, kept, known_values, masked_sum, zero_masked
-from ._errors import UserValueError
+from ._common import Array, Number, accumulator_dtype, kept, known_values, masked_sum, zero_masked
+from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
 
 

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
-from ..functional._errors import ShapeError
 from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel

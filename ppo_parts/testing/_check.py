@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.chain import chain
 from .._core.types import Batch, Context, Divider, Part
-from ..functional import ShapeError
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
 

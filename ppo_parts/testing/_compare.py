@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.chain import chain as chain_of
 from .._core.chain import fold, init_parts
 from .._core.loop import reduce_loss
@@ -25,7 +25,7 @@ from .._core.types import Batch, Context, Part
 from .._core.upstream import Estimates, Upstream
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
-from ..functional._errors import ShapeError, did_you_mean
+from ..functional._errors import did_you_mean
 from ._choices import (
     CHAIN,
     CHOICES,
