@@ -285,7 +285,7 @@ HELD_OUT: Programs = {
     for recipe, presets, env_id, steps in (
         (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536),
         (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
-        (ippo, ("spread",), "MPE_simple_spread_v3", 204_800),
+        (ippo, ("spread",), "jaxmarl:MPE_simple_spread_v3", 204_800),
         (pufferlib_ppo, ("discrete",), "CartPole-v1", 65_536),
         (pufferlib_ppo, ("continuous",), "Pendulum-v1", 204_800),
         (pufferlib_ppo, ("memory",), "MemoryChain-bsuite", 65_536),

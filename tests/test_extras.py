@@ -76,7 +76,7 @@ CURVE = compare.Curve("", "", *np.zeros((2, 1)))
     ("package", "extra", "use"),
     [
         ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
-        ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
+        ("jaxmarl", "marl", lambda folder: envs.make("jaxmarl:MPE_simple_spread_v3")),
         ("flax", "train", lambda folder: networks.actor_critic),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),

@@ -9,7 +9,6 @@ from ._episodes import Step as Step
 from ._episodes import auto_reset as auto_reset
 from ._host import from_gymnasium as from_gymnasium
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
-from ._jaxmarl import make_agents as make_agents
 from ._laws import check as check
 from ._laws import check_laws as check_laws
 from ._packages import from_brax as from_brax

@@ -11,74 +11,64 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .._base.branches import cond_any
-from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.extras import require_package
 from .._base.trees import without_weak_types
 from ._env import Array, Env, Observation, Transition, check_interface, check_known
 from ._episodes import EpisodeState, choose
-from ._registry import split_settings
 from ._spaces import Box, Discrete, action_struct, array_shape, is_discrete, is_tree, size
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
-"""The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
+"""The SMAX settings of JaxMARL's own baselines; `make` can override each of them."""
 
 
-@checked
-def make_agents(env_id: str, **settings: Any) -> Env:
-    """Make a JaxMARL environment from its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
+def make_jaxmarl(name: str, **settings: Any) -> Env:
+    """Make one of `jaxmarl.registered_envs`, such as "MPE_simple_spread_v3"; `settings` go to `jaxmarl.make`.
 
-    Args:
-        env_id: a name that `jaxmarl.make` knows, or "SMAX/" and the name of a map, which is played against the built-in
-            opponent with the settings of JaxMARL's baselines; settings may follow, as in `make`.
-        **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
+    "SMAX/3m", with the name of a map, is played against the built-in opponent with the settings of JaxMARL's baselines.
 
     Raises:
         ValueError: unknown name, or the environment does not fit into arrays with an axis of agents.
     """
-    env_id, settings = split_settings(env_id.removeprefix("jaxmarl:"), settings)
-    with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it is imported and when it makes an environment
-        made = _made(env_id, settings)
+    with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it makes an environment
+        wrapped = _made(name, settings)
         try:
-            env = from_jaxmarl(made)
+            env = from_jaxmarl(wrapped)
         except ValueError as error:
-            raise UserValueError(f"{env_id} cannot be played. {error}") from error
+            raise UserValueError(f"{name} cannot be played. {error}") from error
     try:
         state, _ = jax.eval_shape(lambda key: env.reset(key, 1), key := jax.random.key(0))
         jax.eval_shape(env.step, key, state, action_struct(env.action_space, (1, env.num_agents or 1)))
     except Exception as error:  # an environment with another interface may raise anything
         raise UserValueError(
-            f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
+            f"{name} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
             "Wrap it so that reset and step_env return dicts keyed by agent, and pass it to envs.from_jaxmarl"
         ) from error
     return env
 
 
-make_jaxmarl = make_agents  # the name that the registry expects
-
-
 def _made(env_id: str, settings: dict[str, Any]) -> Any:
-    jaxmarl = require_package("jaxmarl", "marl")
-    registered_envs = require_package("jaxmarl.registration", "marl").registered_envs
+    """Return JaxMARL's environment, which does not reset itself."""
+    import jaxmarl
+    from jaxmarl.environments.smax import map_name_to_scenario
+
     name, _, scenario = env_id.partition("/")
     if name == "SMAX" and scenario:
         name, settings = "HeuristicEnemySMAX", {**SMAX_SETTINGS, **settings}
         try:
-            smax = require_package("jaxmarl.environments.smax", "marl")
-            settings["scenario"] = smax.map_name_to_scenario(scenario)
+            settings["scenario"] = map_name_to_scenario(scenario)
         except KeyError:
             raise UserValueError(
                 f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"
             ) from None
     else:
-        check_known(env_id, "JaxMARL", registered_envs)
+        check_known(env_id, "JaxMARL", jaxmarl.registered_envs)
     try:
-        made = jaxmarl.make(name, **settings)
-        if getattr(made, "auto_reset", False) and "auto_reset" not in settings:
-            made = jaxmarl.make(name, **settings, auto_reset=False)  # the adapter resets, and keeps final observations
-        return made
+        env = jaxmarl.make(name, **settings)
+        if getattr(env, "auto_reset", False) and "auto_reset" not in settings:
+            env = jaxmarl.make(name, **settings, auto_reset=False)  # the adapter resets, and keeps final observations
     except TypeError as error:
         raise UserValueError(f"JaxMARL cannot make {env_id} with the settings {settings}: {error}") from error
+    return env
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
@@ -99,7 +89,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             above.
     """
     names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
-    check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
+    check_interface("from_jaxmarl", env, names, "make an environment with envs.make('jaxmarl:...')")
     if getattr(env, "auto_reset", False):
         raise UserValueError(
             f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
+
 from .._base.doors import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import deferred, require_package
@@ -101,7 +103,7 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
             f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds prefixes)"
         )
     source = SOURCES[prefix]
-    with deferred("seaborn", "matplotlib.pyplot"):
+    with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX in their modules
         require_package(source.package, source.extra)
     return getattr(importlib.import_module(f".{source.adapter}", __package__), f"make_{prefix}")
 

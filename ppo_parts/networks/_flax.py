@@ -395,7 +395,7 @@ def multi_agent_actor_critic(
 
     Example:
         >>> from ppo_parts import envs, networks
-        >>> env = envs.make_agents("MPE_simple_spread_v3")  # doctest: +SKIP
+        >>> env = envs.make("jaxmarl:MPE_simple_spread_v3")  # doctest: +SKIP
         >>> policy = networks.multi_agent_actor_critic(  # doctest: +SKIP
         ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
         ... )

@@ -1,6 +1,6 @@
 """Multi-agent PPO (IPPO, and MAPPO with one setting), composed of parts.
 
-    python -m ppo_parts.recipes.ippo --env-id MPE_simple_spread_v3
+    python -m ppo_parts.recipes.ippo --env-id jaxmarl:MPE_simple_spread_v3
     python -m ppo_parts.recipes.ippo --preset smax
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
@@ -24,7 +24,7 @@ from ppo_parts.training import at_least, between, more_than
 class Config(training.Config):
     """Hyperparameters; the defaults are those of JaxMARL's ippo_ff_mpe."""
 
-    env_id: str = "MPE_simple_spread_v3"
+    env_id: str = "jaxmarl:MPE_simple_spread_v3"
     total_timesteps: int = 10_000_000
     num_envs: int = 16
     num_steps: int = 128
@@ -54,11 +54,11 @@ class Config(training.Config):
 PRESETS = {
     "spread": Config(),
     "smax": Config(
-        env_id="SMAX/3m", total_timesteps=4_000_000, num_envs=128, num_steps=32,
+        env_id="jaxmarl:SMAX/3m", total_timesteps=4_000_000, num_envs=128, num_steps=32,
         critic="central", actor_learning_rate=6e-3, critic_learning_rate=6e-3, ent_coef=0.003, activation="relu",
     ),
     "riddle": Config(  # a short horizon rewards announcing before the last night, and therefore signalling
-        env_id="switch_riddle", total_timesteps=2_000_000, num_envs=64, num_steps=24, num_minibatches=2,
+        env_id="jaxmarl:switch_riddle", total_timesteps=2_000_000, num_envs=64, num_steps=24, num_minibatches=2,
         critic="central", actor_learning_rate=3e-3, critic_learning_rate=3e-3, gamma=0.87,
         actor_gain=2.0, hidden=32, memory="gru",
     ),
@@ -74,7 +74,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     training.check_config(config)
     independent = config.parameters == "independent"
     normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}
-    env = env or envs.prepare(envs.make_agents(config.env_id), **normalization if config.normalize_env else {})
+    env_id = config.env_id if ":" in config.env_id else f"jaxmarl:{config.env_id}"  # as in runs before version 0.3
+    env = env or envs.prepare(envs.make(env_id), **normalization if config.normalize_env else {})
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""

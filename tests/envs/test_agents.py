@@ -10,6 +10,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.envs import _registry
 from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.recipes import ippo
 from tests.common import compiled, refused
@@ -185,8 +186,9 @@ test_what_does_not_fit_several_agents_is_refused = refused(
 
 
 def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
-    monkeypatch.setattr(envs, "make_agents", lambda env_id: probe(mortal=True))
-    config = dataclasses.replace(SMALL, total_timesteps=2 * 8 * 16, normalize_env=True)
+    monkeypatch.setattr(_registry, "_registered", {})
+    envs.register("mine", lambda name: probe(mortal=True))
+    config = dataclasses.replace(SMALL, env_id="mine:bits", total_timesteps=2 * 8 * 16, normalize_env=True)
     for parameters, shape in (("shared", (1,)), ("independent", (AGENTS, 1))):
         train = ippo.make_train(dataclasses.replace(config, parameters=parameters))
         env_state = jax.eval_shape(train.init, jax.random.key(0)).rollout.env_state

@@ -182,7 +182,7 @@ REAL = {
 def test_real_environments_by_name(env_id):
     pytest.importorskip("jaxmarl")
     seen, available, ends, holds = REAL[env_id]
-    env = envs.make_agents(env_id)
+    env = envs.make(f"jaxmarl:{env_id}")
     obs, out = jax.jit(lambda: played(env, 40, [0] * env.num_agents))()
     assert obs.obs.shape[1:] == seen
     assert (None if obs.available is None else obs.available.shape[1:]) == available
@@ -195,9 +195,9 @@ def test_real_environments_by_name(env_id):
     holds(out)
 
 
-def make_agents(env_id):
+def make(name):
     pytest.importorskip("jaxmarl")
-    return envs.make_agents(env_id)
+    return envs.make(f"jaxmarl:{name}")
 
 
 UNPLAYABLE = ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
@@ -208,7 +208,7 @@ test_names_that_are_unknown_or_cannot_be_played_are_refused = refused(
     ("MPE_simple_spread", "MPE_simple_spread_v3"),
     ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
     ("CartPole-v1", "JaxMARL has no environment 'CartPole-v1'; it has MPE_simple_v3"),
-    by=make_agents,
+    by=make,
 )
 
 
@@ -217,7 +217,7 @@ def test_an_environment_can_be_made_while_tracing():
     pytest.importorskip("jaxmarl")
 
     def length(scale):
-        env = envs.make_agents("MPE_simple_spread_v3")
+        env = envs.make("jaxmarl:MPE_simple_spread_v3")
         state, _ = env.reset(jax.random.key(0), 1)
         return scale * env.step(jax.random.key(1), state, jnp.zeros((1, 3), int))[1].episode_length
 
