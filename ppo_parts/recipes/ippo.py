@@ -17,7 +17,7 @@ import jax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import at_least, more_than
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,21 +34,21 @@ class Config(training.Config):
     actor_learning_rate: Annotated[float, at_least(0), "learning rate of the actor's Adam"] = 2.5e-4
     critic_learning_rate: Annotated[float, at_least(0), "learning rate of the critic's Adam"] = 2.5e-4
     anneal_lr: Annotated[bool, "anneal the learning rates linearly to 0 over the updates of the run"] = True
-    max_grad_norm: Annotated[float, more_than(0), "separately for actor, critic and each independent agent"] = 0.5
-    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
-    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
-    num_minibatches: Annotated[int, at_least(1), "must divide num_envs * num_steps; with memory, num_envs"] = 4
+    max_grad_norm: Annotated[float, "separately for actor, critic and each independent agent"] = 0.5
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    num_minibatches: Annotated[int, "must divide num_envs * num_steps; with memory, num_envs"] = 4
     actor_epochs: Annotated[int, at_least(1), "the actor's passes over each rollout"] = 4
     critic_epochs: Annotated[int, at_least(1), "the critic's passes over each rollout"] = 4
-    clip_coef: Annotated[float, more_than(0), "how far the ratio and the value may move from the rollout"] = 0.2
-    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 0.5
-    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.01
-    target_kl: Annotated[float | None, at_least(0), "end the actor's phase after an epoch with a larger KL"] = None
+    clip_coef: Annotated[float, "how far the ratio and the value may move from the rollout"] = 0.2
+    vf_coef: float = 0.5
+    ent_coef: float = 0.01
+    target_kl: Annotated[float | None, "end the actor's phase after an epoch with a larger KL"] = None
     actor_gain: Annotated[float, more_than(0), "gain of the policy head; 1: actions depend on observations"] = 0.01
-    hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
-    activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
+    hidden: Annotated[int, "units of each of two hidden layers, and of the recurrent cell"] = 64
+    activation: networks.Activation = "tanh"
     memory: Annotated[networks.Cell | None, "recurrent cell in actor and critic"] = None
-    normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = False
+    normalize_env: bool = False
 
 
 PRESETS = {
