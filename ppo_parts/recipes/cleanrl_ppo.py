@@ -87,8 +87,8 @@ def make_train(
     )
     annealed = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     rate = annealed if config.anneal_lr else config.learning_rate
-    optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
-    return training.Train.of(config, env, policy, pipeline or cleanrl, optimizer, schedules=schedules)
+    optimizer = pp.clipped_adam(rate, config.max_grad_norm)
+    return training.Train.of(config, env, policy, pipeline or cleanrl, optimizer, schedules={"learning_rate": rate})
 
 
 if __name__ == "__main__":

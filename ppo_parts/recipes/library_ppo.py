@@ -189,10 +189,12 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         policy = libraries.parts.in_two_entries(policy)
     chain, optimizer = update_of(config, env)
     adaptive = config.target_kl is not None and config.library != "stable_baselines3"
-    schedules = {} if adaptive else {"learning_rate": config.learning_rate}
-    made = config, env, policy, pipeline or chain, optimizer
-    noise_steps = config.noise_steps or 1
-    return training.Train.of(*made, value_each_step=config.shared, noise_steps=noise_steps, schedules=schedules)
+    return training.Train.of(
+        config, env, policy, pipeline or chain, optimizer,
+        value_each_step=config.shared,
+        noise_steps=config.noise_steps or 1,
+        schedules={} if adaptive else {"learning_rate": config.learning_rate},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

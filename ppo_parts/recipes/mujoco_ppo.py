@@ -84,8 +84,10 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
-    optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
-    return training.Train.of(config, env, policy, pipeline or chain(config), optimizer, schedules=schedules)
+    optimizer = pp.clipped_adam(rate, config.max_grad_norm)
+    return training.Train.of(
+        config, env, policy, pipeline or chain(config), optimizer, schedules={"learning_rate": rate}
+    )
 
 
 if __name__ == "__main__":

@@ -114,8 +114,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     else:  # one vector of all parameters is faster; Muon needs the weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
     schedules = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
-    made = config, env, policy, pipeline or puffer, optimizer
-    return training.Train.of(*made, value_each_step=True, schedules=schedules)
+    return training.Train.of(
+        config, env, policy, pipeline or puffer, optimizer, value_each_step=True, schedules=schedules
+    )
 
 
 if __name__ == "__main__":
