@@ -19,6 +19,7 @@ from ._config import RunOptions, validate
 from ._files import Row, write_json
 from ._folder import RunWriter, open_run
 from ._messages import NonFiniteError, RunFolderError, logger
+from ._population import PARENT
 from ._processes import Interrupt, agree, noticing_losses
 from ._program import Advance, Program, devices_of
 from ._progress import OnRows, StopRun, listeners
@@ -275,6 +276,6 @@ def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None
     first = int(np.argmax(np.any(total, axis=1)))
     report = nonfinite_report({name: x[first] for name, x in counts.items()})
     seeds = np.flatnonzero(total[first])
-    what = "member" if "population/parent" in metrics else "seed"
+    what = "member" if PARENT in metrics else "seed"
     where = f" ({what} {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
     return first, f"{where}: {report}"
