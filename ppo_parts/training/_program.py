@@ -62,10 +62,11 @@ class Program:
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         function: Callable[..., Any] = self.train.compiled_init
-        given, kind = self._keys, "keys"
+        given = self._keys
         if restored is not None:
-            function, given, kind = self.train.continued, restored, "state"
-        begin = self.placed.jit(vmap_over_seeds(function, self.options.num_seeds), (kind,), "state")
+            function, given = self.train.continued, restored
+        over_seeds = vmap_over_seeds(function, self.options.num_seeds)
+        begin = self.placed.jit(over_seeds, out_shardings=self.placed.state)
         with host_errors():
             return jax.block_until_ready(begin(given))
 
@@ -107,7 +108,8 @@ class Program:
 
         # After an error of an environment on the host, the run saves the state from before the call.
         donated = (0,) if self.train.rollout.restart is None else ()
-        program = self.placed.jit(updates, ("state", "number"), ("state", "metrics"), donate_argnums=donated)
+        options: dict[str, Any] = {"out_shardings": (self.placed.state, None), "donate_argnums": donated}
+        program = self.placed.jit(updates, (SEEDS, WHOLE), (SEEDS, SEEDS_OF_ROWS), **options)
         return program.lower(state, np.int32(0)).compile()
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class Program:
 
             return vmap_over_seeds(of_seed, self.options.num_seeds)(keys, state)
 
-        return self.placed.jit(play, ("keys", "state", "number"), "episodes")
+        return self.placed.jit(play, (SEEDS, SEEDS, WHOLE))
 
 
 def compiler_options() -> dict[str, Any]:
@@ -169,12 +171,8 @@ def keep_compiled_programs() -> None:
 
 
 AXIS = "devices"
-SEEDS = {
-    **dict.fromkeys(("state", "keys", "episodes"), PartitionSpec(AXIS)),
-    "metrics": PartitionSpec(None, AXIS),
-    "number": PartitionSpec(),
-}
-"""How several seeds are divided in the arguments and results of a run's programs, by kind."""
+SEEDS, SEEDS_OF_ROWS, WHOLE = PartitionSpec(AXIS), PartitionSpec(None, AXIS), PartitionSpec()
+"""Arrays whose first or second axis are the seeds, and others."""
 
 
 class Placement(NamedTuple):
@@ -188,21 +186,17 @@ class Placement(NamedTuple):
     state: Any = None  # the shardings of the state, of which one may be that of all leaves
     over_seeds: bool = False
 
-    def jit(self, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any) -> Any:
-        """Apply `jax.jit` on these devices; `given` and `result` name kinds of arrays, as in `SEEDS`."""
-        options["compiler_options"] = compiler_options()
+    def jit(self, function: Callable[..., Any], given: Any = SEEDS, result: Any = SEEDS, **options: Any) -> Any:
+        """Apply `jax.jit` on these devices; `given` and `result` say which axis of arguments and results has seeds."""
         if self.over_seeds:
-            function = _shard_map(function, self.mesh, *jax.tree.map(SEEDS.__getitem__, (given, result)))
-        elif self.mesh is not None:
-            whole = NamedSharding(self.mesh, PartitionSpec())
-            options["out_shardings"] = jax.tree.map(lambda kind: self.state if kind == "state" else whole, result)
-        return jax.jit(function, **options)
+            function = _shard_map(function, self.mesh, given, result)
+        return jax.jit(function, compiler_options=compiler_options(), **options)
 
     def gathered(self, x: Any) -> Any:
         """Return arrays as each process can read them; all processes of the run must call this."""
         if self.mesh is None or jax.process_count() == 1:
             return x
-        return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(x)
+        return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, WHOLE))(x)
 
 
 def placement(train: Train, options: RunOptions) -> Placement:
@@ -222,7 +216,7 @@ def placement(train: Train, options: RunOptions) -> Placement:
         raise _cannot_place(
             f"must divide the {options.num_seeds} seeds, got {number}: each device trains as many seeds as the others"
         )
-    return Placement(mesh, NamedSharding(mesh, SEEDS["state"]), over_seeds=True)
+    return Placement(mesh, NamedSharding(mesh, SEEDS), over_seeds=True)
 
 
 def devices_of(options: RunOptions) -> int:
