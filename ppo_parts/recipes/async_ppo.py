@@ -42,10 +42,10 @@ class OneAhead(training.Program):
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
-        collect: Any = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
-        learn: Any = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
-        next_key: Any = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
-        if self.placed.mesh is None:  # on several devices, the first update compiles, when placements are known
+        functions = self.train.collect, self.train.learn, lambda state: state.keys.next
+        compiled: Any = (self.placed.jit(training.vmap_over_seeds(each, seeds)) for each in functions)
+        collect, learn, next_key = compiled
+        if self.placed.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
         ahead: list[Future[Any]] = []  # the rollout that is being collected

@@ -29,12 +29,25 @@ from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
+class UpdateKeys(NamedTuple):
+    """The keys of an update: for the state after it, for its rollout, and for the learner."""
+
+    next: Array
+    collect: Array
+    learn: Array
+
+
 class TrainState(NamedTuple):
     """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
 
     key: Array
     learner: LearnerState
     rollout: RolloutState
+
+    @property
+    def keys(self) -> UpdateKeys:
+        """The keys of the next update."""
+        return UpdateKeys(*jax.random.split(self.key, 3))
 
     @property
     def acting(self) -> TrainState:
@@ -210,8 +223,7 @@ class Train:
 
     def collect(self, state: TrainState) -> Collected:
         """Run one rollout with the policy of `state`."""
-        _, key, _ = jax.random.split(state.key, 3)
-        return self.rollout.collect(key, state.learner.params, state.rollout)
+        return self.rollout.collect(state.keys.collect, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
         """Run one update on a rollout.
@@ -219,8 +231,8 @@ class Train:
         An update in which a number is not finite leaves the parameters, the optimizer and the parts as they were.
         """
         rollout_state, batch, episodes = collected
-        key, _, update_key = jax.random.split(state.key, 3)
-        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
+        keys = state.keys
+        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(keys.learn, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
@@ -230,7 +242,7 @@ class Train:
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
         metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
-        return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
+        return TrainState(keys.next, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """Run the whole training in one program."""
