@@ -16,7 +16,7 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._core.moments import Moments
 from .._core.policy import evaluate_policy
-from .._core.types import Array, Batch
+from .._core.types import Array, Batch, Output
 from ..envs import is_discrete
 from ..envs._spaces import map_space
 from ..functional import advantage_normalize, gae
@@ -40,21 +40,48 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         ValueError: the policy has no critic.
 
     Returns:
-        Scalars by name, each after "probe/": `log_ratio`, the largest absolute one, of the parameters that acted, and
-        `log_ratio_inside`, where no action is at its bounds, NaN if that is nowhere; `value_change`, the largest one of
-        a stored value, divided by the root mean square of values; `memory_after_reset`, the effect of a carry before a
-        reset on the outputs after it; `same_envs`, the share of environments with the observations of the first one;
-        `obs_rms` and `obs_std`, the largest of an input; `obs_seen`, the number of observations in running statistics,
-        divided by that of all; `action_at_bound`, the share of components within 1 % of a bound or beyond it, and
-        `action_beyond`, of those beyond it; `no_effect`, 1 if another policy sees the same observations, NaN on
-        the host; `reward_mean`; `target_rms`, of the value targets; `value_error`, the root mean square of advantages
-        divided by that of rewards; `value_at_end`, how far values before terminations miss the reward, divided by the
-        root mean square of all values; `terminated` and `truncated`, the numbers of ends; `jump_at_end`, how far
-        observations jump after an end, divided by the larger jump one step before or after it; `dead_units`, the share
-        of hidden units that no gradient reaches; `value_dominance`, the norm of the value loss's gradient divided by
-        the policy's, on the parameters that they share.
+        Scalars by name, each after "probe/":
+
+        * `log_ratio`: the largest absolute log-ratio, of the parameters that acted.
+        * `log_ratio_inside`: the same where no action is at its bounds; NaN if that is nowhere.
+        * `value_change`: the largest change of a stored value, divided by the root mean square of values.
+        * `memory_after_reset`: the effect of a carry before a reset on the outputs after it.
+        * `same_envs`: the share of environments with the observations of the first one.
+        * `obs_rms`, `obs_std`: the largest root mean square and standard deviation of an input.
+        * `obs_seen`: the number of observations in running statistics, divided by that of all.
+        * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
+        * `action_beyond`: the share of components beyond a bound.
+        * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
+        * `reward_mean`: the mean reward.
+        * `target_rms`: the root mean square of the value targets.
+        * `value_error`: the root mean square of advantages, divided by that of rewards.
+        * `value_at_end`: how far values before terminations miss the reward, divided by the root mean square of values.
+        * `terminated`, `truncated`: the number of ends of each kind.
+        * `jump_at_end`: how far observations jump after an end, divided by the larger jump one step before or after it.
+        * `dead_units`: the share of hidden units that no gradient reaches.
+        * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
     settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | fields_of(config), state.learner.params
+    batch, found = _rollouts(train, state)
+    output = evaluate_policy(train.policy, params, batch)
+    if output.value is None:
+        raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
+    factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
+    ends = batch.terminated, batch.truncated
+    advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
+    found |= _observations(state, batch) | _repeated(train, params, batch, output)
+    found |= {
+        "reward_mean": jnp.mean(batch.reward),
+        "target_rms": jnp.sqrt(jnp.mean(target**2)),
+        "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
+        **_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
+    }
+    return {f"probe/{name}": jnp.asarray(x, jnp.float32) for name, x in found.items()}
+
+
+def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
+    """Return the last rollout, and what is measured in all of them: ends of episodes, and the effect of actions."""
+    params = state.learner.params
     other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
 
     def collect(carry: tuple[Any, Batch], given: tuple[Array, Array]) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
@@ -73,40 +100,42 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     given = jnp.concatenate([keys[:twice], keys]), jnp.arange(ROLLOUTS + twice) < twice
     (_, batch), (*measured, same) = jax.lax.scan(collect, start, given)
     terminated, truncated, jump, value_at_end = (x[twice:] for x in measured)
-    output = evaluate_policy(train.policy, params, batch)
-    if output.value is None:
-        raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
-    log_ratio = jnp.abs(output.distribution.log_prob(batch.action) - batch.log_prob)
-    ends = batch.terminated, batch.truncated
-    factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
-    advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    at_bound = _at_bound(train.env.action_space, batch.action, log_ratio.shape)
-    inside = ~jnp.any(at_bound == 1, axis=-1)
+    return batch, {
+        "terminated": jnp.sum(terminated),
+        "truncated": jnp.sum(truncated),
+        "jump_at_end": jnp.nanmean(jump),
+        "value_at_end": jnp.nanmean(value_at_end),
+        "no_effect": same[1] if twice else jnp.nan,
+    }
+
+
+def _observations(state: TrainState, batch: Batch) -> dict[str, Any]:
+    """Measure the size of observations, and how many are in running statistics."""
     obs = _numbers(batch)
     leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
     seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
-    found = {
-        "log_ratio": jnp.max(log_ratio),
-        "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
-        "value_change": jnp.max(jnp.abs(output.value - batch.value)) / (jnp.sqrt(jnp.mean(batch.value**2)) + 1e-6),
-        "memory_after_reset": _memory_after_reset(train, params, batch),
+    return {
         "same_envs": jnp.mean(jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))),
         "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),
         "obs_std": jnp.max(jnp.std(obs, axis=(0, 1))),
         "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
+    }
+
+
+def _repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
+    """Compare what a rollout stored with the `output` for it, and look for actions at their bounds."""
+    log_ratio = jnp.abs(output.distribution.log_prob(batch.action) - batch.log_prob)
+    at_bound = _at_bound(train.env.action_space, batch.action, log_ratio.shape)
+    inside = ~jnp.any(at_bound == 1, axis=-1)
+    change = jnp.abs(jnp.asarray(output.value) - batch.value)
+    return {
+        "log_ratio": jnp.max(log_ratio),
+        "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
+        "value_change": jnp.max(change) / (jnp.sqrt(jnp.mean(batch.value**2)) + 1e-6),
+        "memory_after_reset": _memory_after_reset(train, params, batch),
         "action_at_bound": jnp.nanmean(at_bound),
         "action_beyond": jnp.nanmean(_at_bound(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
-        "reward_mean": jnp.mean(batch.reward),
-        "target_rms": jnp.sqrt(jnp.mean(target**2)),
-        "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
-        "value_at_end": jnp.nanmean(value_at_end),
-        "no_effect": same[1] if twice else jnp.nan,
-        "terminated": jnp.sum(terminated),
-        "truncated": jnp.sum(truncated),
-        "jump_at_end": jnp.nanmean(jump),
-        **_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
     }
-    return {f"probe/{name}": jnp.asarray(x, jnp.float32) for name, x in found.items()}
 
 
 def fields_of(config: Any) -> dict[str, Any]:
