@@ -19,7 +19,7 @@ from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
 from ..functional._common import check_same_shape, zero_masked
-from ..functional._statistics import one_of, share_explained
+from ..functional._statistics import share_explained, unmasked_element
 from .common import align_weight, at_step, check_numbers, check_options, moments_of, numeric_part
 
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
@@ -230,13 +230,13 @@ def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
 
     def of_shard(shard: Batch) -> tuple[Array, Moments]:
         value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
-        some = one_of(aim, shard.mask)
-        some = jnp.where(some == -jnp.inf, 0, some)  # all steps are masked
-        total, error = (moments_of(x, shard.mask) for x in (aim - some, aim - value))
-        return some, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
+        reference = unmasked_element(aim, shard.mask)
+        reference = jnp.where(reference == -jnp.inf, 0, reference)  # all steps are masked
+        total, error = (moments_of(x, shard.mask) for x in (aim - reference, aim - value))
+        return reference, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
-    some, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
-    first = one_of(some, each.seen > 0)
-    each = each._replace(mean=each.mean.at[:, 0].add(some - first))
+    references, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
+    reference = unmasked_element(references, each.seen > 0)
+    each = each._replace(mean=each.mean.at[:, 0].add(references - reference))
     total, error = merged(each).var
-    return share_explained(total, error, first).astype(batch.value.dtype)
+    return share_explained(total, error, reference).astype(batch.value.dtype)

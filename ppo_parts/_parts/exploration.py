@@ -15,6 +15,7 @@ from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
+from ..functional._common import boolean_mask
 from .common import at_step, check_numbers, loss_part, moments_of
 from .losses import require_critic
 
@@ -90,7 +91,7 @@ def rnd_reward(
             raise UserValueError(f"{where}: embed must return an array [{axes}, K] here, got shape {embedding.shape}")
         if error.shape[1:] != (num_envs,):
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
-        keep = jnp.ones_like(error, bool) if batch.mask is None else batch.mask.astype(bool)
+        keep = boolean_mask(batch.mask, error)
         error = jnp.where(keep, error, 0).astype(state.discounted.dtype)
         discount = at_step(numbers, batch, context)["gamma"]
 

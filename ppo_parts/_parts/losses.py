@@ -18,6 +18,7 @@ from .._base.hyperparameters import Field, Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
+from ..functional._common import boolean_mask
 from .common import check_numbers, loss_part
 
 
@@ -130,7 +131,7 @@ def policy_diagnostics() -> Part:
     def update(batch: Batch) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
         ratio = jnp.exp(log_ratio)
-        keep = True if batch.mask is None else batch.mask.astype(bool)
+        keep = boolean_mask(batch.mask, ratio)
         measured = {
             "approx_kl": functional.approx_kl(log_ratio, mask=batch.mask),
             "approx_kl_k1": functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask),

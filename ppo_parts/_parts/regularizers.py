@@ -16,7 +16,7 @@ from .._core.types import Array, Batch, Context, Params, Part
 from ..distributions import Normal
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
-from ..functional._common import accumulator_dtype, unsqueezed
+from ..functional._common import accumulator_dtype, boolean_mask, unsqueezed
 from .common import at_step, check_numbers, loss_part, numeric_part
 from .losses import entropy_of
 
@@ -383,8 +383,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
         proximal = evaluate_policy(context.evaluate, params, batch).distribution
         log_prob = proximal.log_prob(batch.action).astype(batch.log_prob.dtype)
-        if batch.mask is not None:
-            log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.log_prob)
+        log_prob = jnp.where(boolean_mask(batch.mask, log_prob), log_prob, batch.log_prob)
         correction = jnp.exp(log_prob - batch.log_prob)
         batch = batch.add_metrics(off_policy_weight=masked_mean(correction, batch.mask))
         advantage = (correction * batch.advantage).astype(batch.advantage.dtype)
@@ -433,8 +432,8 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         shift = scale * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
         perturbed = Normal((policy.loc + shift).astype(policy.loc.dtype), policy.scale)
         log_prob = perturbed.log_prob(batch.action)
-        if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
-            log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
+        # Masked elements keep a ratio of 1, as in the policy itself.
+        log_prob = jnp.where(boolean_mask(batch.mask, log_prob), log_prob, batch.current.log_prob)
         return batch.replace(current=batch.current._replace(log_prob=log_prob))
 
     reads = ("current.distribution", "current.log_prob", "action", "mask")

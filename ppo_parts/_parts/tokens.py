@@ -14,6 +14,7 @@ from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order, is_whole
+from ..functional._common import boolean_mask
 from ..functional._groups import per_sequence
 from .common import check_numbers, check_options, is_zero, numeric_part
 
@@ -123,7 +124,7 @@ def group_advantage(
     check_group(size or 2)
 
     def update(batch: Batch, context: Context, eps: Any) -> Batch:
-        keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
+        keep = boolean_mask(batch.mask, batch.log_prob)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
         if size is None:
@@ -250,7 +251,7 @@ def importance_correction(
         outside = (ratio > high) | (ratio < low)
         measured = {"weight": weight, "fraction": outside.astype(weight.dtype)}
         batch = batch.add_metrics(**{f"{name}_{key}": masked_mean(x, batch.mask) for key, x in measured.items()})
-        advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
+        advantage = jnp.where(boolean_mask(batch.mask, batch.advantage), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
     return numeric_part(

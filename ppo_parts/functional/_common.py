@@ -187,14 +187,14 @@ def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
             counts = None if numbers is None else numbers.astype(bool)
 
 
-def visible(x: Array, flag: Any) -> Array:
+def nan_if_not_flag(x: Array, flag: Any) -> Array:
     """Return `x`, but NaN where a flag that was traced, and so not checked, is neither 0 nor 1."""
     flag = jnp.asarray(flag)
     return x if flag.dtype == bool else jnp.where((flag == 0) | (flag == 1), x, jnp.nan)
 
 
-def chosen(flag: Any, at_1: Any, at_0: Any) -> Array:
-    """Return `at_1` where a flag is 1, `at_0` where it is 0 or None, and NaN elsewhere: `visible`, in one selection."""
+def where_flag(flag: Any, at_1: Any, at_0: Any) -> Array:
+    """Return `at_1` where a flag is 1, `at_0` where it is 0 or None, and NaN elsewhere."""
     if flag is None:
         return at_0
     if flag.dtype == bool:
@@ -202,7 +202,7 @@ def chosen(flag: Any, at_1: Any, at_0: Any) -> Array:
     return jnp.where(flag == 0, at_0, jnp.where(flag == 1, at_1, jnp.nan))
 
 
-def kept(mask: Any, like: Array) -> Array:
+def boolean_mask(mask: Any, like: Array) -> Array:
     """Return the mask as booleans; all True without a mask."""
     return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
 
@@ -219,7 +219,7 @@ def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
         if mask is None:
             return x
         counts = unsqueezed(jnp.asarray(mask), x.ndim)
-        return jnp.where(kept(counts, x), visible(x, counts), 0)
+        return jnp.where(boolean_mask(counts, x), nan_if_not_flag(x, counts), 0)
 
     return tuple(map(prepared, arrays))
 
@@ -249,4 +249,4 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
 
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
-    return jnp.sum(x if mask is None else jnp.where(kept(mask, x), visible(x, mask), 0), axis=axis)
+    return jnp.sum(x if mask is None else jnp.where(boolean_mask(mask, x), nan_if_not_flag(x, mask), 0), axis=axis)

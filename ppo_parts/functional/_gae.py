@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import export
 
 from ._arguments import CONSTANT, Implementation, MaskMode, public
-from ._common import Array, Number, chosen, kept, visible
+from ._common import Array, Number, boolean_mask, nan_if_not_flag, where_flag
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence, solver
-from ._steps import Steps, check_padding, prepare, unless
+from ._steps import Steps, check_padding, prepare, zero_where
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._gae.Advantages")
@@ -89,17 +89,18 @@ def gae(
     skip = mask_mode == "skip" and mask is not None
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
     x = prepare("gae", steps, stop_gradient, skip=skip)
-    delta = x.reward + x.gamma * unless(x.terminated, x.next_value) - x.value
-    trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda))
+    delta = x.reward + x.gamma * zero_where(x.terminated, x.next_value) - x.value
+    trace = where_flag(x.truncated, 0, zero_where(x.terminated, x.gamma * x.gae_lambda))
     if skip:  # A_t = A_{t+1} at masked steps
-        delta, trace = jnp.where(x.counts(), delta, 0), jnp.where(x.counts(), trace, 1)
+        keep = boolean_mask(mask, delta)
+        delta, trace = jnp.where(keep, delta, 0), jnp.where(keep, trace, 1)
     # The recurrence, which as a plain loop is
     #
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
     advantage = solver(implementation)((delta, trace))
-    advantage = jnp.where(x.counts(), advantage, 0) if skip else advantage
+    advantage = jnp.where(keep, advantage, 0) if skip else advantage
     return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
 
@@ -146,11 +147,11 @@ def next_values(
         )
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
     if mask is not None:
-        shifted = _skip(visible(shifted, mask), kept(mask, shifted))
+        shifted = _skip(nan_if_not_flag(shifted, mask), boolean_mask(mask, shifted))
     if truncated is None or final_value is None:
         return shifted
-    followed = jnp.where(kept(truncated, value), final_value, shifted).astype(value.dtype)
-    return jnp.where(kept(mask, value), visible(followed, truncated), followed)
+    followed = jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
+    return jnp.where(boolean_mask(mask, value), nan_if_not_flag(followed, truncated), followed)
 
 
 def _skip(shifted: Array, keep: Array) -> Array:
@@ -192,7 +193,7 @@ def reward_to_go(
     Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, Machine Learning 8; Hu 2025,
     REINFORCE++, arXiv:2501.03262.
     """
-    keep, trace = kept(mask, reward), jnp.broadcast_to(gamma, reward.shape)
-    trace = chosen(truncated, 0, unless(terminated, trace))
+    keep, trace = boolean_mask(mask, reward), jnp.broadcast_to(gamma, reward.shape)
+    trace = where_flag(truncated, 0, zero_where(terminated, trace))
     later = reverse_recurrence(reward, jax.lax.stop_gradient(jnp.where(keep, trace, 1)))
     return jnp.where(keep, later, 0)

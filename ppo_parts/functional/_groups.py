@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, POSITIVE, Aggregation, Baseline, Scale, number, public
-from ._common import Array, Number, accumulator_dtype, kept, known_values, masked_sum, zero_masked
+from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, masked_sum, zero_masked
 from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
 
@@ -85,7 +85,7 @@ def group_advantage(
     Reference: GRPO: arXiv:2402.03300. Dr.GRPO: arXiv:2503.20783. RLOO: arXiv:2402.14740. OPO: arXiv:2505.23585. ReMax:
     arXiv:2310.10505. Lite PPO: arXiv:2508.08221. REINFORCE++: arXiv:2501.03262.
     """
-    keep, size = kept(mask, reward).astype(reward.dtype), len(reward) if num_groups is None else num_groups
+    keep, size = boolean_mask(mask, reward).astype(reward.dtype), len(reward) if num_groups is None else num_groups
 
     def total(x: Array) -> Array:
         """Sum over the group of each element."""
@@ -93,8 +93,8 @@ def group_advantage(
 
     count = total(keep)
     # A reward of the group is subtracted first, so that equal rewards have an advantage of exactly 0.
-    some = jax.ops.segment_max(jnp.where(keep > 0, reward, -jnp.inf), group, size)[group]
-    shifted = jnp.where(keep > 0, reward - some, 0)
+    reference = jax.ops.segment_max(jnp.where(keep > 0, reward, -jnp.inf), group, size)[group]
+    shifted = jnp.where(keep > 0, reward - reference, 0)
     mean = total(shifted) / jnp.maximum(count, 1)
     if not isinstance(baseline, str):
         advantage = reward - zero_masked(mask, jax.lax.stop_gradient(baseline))[0].astype(reward.dtype)
@@ -170,7 +170,7 @@ def outcome_reward(
     if reference_log_prob is None:  # there is no penalty, and the log-probability may be infinite
         log_prob = reference_log_prob = jnp.zeros_like(log_prob)
     acted, reference = zero_masked(mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
-    keep = kept(mask, acted)
+    keep = boolean_mask(mask, acted)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
     final = keep & (later == 1)
     outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
@@ -215,7 +215,7 @@ def aggregate(
     if by == "token_mean":
         return masked_mean(loss, mask)
     sequences = per_sequence(loss, by, length, mask)
-    return masked_mean(sequences, None if mask is None else jnp.any(kept(mask, loss), axis=0))
+    return masked_mean(sequences, None if mask is None else jnp.any(boolean_mask(mask, loss), axis=0))
 
 
 def per_sequence(loss: Array, by: str, length: Any, mask: Array | None) -> Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import POSITIVE, CorrectionMode, check_order, fit, number, public
-from ._common import Array, Number, kept, zero_masked
+from ._common import Array, Number, boolean_mask, zero_masked
 
 
 @public()
@@ -278,7 +278,7 @@ def importance_sampling_weight(
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
     inside = (ratio >= least) & (ratio <= most)
     weight = jnp.clip(ratio, least, most) if mode == "truncate" else jnp.where(inside, ratio, 0)
-    return jnp.where(kept(mask, weight), weight, 0).astype(dtype)
+    return jnp.where(boolean_mask(mask, weight), weight, 0).astype(dtype)
 
 
 @public(wide="mean")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import CONSTANT, WHOLE, public
-from ._common import Array, Number, accumulator_dtype, kept, known_values, visible
+from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, nan_if_not_flag
 from ._errors import ShapeError, UserValueError
 
 
@@ -51,8 +51,8 @@ def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, m
     priority = (scale * total / scaled / scaled) ** alpha + eps / root**alpha / root**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
-        priority = jnp.where(jnp.any(kept(mask, advantage), axis=0), priority, 0)
-        priority += jnp.sum(visible(jnp.zeros_like(advantage), mask), axis=0)
+        priority = jnp.where(jnp.any(boolean_mask(mask, advantage), axis=0), priority, 0)
+        priority += jnp.sum(nan_if_not_flag(jnp.zeros_like(advantage), mask), axis=0)
     whole = jnp.sum(priority)
     return priority / jnp.where(whole > 0, whole, 1)
 

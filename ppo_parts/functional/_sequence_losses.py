@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, FROM_0, Level, Reduction, check_order, number, public
-from ._common import Array, Number, kept
+from ._common import Array, Number, boolean_mask
 from ._policy_losses import clip_bounds, clipped_surrogate, importance_weighted_surrogate, outside_clip_range
 from ._statistics import masked_mean
 
@@ -125,7 +125,7 @@ def sequence_log_ratio(
 
 
 def _shared_log_ratio(log_ratio: Array, level: Level, reduction: Reduction, mask: Array | None) -> Array:
-    keep = kept(mask, log_ratio)
+    keep = boolean_mask(mask, log_ratio)
     one = _mean_over_tokens(log_ratio, keep) if reduction == "mean" else jnp.sum(log_ratio, axis=0, keepdims=True)
     whole = jnp.broadcast_to(one, log_ratio.shape)
     if level == "token":
@@ -198,7 +198,7 @@ def gmpo(
 
     Reference: Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv:2507.20673.
     """
-    keep = kept(mask, log_ratio)
+    keep = boolean_mask(mask, log_ratio)
     high = clip_eps if clip_eps_high is None else clip_eps_high
     clipped = jnp.where(advantage < 0, jnp.maximum(log_ratio, -clip_eps), jnp.minimum(log_ratio, high))
     gain, mean = _mean_over_tokens(advantage, keep), _mean_over_tokens(clipped, keep)
@@ -291,7 +291,7 @@ def kl_cov(
 def _covariance(advantage: Array, log_prob: Array, mask: Array | None) -> tuple[Array, Array]:
     """Return the summand of the covariance of each token, and whether the token counts."""
     cov = (advantage - masked_mean(advantage, mask)) * (log_prob - masked_mean(log_prob, mask))
-    return cov, kept(mask, cov)
+    return cov, boolean_mask(mask, cov)
 
 
 def _share(fraction: Any, keep: Array) -> Array:

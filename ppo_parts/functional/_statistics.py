@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, FLOATS, KLEstimator, public
-from ._common import Array, Axes, Number, accumulator_dtype, kept, visible
+from ._common import Array, Axes, Number, accumulator_dtype, boolean_mask, nan_if_not_flag
 from ._policy_losses import outside_clip_range
 
 
@@ -32,8 +32,8 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
     """
     if mask is None:
         return jnp.mean(x, axis=axis, keepdims=keepdims)
-    x, keep, dtype = jnp.asarray(x), kept(mask, x), accumulator_dtype(x)
-    total = jnp.sum(jnp.where(keep, visible(x.astype(dtype), mask), 0), axis=axis, keepdims=keepdims)
+    x, keep, dtype = jnp.asarray(x), boolean_mask(mask, x), accumulator_dtype(x)
+    total = jnp.sum(jnp.where(keep, nan_if_not_flag(x.astype(dtype), mask), 0), axis=axis, keepdims=keepdims)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
     mean = total / jnp.maximum(count, 1)
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
@@ -71,7 +71,7 @@ def advantage_normalize(
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
-    x, keep = advantage, kept(mask, advantage).astype(advantage.dtype)
+    x, keep = advantage, boolean_mask(mask, advantage).astype(advantage.dtype)
     count = jnp.sum(keep, axis=axis, keepdims=True)
     number = jnp.maximum(count, 1)
     offset = (x - jnp.sum(x, axis=axis, keepdims=True) / number) * keep
@@ -151,7 +151,7 @@ def clip_fraction(
     """
     below, above = outside_clip_range(log_ratio, clip_eps, clip_eps_high)
     outside = (below | above).astype(log_ratio.dtype)
-    return outside if mask is None else visible(outside, mask)
+    return outside if mask is None else nan_if_not_flag(outside, mask)
 
 
 @public(value=CONSTANT)
@@ -174,25 +174,25 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
     """
-    some = one_of(target, mask)
+    reference = unmasked_element(target, mask)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
     # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
     # their differences, which are 0, has none.
-    return share_explained(variance(target - some), variance(target - value), some)
+    return share_explained(variance(target - reference), variance(target - value), reference)
 
 
-def one_of(x: Array, mask: Array | None) -> Array:
+def unmasked_element(x: Array, mask: Array | None) -> Array:
     """Return one of the unmasked elements; -inf if there is none."""
     if mask is None:
         first = jnp.atleast_1d(x)[:1]  # only of the first step: a maximum over all steps costs a pass
         return jnp.max(first, initial=-jnp.inf)
-    return jnp.max(x, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+    return jnp.max(x, where=boolean_mask(mask, x), initial=-jnp.inf)
 
 
-def share_explained(total: Array, error: Array, some: Array) -> Array:
-    """Return the share of the variance `total` that is not `error`; NaN if targets like `some` do not vary."""
-    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(some)
+def share_explained(total: Array, error: Array, target: Array) -> Array:
+    """Return the share of the variance `total` that is not `error`; NaN if numbers like `target` do not vary."""
+    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(target)
     return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import fit
-from ._common import Array, accumulator_dtype, chosen, known_values, visible
+from ._common import Array, accumulator_dtype, boolean_mask, known_values, nan_if_not_flag, where_flag
 from ._errors import UserValueError
 
 HYPERPARAMETERS = ("gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "pg_lambda")
@@ -35,18 +35,14 @@ class Steps(NamedTuple):
     pg_rho_clip: Any = None
     pg_lambda: Any = None
 
-    def counts(self) -> Array:
-        """Return the mask, which must be given, as booleans."""
-        return jnp.asarray(self.mask).astype(bool)
 
-
-def unless(flag: Array | None, x: Array) -> Array:
+def zero_where(flag: Array | None, x: Array) -> Array:
     """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
 
     None means that no flag is set. A flag may be a probability; outside [0, 1] the result is NaN.
     """
     if flag is None or flag.dtype == bool:
-        return chosen(flag, 0, x)
+        return where_flag(flag, 0, x)
     keep = 1 - flag.astype(x.dtype)
     keep = jnp.where((keep >= 0) & (keep <= 1), keep, jnp.nan)  # a flag that was traced, and so not checked
     return keep * jnp.where(keep <= 0, 0, x)
@@ -70,7 +66,7 @@ def prepare(where: str, x: Steps, stop_gradient: bool, *, skip: bool = False) ->
     read = {name: getattr(x, name).astype(dtype) for name in names} | {"terminated": x.terminated}
     if x.mask is None:
         return x._replace(**read)
-    counts = x.counts()
+    counts = boolean_mask(x.mask, x.value)
     if not skip:
         # No trace passes from or to a masked step: it, and the one before it, are truncated.
         cut = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
@@ -78,7 +74,7 @@ def prepare(where: str, x: Steps, stop_gradient: bool, *, skip: bool = False) ->
         truncated = cut if x.truncated is None else jnp.where(cut, 1, x.truncated).astype(x.truncated.dtype)
         x = x._replace(truncated=truncated)
     # Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
-    read["reward"] = visible(read["reward"], x.mask)
+    read["reward"] = nan_if_not_flag(read["reward"], x.mask)
     return x._replace(**{name: jnp.where(counts, field, 0) for name, field in read.items()})
 
 

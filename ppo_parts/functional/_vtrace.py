@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import export
 
 from ._arguments import Implementation, public
-from ._common import Array, Number, chosen
+from ._common import Array, Number, where_flag
 from ._recurrence import solver
-from ._steps import Steps, prepare, unless
+from ._steps import Steps, prepare, zero_where
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
@@ -85,13 +85,13 @@ def vtrace(
     ratio = _ratio(x)
 
     def td_error(next_value: Array, rho_clip: Array) -> Array:
-        return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * unless(x.terminated, next_value) - x.value)
+        return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * zero_where(x.terminated, next_value) - x.value)
 
     c = jnp.minimum(ratio, x.c_clip)
-    trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda * c))
+    trace = where_flag(x.truncated, 0, zero_where(x.terminated, x.gamma * x.gae_lambda * c))
     error = solver(implementation)((td_error(x.next_value, x.rho_clip), trace))
     target = error + x.value
-    follows = chosen(x.truncated, x.next_value, jnp.concatenate([target[1:], x.next_value[-1:]]))
+    follows = where_flag(x.truncated, x.next_value, jnp.concatenate([target[1:], x.next_value[-1:]]))
     if x.pg_lambda is not None:
         follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
     policy_advantage = td_error(follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
