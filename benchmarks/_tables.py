@@ -42,7 +42,7 @@ def short(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
-def seeds_of(seeds: list[int]) -> str:
+def first_to_last(seeds: list[int]) -> str:
     """The first and the last seed."""
     return f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
 
@@ -79,7 +79,7 @@ def learning(link: Link, *names: str) -> list[str]:
         found = records("learning")[name]["results"]
         task = f"{found['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
         returns = (reached(found, f"{what}_episodes_return") for what in ("last_100", "evaluation_100"))
-        rows.append([task, f"{found['env_steps']:,}", seeds_of(found["seeds"]), *returns])
+        rows.append([task, f"{found['env_steps']:,}", first_to_last(found["seeds"]), *returns])
     return table(
         ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"], rows
     )
@@ -93,7 +93,7 @@ def published(link: Link, *names: str) -> list[str]:
         returns = (found[f"{how}_100_episodes_return"] for how in ("evaluation", "evaluation_mode"))
         evaluated = (interval(x, 1 if abs(task.threshold) >= 1 else 3) for x in returns)
         linked, steps = link(found["config"]["env_id"], f"learning.jsonl#{name}"), f"{found['env_steps']:,}"
-        rows.append([linked, steps, seeds_of(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
+        rows.append([linked, steps, first_to_last(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
     return table(
         ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"], rows
     )
@@ -110,7 +110,7 @@ def games(link: Link) -> list[str]:
             few = ", ".join(f"{x:.1f} %" for x in won)
             cells.append(few if len(won) < 5 else f"{interval(training.summary(won), 1)} %")
         linked, steps = link(game, *(found["address"] for found in group)), f"{group[0]['env_steps']:,}"
-        rows.append([linked, steps, seeds_of([seed["seed"] for seed in seeds]), *cells])
+        rows.append([linked, steps, first_to_last([seed["seed"] for seed in seeds]), *cells])
     return table(["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"], rows)
 
 
@@ -125,7 +125,7 @@ def atari(link: Link) -> list[str]:
             for each in runs.values()
         ]
         linked = link(task, *(found["address"] for found in group))
-        rows.append([linked, f"{steps:,}", seeds_of([run["seed"] for run in runs["ppo_parts"]]), *cells])
+        rows.append([linked, f"{steps:,}", first_to_last([run["seed"] for run in runs["ppo_parts"]]), *cells])
     head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
     return table(["game", "steps", "seeds", *head], rows)
 
@@ -224,7 +224,7 @@ def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
         last = {run["variant"]: difference(x[-1], first[-1]) for run, x in zip(others, later, strict=True)}
         mean = {run["variant"]: difference(x.mean(0), first.mean(0)) for run, x in zip(others, later, strict=True)}
         named = {run["variant"]: run for run in group}
-        found.append(Comparison(base["task"], base["env_steps"], seeds_of(base["seeds"]), named, last, mean))
+        found.append(Comparison(base["task"], base["env_steps"], first_to_last(base["seeds"]), named, last, mean))
     return found
 
 
@@ -250,7 +250,7 @@ def libraries(link: Link) -> list[str]:
         divergence = np.mean([row["approx_kl"] for row in run["curve"]])
         returns = (interval(run[what]) for what in ("last_evaluation", "last_100_episodes"))
         rows.append([link(run["variant"], *run["addresses"]), *returns, f"{divergence:.4f}"])
-    head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {seeds_of(found[0]['seeds'])}"
+    head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {first_to_last(found[0]['seeds'])}"
     return table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
 
 
@@ -260,7 +260,7 @@ def explain(link: Link, *names: str) -> list[str]:
     for name in names:
         found = records("explain")[name]["results"]
         ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
-        linked = link(f"{ends}, seeds {seeds_of(found['seeds'])}", f"explain.jsonl#{name}")
+        linked = link(f"{ends}, seeds {first_to_last(found['seeds'])}", f"explain.jsonl#{name}")
         rows += [["", choice, signed(change)] for choice, change in explained(found).items()]
         rows[-len(found["choices"]) - 1][0] = linked
     return table(["from, to", "choice", "effect on the return of the last 100 episodes"], rows)
@@ -282,7 +282,7 @@ def kuhn(link: Link) -> list[str]:
 def levels(link: Link) -> list[str]:
     """Interquartile means of returns in held-out mazes."""
     runs = results("levels")
-    head = [link(f"seeds {seeds_of(run['seeds'])}", run["address"]) for run in runs]
+    head = [link(f"seeds {first_to_last(run['seeds'])}", run["address"]) for run in runs]
     rows = [[arm, *(interquartile(run["arms"][arm]["held_out"], 3) for run in runs)] for arm in runs[0]["arms"]]
     return table(["levels", *head], rows)
 

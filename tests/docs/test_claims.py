@@ -42,11 +42,11 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     training = _pages.interval(found["last_100_episodes"])
     least, page = min(found["last_100_episodes"]["per_seed"]), words("docs/results.md")
     assert f"reaches {training} in the last 100 training episodes, and at least {least:,.0f} with each seed" in page
-    assert f"seeds {_tables.seeds_of(found['seeds'])}," in page
+    assert f"seeds {_tables.first_to_last(found['seeds'])}," in page
     assert found["seeds"] == list(range(1, 11))
     others = {name: results("humanoid", name) for name in ("preset_101", "preset_107")}
     for name, other in others.items():
-        assert f"[{_tables.seeds_of(other['seeds'])}](../benchmarks/results/humanoid.jsonl#{name})" in page
+        assert f"[{_tables.first_to_last(other['seeds'])}](../benchmarks/results/humanoid.jsonl#{name})" in page
     least = min(x for other in others.values() for x in other["last_100_episodes"]["per_seed"])
     assert f"at least {least:,.0f}. Seed 106" in page
     curve = {row["env_steps"]: row for row in results("humanoid", "preset_3M_106")["curve"]}
