@@ -9,7 +9,6 @@ contact forces. The records are in benchmarks/results/differences.jsonl.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -101,75 +100,67 @@ def make_train(
     return training.Train.of(config, env, policy, chain(config, **choices), optimizer)
 
 
-@dataclasses.dataclass(frozen=True)
 class Difference:
-    """A choice in which libraries differ, the libraries that make it, and the run that makes it."""
+    """A choice in which libraries differ, the libraries that make it, and the arguments of `make_train` for it."""
 
-    what: str
-    who: str
-    make_train: mujoco.Variant
-
-
-def difference(what: str, who: str, **choices: Any) -> Difference:
-    """A difference that consists of these choices of `make_train`."""
-    return Difference(what, who, functools.partial(make_train, **choices))
+    def __init__(self, what: str, who: str, **choices: Any) -> None:
+        self.what, self.who, self.choices = what, who, choices
 
 
 DIFFERENCES = {
-    "none": difference("nothing", "the chain above"),
-    "time_limit_terminates": difference(
+    "none": Difference("nothing", "the chain above"),
+    "time_limit_terminates": Difference(
         "a time limit ends the episode", "CleanRL", time_limit=terminate_at_time_limits()),
-    "current_value": difference(
+    "current_value": Difference(
         "a time limit bootstraps from V of the current state", "rsl_rl, rl_games",
         time_limit=parts.truncate_at_current_value()),
-    "time_limit_ignored": difference("time limits ignored", "skrl", time_limit=parts.ignore_truncations()),
-    "rollout_normalize": difference("A standardized over the rollout", "rsl_rl, skrl, rl_games", normalize="rollout"),
-    "no_normalize": difference("A not standardized", "Tianshou's examples", normalize="nowhere"),
-    "refresh_epoch": difference("A recomputed before each epoch", "Tianshou's examples", refresh="epoch"),
-    "value_normalize": difference("V in units of running moments", "rl_games", values_normalized=True),
-    "value_without_half": difference(
+    "time_limit_ignored": Difference("time limits ignored", "skrl", time_limit=parts.ignore_truncations()),
+    "rollout_normalize": Difference("A standardized over the rollout", "rsl_rl, skrl, rl_games", normalize="rollout"),
+    "no_normalize": Difference("A not standardized", "Tianshou's examples", normalize="nowhere"),
+    "refresh_epoch": Difference("A recomputed before each epoch", "Tianshou's examples", refresh="epoch"),
+    "value_normalize": Difference("V in units of running moments", "rl_games", values_normalized=True),
+    "value_without_half": Difference(
         "weight of the value loss doubled", "the others", value=pp.clipped_value_loss(clip_eps=0.2, coef=1.0)),
-    "value_unclipped": difference(
+    "value_unclipped": Difference(
         "V not clipped", "Stable-Baselines3, Tianshou, brax", value=pp.value_loss(coef=0.5)),
-    "value_clipped_prediction": difference(
+    "value_clipped_prediction": Difference(
         "only the prediction of V clipped", "skrl",
         value=pp.chain(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))),
-    "separate_norms": difference(
+    "separate_norms": Difference(
         "gradient clipped separately for each network", "rsl_rl", clip=parts.clip_each_network(0.5)),
-    "no_gradient_clip": difference("gradient not clipped", "Tianshou, brax", clip=optax.identity()),
-    "adaptive_rate": difference(
+    "no_gradient_clip": Difference("gradient not clipped", "Tianshou, brax", clip=optax.identity()),
+    "adaptive_rate": Difference(
         "learning rate adapted to the KL divergence", "rsl_rl, with k3",
         rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01)),
-    "constant_rate": difference(
+    "constant_rate": Difference(
         "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.optim.scale_by_update_schedule(3e-4)),
-    "adaptive_rate_epoch": difference(
+    "adaptive_rate_epoch": Difference(
         "learning rate adapted after each epoch", "skrl's option",
         rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6)),
-    "early_stop": difference(
+    "early_stop": Difference(
         "update ends where the KL divergence exceeds 0.015", "Stable-Baselines3's option",
         last=pp.kl_early_stop(0.015)),
-    "value_weight_2.5": difference(
+    "value_weight_2.5": Difference(
         "weight of the squared error of V ten times as large", "skrl",
         value=pp.clipped_value_loss(clip_eps=0.2, coef=5.0)),
-    "entropy_0.01": difference("entropy bonus of 0.01", "Tianshou, rsl_rl", last=pp.entropy_bonus(coef=0.01)),
-    "bounds_loss": difference(
+    "entropy_0.01": Difference("entropy bonus of 0.01", "Tianshou, rsl_rl", last=pp.entropy_bonus(coef=0.01)),
+    "bounds_loss": Difference(
         "loss for means out of bounds", "rl_games' option", last=pp.regularizers.bounds_loss(coef=1e-4)),
-    "segments": difference("minibatches of consecutive steps", "as in brax", sampler=segments),
-    "segments_in_order": difference(
+    "segments": Difference("minibatches of consecutive steps", "as in brax", sampler=segments),
+    "segments_in_order": Difference(
         "minibatches of consecutive steps, in order", "as in rl_games", sampler=segments_in_order),
-    "brax_advantages": difference(
+    "brax_advantages": Difference(
         "minibatches of consecutive steps, with A and V of the policy being trained", "brax", sampler=segments,
         brax_advantages=True),
-    "squashed": difference("actions squashed by tanh", "brax", squash=True),
-    "adam_eps_1e-8": difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
+    "squashed": Difference("actions squashed by tanh", "brax", squash=True),
+    "adam_eps_1e-8": Difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
 }  # fmt: skip
-VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
+VARIANTS = {
+    name: mujoco.Variant(functools.partial(make_train, **each.choices), contact_forces=False)
+    for name, each in DIFFERENCES.items()
+}
 
 
 def main() -> None:
     """Command line."""
-    given, fields = mujoco.read_command_line(__doc__, VARIANTS)
-    config = Config(**fields)
-    if given.task in mujoco.WITH_FORCES:
-        config = mujoco.without_contact_forces(config)
-    mujoco.measure(config, given, VARIANTS, "differences")
+    mujoco.run(__doc__, VARIANTS, "differences")

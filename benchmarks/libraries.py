@@ -11,10 +11,11 @@ The records are in benchmarks/results/libraries.jsonl.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ppo_parts.recipes import library_ppo
 
-from . import mujoco
+from .mujoco import Variant, run
 
 DIFFERENCES = {  # what `mujoco_ppo` has instead of the settings of the preset "humanoid"
     "network": {"hidden": (64, 64), "activation": "tanh", "shared": False},
@@ -24,22 +25,20 @@ DIFFERENCES = {  # what `mujoco_ppo` has instead of the settings of the preset "
     "noise": {"log_std": -1.0},
 }
 ALL = {field: value for fields in DIFFERENCES.values() for field, value in fields.items()}
-HUMANOID = {  # variant: fields of the configuration
+HUMANOID: dict[str, dict[str, Any]] = {  # variant: fields of the configuration
     "humanoid": {},
     "humanoid-all": ALL,
     **{f"humanoid-{name}": fields for name, fields in DIFFERENCES.items()},
     **{f"humanoid+{name}": {k: v for k, v in ALL.items() if k not in fields} for name, fields in DIFFERENCES.items()},
 }
+PRESET = library_ppo.PRESETS["humanoid"]
 LIBRARIES = [name for name in library_ppo.PRESETS if name not in ("playground", "humanoid")]
-VARIANTS = dict.fromkeys((*LIBRARIES, *HUMANOID), library_ppo.make_train)
+VARIANTS = {name: Variant(library_ppo.make_train, library_ppo.PRESETS[name]) for name in LIBRARIES} | {
+    name: Variant(library_ppo.make_train, dataclasses.replace(PRESET, **fields), contact_forces=False)
+    for name, fields in HUMANOID.items()
+}
 
 
 def main() -> None:
     """Command line."""
-    given, fields = mujoco.read_command_line(__doc__, VARIANTS)
-    if given.variant in HUMANOID:
-        config = dataclasses.replace(library_ppo.PRESETS["humanoid"], **HUMANOID[given.variant], **fields)
-        config = mujoco.without_contact_forces(config)
-    else:
-        config = dataclasses.replace(library_ppo.PRESETS[given.variant], **fields)
-    mujoco.measure(config, given, VARIANTS, "libraries")
+    run(__doc__, VARIANTS, "libraries")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,47 +27,53 @@ from ._runs import evaluation_key, keys_of, seeds_of, stages
 from ._shared import RESULTS, parser, positive, write
 
 EPISODES = 10  # of each evaluation
-WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # in version 3, the contact forces are always 0
+WITH_FORCES = ("Ant-v5", "Humanoid-v5")
 Config = mujoco_ppo.Config
-Variant = Callable[[Any], training.Train]
-SETTINGS: dict[str, dict[str, float]] = {  # of variants that change settings
-    "obs_clip_1": {"obs_clip": 1.0},
-    "tianshou": {"gae_lambda": 0.95, "log_std": -0.5},
-    "lambda_0.95": {"gae_lambda": 0.95},
-    "log_std_-0.5": {"log_std": -0.5},
-}
 
 
-def without_contact_forces(config: Config) -> Config:
-    """Ant and Humanoid with observations as in their version 3, where contact forces were always 0."""
-    return dataclasses.replace(config, env_id=f"{config.env_id},include_cfrc_ext_in_observation=False")
+class Variant(NamedTuple):
+    """A run: what makes it, of which configuration, and whether Ant and Humanoid observe contact forces."""
+
+    make_train: Callable[[Any], training.Train]
+    config: Any = Config()
+    contact_forces: bool = True
 
 
-def variant(config: Config, **parts: Any) -> training.Train:
+def with_parts(config: Config, **parts: Any) -> training.Train:
     """The recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.chain`."""
     return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
 
 
-VARIANTS: dict[str, Variant] = {
-    "recipe": mujoco_ppo.make_train,
-    **dict.fromkeys(("no_contact_forces", *SETTINGS), mujoco_ppo.make_train),
-    "refresh_rollout": lambda c: variant(c, refresh="rollout"),
-    "refresh_minibatch": lambda c: variant(c, refresh="minibatch"),
-    "value_clip": lambda c: variant(c, value_loss=pp.clipped_value_loss(clip_eps=c.clip_coef, coef=c.vf_coef)),
-    "advantage_normalize": lambda c: variant(
-        c, surrogate=pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=c.clip_coef))
+VARIANTS = {
+    "recipe": Variant(mujoco_ppo.make_train),
+    "no_contact_forces": Variant(mujoco_ppo.make_train, contact_forces=False),
+    "obs_clip_1": Variant(mujoco_ppo.make_train, Config(obs_clip=1.0)),
+    "tianshou": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["tianshou"]),
+    "lambda_0.95": Variant(mujoco_ppo.make_train, Config(gae_lambda=0.95)),
+    "log_std_-0.5": Variant(mujoco_ppo.make_train, Config(log_std=-0.5)),
+    "refresh_rollout": Variant(lambda c: with_parts(c, refresh="rollout")),
+    "refresh_minibatch": Variant(lambda c: with_parts(c, refresh="minibatch")),
+    "value_clip": Variant(
+        lambda c: with_parts(c, value_loss=pp.clipped_value_loss(clip_eps=c.clip_coef, coef=c.vf_coef))
     ),
-    "unscaled_rewards": lambda c: mujoco_ppo.make_train(
-        c, envs.normalize_observation(envs.clip_action(envs.make(c.env_id)))
+    "advantage_normalize": Variant(
+        lambda c: with_parts(
+            c, surrogate=pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=c.clip_coef))
+        )
+    ),
+    "unscaled_rewards": Variant(
+        lambda c: mujoco_ppo.make_train(c, envs.normalize_observation(envs.clip_action(envs.make(c.env_id))))
     ),
 }
 
 
-def measure(
-    config: Any, given: argparse.Namespace, variants: Mapping[str, Variant] = VARIANTS, benchmark: str = "mujoco"
-) -> None:
+def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
-    train, seeds = variants[given.variant](config), seeds_of(given)
+    without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
+    env_id = f"gym:{given.task}" + without * (given.task in WITH_FORCES and not variant.contact_forces)
+    fields = {"env_id": env_id, "total_timesteps": given.steps, "seed": given.first_seed}
+    config, seeds = dataclasses.replace(variant.config, **fields), seeds_of(given)
+    train = variant.make_train(config)
     keys = keys_of(seeds)
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
@@ -95,18 +101,16 @@ def measure(
         print(f"{given.task} {given.variant} {stage.env_steps:>9,}: {shown}", flush=True)
 
 
-def read_command_line(description: str | None, variants: Mapping[str, Variant]) -> tuple[argparse.Namespace, Any]:
-    """What a benchmark with these variants, the first of which is the default, is asked for; fields of a `Config`."""
+def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
+    """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
     options = parser(description, steps=1_000_000, seeds=10, first_seed=1)
     options.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
     options.add_argument("--evaluations", type=positive, default=20, help="how many, at equal distances")
     options.add_argument("--variant", choices=variants, default=next(iter(variants)))
     given = options.parse_args()
-    return given, {"env_id": f"gym:{given.task}", "total_timesteps": given.steps, "seed": given.first_seed}
+    measure(variants[given.variant], given, benchmark)
 
 
 def main() -> None:
     """Command line."""
-    given, fields = read_command_line(__doc__, VARIANTS)
-    config = dataclasses.replace(Config(**fields), **SETTINGS.get(given.variant, {}))
-    measure(without_contact_forces(config) if given.variant == "no_contact_forces" else config, given)
+    run(__doc__, VARIANTS, "mujoco")

@@ -228,10 +228,9 @@ def measured(parts: dict[str, Any]) -> dict[str, Any]:
     compared = _tables.comparisons("differences", differences.VARIANTS)
     rows: list[dict[str, Any]] = []
     for name, each in differences.DIFFERENCES.items():
-        chosen = each.make_train.keywords  # type: ignore[attr-defined]
-        if not chosen.keys() <= settings:
+        if not each.choices.keys() <= settings:
             continue
-        chain = [keys.get(part.name) for part in pp.chain(differences.chain(config, **chosen)).parts]
+        chain = [keys.get(part.name) for part in pp.chain(differences.chain(config, **each.choices)).parts]
         if None in chain or chain in (row["chain"] for row in rows):  # a part of a recipe, or another setting of a part
             continue
         effects = [

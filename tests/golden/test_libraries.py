@@ -144,4 +144,4 @@ def test_variants_of_the_benchmark_of_differences_fit_together():
     sizes = {"total_timesteps": 32, "num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2}
     config = differences.Config(env_id="Pendulum-v1", hidden=(8,), **sizes)
     for name in ("none", "time_limit_ignored", "value_normalize", "separate_norms", "adaptive_rate"):
-        differences.VARIANTS[name](config, envs.make("Pendulum-v1"))  # which traces an update
+        differences.VARIANTS[name].make_train(config, envs.make("Pendulum-v1"))  # which traces an update

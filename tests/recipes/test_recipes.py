@@ -173,7 +173,7 @@ def test_vtrace_corrects_a_lagging_actor():
 def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
     monkeypatch.setattr(mujoco_ppo, "make_train", lambda config, pipeline: pipeline)
     parts = {
-        name: [*mujoco.VARIANTS[name](mujoco.Config()).parts]
+        name: [*mujoco.VARIANTS[name].make_train(mujoco.Config()).parts]
         for name in ("refresh_rollout", "refresh_minibatch", "value_clip", "advantage_normalize")
     }
     plain = [*mujoco_ppo.chain(mujoco.Config()).parts]
