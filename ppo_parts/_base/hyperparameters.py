@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..functional._arguments import ANY, RANGES
+from ..functional._arguments import ANY, RANGES, check_as
 from ..functional._common import Range, is_real, range_error
-from .doors import check_as
 from .errors import UserTypeError, UserValueError
 
 Array = jax.Array

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import check_as, checked, is_known
+from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import Field, at, check_takes
 from .._base.trees import axis_sharding
+from ..functional._arguments import check_as, is_known
 from ..functional._common import check_arrays, check_floating, unsqueezed
 
 Array = jax.Array

@@ -1,7 +1,7 @@
-"""The door of the public functions: what each argument may be, by its name, and how it is prepared for the equations.
+"""The door of the public functions: what each argument may be, and how it is prepared for the equations.
 
-A name means the same in every function, so most rules stand once, in `KINDS`. Concrete values are checked here; the
-rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
+The annotation of an argument says its kind, `RANGES` its range, and `KINDS` what kind of array it is. Concrete values
+are checked here; the rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,18 @@ Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 CorrectionMode = Literal["truncate", "mask"]
+
+
+WHAT: dict[Any, str] = {
+    NoneType: "None",
+    str: "a string",
+    bool: "True or False",
+    int: "a whole number",
+    Path: "a path",
+    Mapping: "a dictionary",
+    tuple[str, ...]: "a tuple of strings",
+    Callable: "a function",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +112,51 @@ def static(
     return Kind(check, "static")
 
 
-def choice(words: Any, *, optional: bool = False) -> Kind:
-    allowed = (*get_args(words), *([None] if optional else []))
-    what = f"one of {', '.join(map(repr, allowed))}"
-    return static(what, lambda value: (value is None or isinstance(value, str)) and value in allowed)
-
-
 def is_whole(value: Any) -> bool:
     """Return whether a value is a whole number, not a flag."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_as(where: str, name: str, value: Any, hint: Any) -> Any:
+    """Return a value of a type that `WHAT` lists, one of the words of a `Literal`, or of a union of these."""
+    kinds = _alternatives(hint)
+    if any(_admits(kind, value) for kind in kinds):
+        return value.item() if isinstance(value, np.generic) else value
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    types = [WHAT[kind] for kind in kinds if kind in WHAT]
+    allowed = f"one of {', '.join([*map(repr, words), *types])}" if words else " or ".join(types)
+    remedy = f": write ({value!r},)" if isinstance(value, str) and tuple[str, ...] in kinds else ""
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        remedy = f": write {int(value)}"
+    error = UserValueError if words else UserTypeError
+    raise error(f"must be {allowed}, got {value!r:.200}{remedy}", where=where, argument=name)
+
+
+def is_known(hint: Any) -> bool:
+    """Return whether `check_as` can check this type."""
+    return all(kind in WHAT or get_origin(kind) is Literal for kind in _alternatives(hint))
+
+
+@functools.cache
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a hint admits, without the arguments of dictionaries and functions."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(origin if (origin := get_origin(kind)) in (Mapping, Callable) else kind for kind in kinds)
+
+
+def is_string_tuple(value: Any) -> bool:
+    """Return whether a value is a tuple or list of strings."""
+    return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
+
+
+def _admits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if kind == tuple[str, ...]:
+        return is_string_tuple(value)
+    if kind is int:
+        return is_whole(value)
+    return isinstance(value, (bool, np.bool_) if kind is bool else kind)
 
 
 def _floating(where: str, name: str, value: Any) -> Any:
@@ -161,7 +211,7 @@ def _mean_and_scale(where: str, name: str, value: Any) -> Any:
 
 
 def _baseline(where: str, name: str, value: Any) -> Any:
-    return choice(Baseline).check(where, name, value) if isinstance(value, str) else _floating(where, name, value)
+    return check_as(where, name, value, Baseline) if isinstance(value, str) else _floating(where, name, value)
 
 
 FLOATS = Kind(_floating, "float")
@@ -169,43 +219,37 @@ CONSTANT = Kind(_floating, "float", constant=True)
 REALS = Kind(check_array)
 INTEGERS = Kind(_integers)
 WHOLE = static("a whole number of at least 1", lambda value: is_whole(value) and value >= 1, int)
-SWITCH = static("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool, UserTypeError)
 
 
 def _each(kind: Kind, *names: str) -> dict[str, Kind]:
     return dict.fromkeys(names, kind)
 
 
-def _numbers(*names: str, single: bool = False) -> dict[str, Kind]:
-    return {name: number(RANGES[name], single=single) for name in names}
-
-
 KINDS = {
     **_each(FLOATS, "log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"),
-    **_each(FLOATS, "logits", "quantiles", "mean", "other", "kernel", "bias", "trace", "delta"),
-    **_each(CONSTANT, "advantage", "target", "old_value", "mirrored"),
-    **_each(REALS, "reward", "last_value", "final_value", "length", "x", "terminated", "truncated", "mask"),
+    **_each(FLOATS, "logits", "quantiles", "mean", "other", "kernel", "bias", "delta"),
+    **_each(CONSTANT, "advantage", "target", "old_value", "mirrored", "probabilities"),
+    **_each(REALS, "reward", "last_value", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"),
     **_each(INTEGERS, "group", "indices"),
-    **_numbers("gamma", "gae_lambda", "pg_lambda", "rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high"),
-    **_numbers("dual_clip", "slope", "tau", "tau_negative", "high", "low", "bound"),
-    **_numbers("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma", "alpha", "beta", single=True),
     **_each(Kind(_mean_and_scale, "other"), "old", "new"),
-    **_each(SWITCH, "stop_gradient", "keepdims"),
+    **_each(WHOLE, "num_groups", "size"),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
-    "num_groups": WHOLE,
     "key": Kind(check_key, "other"),
     "axis": Kind(_axes, "static"),
     "ddof": static("0 or 1", lambda value: is_whole(value) and value in (0, 1), int),
-    "implementation": choice(Implementation),
-    "mask_mode": choice(MaskMode),
-    "level": choice(Level),
-    "reduction": choice(Reduction),
-    "estimator": choice(KLEstimator),
-    "scale": choice(Scale, optional=True),
-    "by": choice(Aggregation),
-    "mode": choice(CorrectionMode),
 }
+"""The arguments whose annotation does not say all."""
+
+SINGLE = ("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma", "alpha", "beta", "length")
+"""The hyperparameters that are one number for all elements."""
+
+
+def kind_of(name: str, hint: Any) -> Kind:
+    """Return what an argument with an annotation may be: a `Number` in the range of its name, an array, or a word."""
+    if float in _alternatives(hint):
+        return number(RANGES[name], single=name in SINGLE)
+    return KINDS.get(name) or Kind(functools.partial(check_as, hint=hint), "static")
 
 
 def public(
@@ -226,12 +270,13 @@ def public(
     With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
     sampler before such a loss must keep it. `wide` names arrays that have one more axis than the others, the last, and
     `other_shape` those of any shape. `also(where, arguments)` checks what concerns several arguments. `own` are the
-    kinds of arguments that are not those in `KINDS`.
+    kinds of arguments that are not what `kind_of` returns.
     """
 
     def decorate(function: F) -> F:
         where, signature = function.__name__, inspect.signature(function)
-        kinds = {name: own.get(name) or KINDS[name] for name in signature.parameters}
+        hints = get_type_hints(function)
+        kinds = {name: own.get(name) or kind_of(name, hints[name]) for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
         free, first = other_shape.split(), next(iter(kinds))
         shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in free]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, POSITIVE, Aggregation, Baseline, Scale, number, public
+from ._arguments import CONSTANT, Aggregation, Baseline, Scale, public
 from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, masked_sum, zero_masked
 from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
@@ -183,7 +183,7 @@ def _check_aggregate(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
 
 
-@public(along_time=True, length=number(POSITIVE, single=True), also=_check_aggregate)
+@public(along_time=True, also=_check_aggregate)
 def aggregate(
     loss: Array, *, by: Aggregation = "token_mean", length: Number | None = None, mask: Array | None = None
 ) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ._arguments import REALS, Implementation, public
+from ._arguments import Implementation, public
 from ._common import Array, accumulator_dtype
 
 
@@ -58,7 +58,7 @@ def has_gpu() -> bool:
         return False
 
 
-@public(raw=True, along_time=True, trace=REALS)
+@public(raw=True, along_time=True)
 def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementation = "auto") -> Array:
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import CONSTANT, WHOLE, public
+from ._arguments import public
 from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, nan_if_not_flag
 from ._errors import ShapeError, UserValueError
 
@@ -81,7 +81,7 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(raw=True, other_shape="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
+@public(raw=True, other_shape="probabilities", also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -124,7 +124,7 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
             raise UserValueError(f"{where}: there are segments 0 to {last}, but indices contain {outside[0]}")
 
 
-@public(raw=True, other_shape="indices", probabilities=CONSTANT, also=_check_drawn)
+@public(raw=True, other_shape="indices", also=_check_drawn)
 def importance_weights(probabilities: Array, indices: Array, *, beta: Number) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from .._base.doors import check_as
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
-from ..functional._arguments import is_whole
+from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
 from ._config import RunOptions, as_finite, check_config, declared
 from ._messages import logger, printed_messages

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import jax
 import numpy as np
 
-from .._base.doors import check_as, checked, is_known
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
-from ..functional._arguments import ANY, RANGES
+from ..functional._arguments import ANY, RANGES, check_as, is_known
 from ..functional._common import Range
 from ..functional._errors import did_you_mean
 from ._evaluate import EVALUATION, metric_names

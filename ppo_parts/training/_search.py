@@ -18,10 +18,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from .._base.doors import check_as, checked
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
+from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
