@@ -146,7 +146,7 @@ BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside of the r
     **dict.fromkeys(("cov_low", "cov_high", "target_entropy", "limit"), ()),
     "dual_clip": (1.0,),
 }
-ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
+ELSEWHERE = {"phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
 ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see tests/parts/test_critics.py
 
 

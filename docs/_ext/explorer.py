@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ppo_parts as pp
-from ppo_parts._core.phases import divide
+from ppo_parts._core.phases import Phases, divide
 from ppo_parts._core.types import Batch, Divider, Part, field_at, no_state
 from ppo_parts._core.wiring import (
     BY_THE_LEARNER,
@@ -21,7 +21,7 @@ from ppo_parts._core.wiring import (
     check_every_write_has_an_effect,
 )
 
-NO_PARTS = {"chain", "identity", "phase"}  # they return parts, but do not stand in a chain as one
+NO_PARTS = {"chain", "identity"}  # they return parts, but do not stand in a chain as one
 
 RULES = [  # those of the first list are checked for all parts before those of the second
     [({"divides": True}, "after", {"divides": True})],
@@ -86,7 +86,7 @@ def declarations(part: Part) -> dict[str, Any]:
         "provides": part.provides,
         "reads": part.reads,
         "policy_loss": part.policy_loss,
-        "phases": isinstance(part, Divider) and bool(part.phases),
+        "phases": isinstance(part, Phases),
     }
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import spread_nan
-from .types import Batch, Context, Divider, Params, Part, field_at, kind, number_at, with_field_at
+from .types import Batch, Context, Params, Part, field_at, kind, number_at, with_field_at
 from .wiring import check_batch, check_order, find_sampler, readings
 
 AMEND = 2**29
@@ -59,6 +59,8 @@ time axis: move vtrace before it, or use segment_minibatches()
     for part in parts:
         if isinstance(part, (list, tuple)):
             raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
+        if hasattr(part, "trains"):
+            raise UserTypeError("chain: a phase is not a part: put it into phases(name=phase(...))")
         if not isinstance(part, Part):
             called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
             raise UserTypeError(f"chain: expected parts, got {part!r}{called}")
@@ -208,7 +210,7 @@ def describe(parts: Sequence[Part]) -> str:
     width = max(len(part.name) for part in parts) + 2
     divides, lines = find_sampler(parts), []
     for index, part in enumerate(parts):
-        phases = part.phases if isinstance(part, Divider) else {}
+        phases = getattr(part, "phases", {})
         if index == divides:
             stage = "phases" if phases else "sampler"
         else:
@@ -217,7 +219,7 @@ def describe(parts: Sequence[Part]) -> str:
         line = f"{stage:<11}{part.name:<{width}}reads {reads}"
         lines.append(line + (f"; writes {', '.join(part.provides)}" if part.provides else ""))
         for name, phase in phases.items():
-            lines += [f"  {name}:", *("    " + line for line in describe(phase.chain.parts).splitlines())]
+            lines += [f"  {name}:", *("    " + line for line in describe(phase.parts).splitlines())]
     return "\n".join(lines)
 
 
@@ -240,4 +242,5 @@ def _declarations(parts: Sequence[Part]) -> dict[str, Any]:
         "reads": None if any(part.reads is None for part in parts) else tuple(reads),
         "place": places.pop() if len(places) == 1 else "anywhere",
         "needs_time": any(part.needs_time for part in parts),
+        "elementwise": all(part.elementwise for part in parts),
     }

@@ -19,11 +19,11 @@ from .checks import check_params, check_rollout, check_trainable, count_nonfinit
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip
-from .phases import PhaseSpec, by_phase, divide, with_optimizers, without_names
+from .phases import Phase, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
-from .upstream import PhaseState, Upstream
+from .upstream import PhaseState, Upstream, run_before_sampler
 from .wiring import check_every_write_has_an_effect
 
 
@@ -125,9 +125,9 @@ def learner(
         )
     if not callable(evaluate):
         raise UserTypeError(f"{expected}, got {evaluate!r}")
-    shared, specs = divide(chain(pipeline))
-    phases = with_optimizers(specs, optimizer)
-    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    shared, divided = divide(chain(pipeline))
+    phases = with_optimizers(divided, optimizer)
+    check_every_write_has_an_effect(shared, [(*phase.before, phase.sampler, *phase.after) for phase in phases])
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
 
@@ -137,7 +137,7 @@ class _Update:
     """The two functions of a learner; see `learner` for the fields."""
 
     shared: tuple[Part, ...]
-    phases: tuple[PhaseSpec, ...]
+    phases: tuple[Phase, ...]
     policy: Evaluate
     gradient_metrics: GradientMetrics
 
@@ -146,14 +146,14 @@ class _Update:
 
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
-        for spec in self.phases:
-            check_trainable(spec.trained(params))
+        for phase in self.phases:
+            check_trainable(phase.trained(params))
         states = {}
-        for number, spec in enumerate(self.phases):
+        for number, phase in enumerate(self.phases):
             phase_key = part_key(key, number + 1)
-            before = init_parts(spec.before, params, part_key(phase_key, 1))
-            states[spec.name] = before, init_parts(spec.after, params, part_key(phase_key, 2))
-        opt_states = {spec.name: spec.optimizer.init(spec.trained(params)) for spec in self.phases}
+            before = init_parts(phase.before, params, part_key(phase_key, 1))
+            states[phase.name] = before, init_parts(phase.after, params, part_key(phase_key, 2))
+        opt_states = {phase.name: phase.optimizer.init(phase.trained(params)) for phase in self.phases}
         pipeline = init_parts(self.shared, params, key), without_names(states, self.phases)
         opt_state = without_names(opt_states, self.phases)
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
@@ -173,7 +173,7 @@ class _Update:
         # the loops below must then be marked as varying from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
-        keeps_time = not all(spec.sampler.cuts_time for spec in self.phases)
+        keeps_time = not all(phase.sampler.cuts_time for phase in self.phases)
         recorded = finite_where_masked(recorded, keeps_time=keeps_time)
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
@@ -182,26 +182,27 @@ class _Update:
         metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
-        from_recorded = functools.partial(Upstream, evaluate=self.evaluate, recorded=recorded, keep_finite=keep_finite)
-        for_all = from_recorded(shared=(), own=self.shared, prepared=recorded, policy_changed=False)
-        start = PhaseState(params, None, (), shared, (), stopped)
-        prepared, started = for_all.run(start, context.replace(key=jax.random.fold_in(key, 0)))
-        if any(spec.sampler.refresh == "rollout" for spec in self.phases):
-            params, shared = started.params, started.before
+        of_shared = context.replace(key=jax.random.fold_in(key, 0))
+        prepared, *after = run_before_sampler(self.shared, recorded, shared, of_shared, None, keep_finite)
+        if any(phase.sampler.refresh == "rollout" for phase in self.phases):
+            shared, params, _ = after
             metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}
-        for number, spec in enumerate(self.phases):
-            changed = number > 0 or spec.sampler.refresh == "every_epoch"
-            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, policy_changed=changed)
+        for number, phase in enumerate(self.phases):
+            changed = number > 0 or phase.sampler.refresh == "every_epoch"
+            upstream = Upstream(
+                self.shared, phase.before, self.evaluate, recorded, prepared, policy_changed=changed,
+                keep_finite=keep_finite,
+            )  # fmt: skip
             phase_key = jax.random.fold_in(key, number + 1)
-            phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
-            loop = PhaseLoop(spec, upstream, phase_context, self.policy, self.gradient_metrics)
-            before, after = states[spec.name]
-            begin = PhaseState(params, opt_states[spec.name], shared, before, after, stopped)
-            end, measured, rollouts[spec.name] = loop.run(begin) if spec.every == 1 else loop.run_if_due(begin)
+            phase_context = context.replace(key=phase_key, num_minibatches=phase.sampler.num_minibatches)
+            loop = PhaseLoop(phase, upstream, phase_context, self.policy, self.gradient_metrics)
+            before, after = states[phase.name]
+            begin = PhaseState(params, opt_states[phase.name], shared, before, after, stopped)
+            end, measured, rollouts[phase.name] = loop.run(begin) if phase.every == 1 else loop.run_if_due(begin)
             params, shared = end.params, end.shared
-            opt_states[spec.name], states[spec.name] = end.opt_state, (end.before, end.after)
+            opt_states[phase.name], states[phase.name] = end.opt_state, (end.before, end.after)
             metrics.append(measured)
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
@@ -216,17 +217,17 @@ class _Update:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         keys = [jax.random.fold_in(context.key, i) for i in range(1 + 2 * len(self.phases))]
         finished = {}
-        for number, spec in enumerate(self.phases):
-            before, after = states[spec.name]
-            before = finish_parts(spec.before, prepared, context.replace(key=keys[2 * number + 1]), before)
+        for number, phase in enumerate(self.phases):
+            before, after = states[phase.name]
+            before = finish_parts(phase.before, prepared, context.replace(key=keys[2 * number + 1]), before)
             finish_after = functools.partial(
-                finish_parts, spec.after, rollouts[spec.name], context.replace(key=keys[2 * number + 2])
+                finish_parts, phase.after, rollouts[phase.name], context.replace(key=keys[2 * number + 2])
             )
-            if spec.every == 1:
+            if phase.every == 1:
                 after = finish_after(after)
             else:
-                after = jax.lax.cond(spec.is_due(context.step), finish_after, lambda states: states, after)
-            finished[spec.name] = before, after
+                after = jax.lax.cond(phase.is_due(context.step), finish_after, lambda states: states, after)
+            finished[phase.name] = before, after
         return finish_parts(self.shared, prepared, context.replace(key=keys[0]), shared), finished
 
 
@@ -258,12 +259,12 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_penalty").coef)
         1.0
     """
-    shared, specs = divide(chain(pipeline))
+    shared, phases = divide(chain(pipeline))
     found = list(zip([part.name for part in shared], state.pipeline[0], strict=True))
-    states = by_phase(state.pipeline[1], specs)
-    for spec in specs:
-        names = [spec.prefix + part.name for part in (*spec.before, *spec.after)]
-        before, after = states[spec.name]
+    states = by_phase(state.pipeline[1], phases)
+    for phase in phases:
+        names = [phase.prefix + part.name for part in (*phase.before, *phase.after)]
+        before, after = states[phase.name]
         found += zip(names, (*before, *after), strict=True)
     matches = [own for called, own in found if called == name]
     if len(matches) != 1:

@@ -13,7 +13,7 @@
 #             params = params + optimizer.update(gradient)                           (PhaseLoop._step)
 #             if sampler.refresh is "minibatch": write the estimates of the minibatch back
 #
-#     def loss(params, minibatch):                                                   (PhaseLoop._loss)
+#     def loss(params, minibatch):                                                   (gradient.loss_of)
 #         minibatch.current = evaluate(params, minibatch)
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
@@ -32,16 +32,14 @@ import optax
 
 from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
-from ..functional import masked_mean
-from ..functional._common import accumulator_dtype, masked_sum
-from .chain import amend, check_states, fold
+from ..functional._common import masked_sum
+from .chain import amend
+from .gradient import Evaluated, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
-from .phases import PhaseSpec
-from .pieces import Microbatched, differentiate_pieces
-from .policy import evaluate_current, network_of
+from .phases import Phase
 from .sampling import Sampler
-from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params, of_elements
+from .types import Array, Batch, Context, Evaluate, Params, of_elements
 from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
@@ -53,14 +51,14 @@ class PhaseLoop:
     """The loop of one phase over the minibatches of one rollout.
 
     Attributes:
-        spec: the sampler, the parts and the optimizer of the phase.
+        phase: the sampler, the parts and the optimizer of the phase.
         upstream: the rollout, and the parts before the sampler.
         context: the step of the update, the policy, and the key of this phase.
         policy: the policy as it was given to the learner, perhaps `microbatched`.
         gradient_metrics: function that returns metrics of the gradient.
     """
 
-    spec: PhaseSpec
+    phase: Phase
     upstream: Upstream
     context: Context
     policy: Evaluate
@@ -68,7 +66,7 @@ class PhaseLoop:
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run all epochs; also return the rollout with which they began."""
-        upstream, sampler, can_stop, key = self.upstream, self.spec.sampler, self.spec.can_stop, self.context.key
+        upstream, sampler, can_stop, key = self.upstream, self.phase.sampler, self.phase.can_stop, self.context.key
         rollout = upstream.recorded
         if sampler.refresh == "rollout":
             rollout, state = upstream.run(state, self.context.replace(key=jax.random.fold_in(key, 0)))
@@ -94,7 +92,7 @@ class PhaseLoop:
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(estimates=None), metrics.prefixed(self.spec.prefix), rollout
+        return state._replace(estimates=None), metrics.prefixed(self.phase.prefix), rollout
 
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0).
@@ -110,14 +108,14 @@ class PhaseLoop:
             absent = [0.0 if way == "sum" else jnp.nan for way in metrics.reductions]
             return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
 
-        state, metrics = jax.lax.cond(self.spec.is_due(self.context.step), run, skip, state)
+        state, metrics = jax.lax.cond(self.phase.is_due(self.context.step), run, skip, state)
         return state, metrics, self.upstream.prepared
 
     def _minibatch(
         self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
     ) -> tuple[PhaseState, Metrics]:
         """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
-        spec, sampler, upstream = self.spec, self.spec.sampler, self.upstream
+        phase, sampler, upstream = self.phase, self.phase.sampler, self.upstream
         index, item = numbered
         key = jax.random.fold_in(context.key, index)
         # The parent of these keys is not used itself, because a part that splits it would get the same keys.
@@ -133,125 +131,53 @@ class PhaseLoop:
         minibatch = sampler.take(rollout, indices, weight)
 
         context = context.replace(key=loss_key)
-        (loss, (written, after, current)), gradient = self._differentiate(minibatch, state, context)
-        gradient = spec.masked(gradient, state.params)
-        new, applied = self._step(minibatch, state, context, after, gradient, value=loss, metrics=written.metrics)
-        if written.stop is not None:
-            spec.check_stop()
-            applied &= ~written.stop.discard
-            stepped, before = (
-                {name: getattr(x, name) for name in ("params", "opt_state", "after")} for x in (new, state)
-            )
-            kept = select(~written.stop.discard, stepped, before)
-            new = new._replace(**kept, stopped=written.stop.discard | written.stop.after)
+        (loss, evaluated), gradient = differentiate(phase, self.policy, minibatch, state, context)
+        gradient, stop = phase.masked(gradient, state.params), evaluated.written.stop
+        new, applied = self._step(minibatch, state, context, loss, evaluated, gradient)
+        if stop is not None:
+            phase.check_stop()
+            applied &= ~stop.discard
+            new = select(~stop.discard, new, state)._replace(stopped=stop.discard | stop.after)
 
-        minibatch = minibatch.replace(current=current)
+        minibatch = minibatch.replace(current=evaluated.current)
         if new.estimates is not None:
             new = new._replace(estimates=upstream.written_back(new.estimates, sampler, minibatch, indices))
         measured = self._measured(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, split_metrics(written)[0], *measured)
+        return new, join_metrics(refreshed, split_metrics(evaluated.written)[0], *measured)
 
     def _step(
-        self,
-        minibatch: Batch,
-        state: PhaseState,
-        context: Context,
-        after: tuple[Any, ...],
-        gradient: Params,
-        **measured: Any,
+        self, minibatch: Batch, state: PhaseState, context: Context, loss: Array, evaluated: Evaluated, gradient: Params
     ) -> tuple[PhaseState, Array]:
         """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
-        spec, params = self.spec, state.params
+        phase, params, after = self.phase, state.params, evaluated.after
 
         # optax's line searches pass all other extra arguments to `value_fn`, and refuse those that it does not name.
         def value_fn(trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0) -> Array:
-            return self._loss(trained, minibatch, state, context, context.evaluate)[0]
+            return loss_of(phase, trained, minibatch, state, context)[0]
 
         def grad_fn(trained: Params, *_: Any) -> Params:
-            return spec.masked(jax.grad(value_fn)(trained), params)
+            return phase.masked(jax.grad(value_fn)(trained), params)
 
-        elsewhere = {"grad": gradient, "value_fn": value_fn, "obj_fn": value_fn, "grad_fn": grad_fn}
-        given = {"step": context.step, **measured, **elsewhere}
-        updates, opt_state = spec.optimizer.update(gradient, state.opt_state, spec.trained(params), **given)
-        updates = spec.masked(updates, params)  # because weight decay also changes parameters without a gradient
-        params = spec.merged(params, optax.apply_updates(spec.trained(params), updates))
+        updates, opt_state = phase.optimizer.update(
+            gradient,
+            state.opt_state,
+            phase.trained(params),
+            step=context.step,
+            value=loss,
+            metrics=evaluated.written.metrics,
+            grad=gradient,
+            value_fn=value_fn,
+            obj_fn=value_fn,
+            grad_fn=grad_fn,
+        )
+        updates = phase.masked(updates, params)  # because weight decay also changes parameters without a gradient
+        params = phase.merged(params, optax.apply_updates(phase.trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             applied = ~skipped(opt_state)
             after = select(applied, after, state.after)
-        params, opt_state = amend(spec.after, params, opt_state, state.after, after, context)
+        params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
-
-    def _differentiate(self, minibatch: Batch, state: PhaseState, context: Context) -> tuple[Any, Params]:
-        """Return the results of `_loss`, and its gradient; one piece after another if the policy is `microbatched`."""
-        trained, network = self.spec.trained(state.params), network_of(self.policy)
-        first, found = self.spec.first_of_current, None
-        if isinstance(network, Microbatched) and all(part.elementwise for part in self.spec.after[first:]):
-            found = self._differentiate_pieces(network, first, trained, minibatch, state, context)
-        if found is None:
-            traced = list[Array]()
-
-            def loss(trained: Params) -> tuple[Array, Any]:
-                total, rest = self._loss(trained, minibatch, state, context, self.context.evaluate)
-                return watched(total, traced), rest
-
-            results = jax.value_and_grad(loss, has_aux=True)(trained)
-            if not traced:
-                raise UserValueError(
-                    "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the "
-                    "policy being trained computes, such as batch.current.value instead of batch.value"
-                )
-            return results
-        output, gradient = found
-        results = self._loss(trained, minibatch, state, context, lambda params, batch: output)
-        return jax.tree.map(lambda x: x, results), gradient  # sorts the names of metrics, as `value_and_grad` does
-
-    def _differentiate_pieces(
-        self, network: Microbatched, first: int, trained: Params, minibatch: Batch, state: PhaseState, context: Context
-    ) -> tuple[Output, Params] | None:
-        """Return the output of the network and the gradient, if the minibatch is to be evaluated in pieces.
-
-        The parts before the position `first` neither read `current` nor add losses, and see the whole minibatch. The
-        others need only the elements of a piece.
-        """
-        pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
-        if pieces == 1:
-            return None
-        unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
-        prepared, _ = fold(self.spec.after[:first], minibatch.replace(current=unread), state.after[:first], context)
-        ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
-        count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
-
-        def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
-            seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
-            key, params = jax.random.fold_in(context.key, index), self.spec.merged(state.params, trained)
-            own = context.replace(key=key, params=params)
-            batch, _ = fold(self.spec.after[first:], seen, state.after[first:], own)
-            losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
-            sums = [masked_sum(loss, piece.mask) / count for loss in losses]
-            return sum(sums, jnp.zeros(()))
-
-        def evaluate(trained: Params, batch: Batch) -> Output:
-            return network.evaluate(self.spec.merged(state.params, trained), batch)
-
-        return differentiate_pieces(loss_of_piece, evaluate, trained, prepared.replace(current=None), pieces)
-
-    def _loss(
-        self, trained: Params, minibatch: Batch, state: PhaseState, context: Context, evaluate: Evaluate
-    ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
-        """Return the sum of the reduced losses that the parts after the sampler add, and what else they left."""
-        params = self.spec.merged(state.params, trained)
-        current = evaluate_current(evaluate, params, minibatch)
-        evaluated = minibatch.replace(current=current)
-        batch, after = fold(self.spec.after, evaluated, state.after, context.replace(params=params))
-        check_states("update", self.spec.after, state.after, after)
-        if not batch.losses:
-            raise UserValueError("learner: no part added a loss: put one, e.g. clipped_surrogate(), after the sampler")
-        means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
-        batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
-        # A gradient's further results are arrays, which a distribution need not be.
-        written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
-        return sum(means.values(), jnp.zeros(())), (written, after, current._replace(distribution=None, aux=None))
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
@@ -270,30 +196,6 @@ class PhaseLoop:
                     f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
                 )
         return own, Metrics.of(measured)
-
-
-def watched(x: Array, traced: list[Array]) -> Array:
-    """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
-
-    def tangent_of(tangent: Array, result: Array, x: Array) -> Array:
-        traced.append(tangent)
-        return tangent
-
-    identity = jax.custom_jvp(lambda x: x)
-    identity.defjvps(tangent_of)
-    return identity(x)
-
-
-def reduce_loss(loss: Array, batch: Batch) -> Array:
-    """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
-    if loss.ndim == 0:
-        return loss
-    if loss.shape == batch.log_prob.shape:
-        return masked_mean(loss, batch.mask)
-    if batch.mask is None:
-        return jnp.mean(loss)
-    counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
-    return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
 
 
 def check_plan(sampler: Sampler, items: Any) -> None:

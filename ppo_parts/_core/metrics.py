@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from ..functional._common import check_same_shape, stacked
-from .types import Array, Batch, Reduction
+from .types import Array, Batch, MetricReduction
 
 REDUCE = {
     "sum": lambda x, ran: jnp.sum(x, axis=0, where=ran),
@@ -44,10 +44,10 @@ class Metrics(Mapping[str, Array]):
 
     array: Array
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
-    reductions: tuple[Reduction, ...] = dataclasses.field(metadata={"static": True})
+    reductions: tuple[MetricReduction, ...] = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of(cls, named: Mapping[str, Any], reductions: Mapping[str, Reduction] | None = None) -> Metrics:
+    def of(cls, named: Mapping[str, Any], reductions: Mapping[str, MetricReduction] | None = None) -> Metrics:
         """Make metrics from arrays of one shape, by name; those without a reduction are averaged."""
         check_same_shape("Metrics.of", **named)
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))

@@ -26,7 +26,7 @@ PartState = Any
 ABSENT: Any = None
 """Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
 
-Reduction = Literal["mean", "sum", "max", "min"]
+MetricReduction = Literal["mean", "sum", "max", "min"]
 """How the values of a metric in the minibatches of an update become one number."""
 
 
@@ -146,7 +146,7 @@ class Batch:
         axes: names of the leading axes, ("time", "segment") or ("step",).
         shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
             separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
-        reductions: names of the metrics and the `Reduction` of each, for those that are not averaged over
+        reductions: names of the metrics and the `MetricReduction` of each, for those that are not averaged over
             minibatches; see `add_metrics`.
     """
 
@@ -175,7 +175,7 @@ class Batch:
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stop: Stop = ABSENT
     axes: tuple[str, ...] = dataclasses.field(default=("time", "segment"), metadata={"static": True})
-    reductions: tuple[tuple[str, Reduction], ...] = dataclasses.field(default=(), metadata={"static": True})
+    reductions: tuple[tuple[str, MetricReduction], ...] = dataclasses.field(default=(), metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
 
     def replace(self, **changes: Any) -> Batch:
@@ -244,7 +244,7 @@ class Batch:
         return self.replace(losses={**self.losses, name: loss})
 
     @checked
-    def add_metrics(self, reduce: Reduction = "mean", /, **metrics: Array) -> Batch:
+    def add_metrics(self, reduce: MetricReduction = "mean", /, **metrics: Array) -> Batch:
         """Return a copy with more named scalars.
 
         Args:
@@ -449,11 +449,9 @@ class Divider(Part):
 
     Attributes:
         cuts_time: whether the minibatches have no time axis.
-        phases: the phases inside it, by name.
     """
 
     cuts_time: bool = False
-    phases: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 def no_state(params: Params, key: Array | None = None) -> PartState:
@@ -540,11 +538,14 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
     if number.path.partition(".")[0] in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
-    if x.ndim:
-        x = unsqueezed(x, max(rank, x.ndim))
-        if batch.mask is not None:
-            x = jnp.where(unsqueezed(batch.mask.astype(bool), x.ndim), x, 1)  # a masked element has no number
-    return number.scaled(x)
+    if x.ndim == 0:
+        return number.scaled(x)
+    x = unsqueezed(x, max(rank, x.ndim))
+    if batch.mask is None:
+        return number.scaled(x)
+    # A masked element has no number, and gets one that is in range; 1 first, so that no gradient is 0 * NaN.
+    keep, in_range = unsqueezed(batch.mask.astype(bool), x.ndim), min(number.limits.high, max(number.limits.low, 0) + 1)
+    return jnp.where(keep, number.scaled(jnp.where(keep, x, 1)), in_range)
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .._base.errors import UserValueError
 from .types import Batch, Divider, Part, field_at
@@ -72,7 +73,7 @@ def check_order(parts: Sequence[Part]) -> None:
                 )
 
 
-def _check_side(part: Part, side: int, sampler: Part) -> None:
+def _check_side(part: Part, side: int, sampler: Any) -> None:
     """Raise if the part is on the wrong side of the sampler: before it where `side` < 0, after it where `side` > 0."""
     if side < 0 and part.place == "after_sampler":
         raise UserValueError(
@@ -81,7 +82,7 @@ def _check_side(part: Part, side: int, sampler: Part) -> None:
         )
     if side > 0 and part.place in ("first", "before_sampler"):
         raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
-    if side > 0 and part.needs_time and isinstance(sampler, Divider) and sampler.cuts_time:
+    if side > 0 and part.needs_time and sampler.cuts_time:
         raise UserValueError(
             f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move {part.name} "
             "before it, or use segment_minibatches()"

@@ -16,7 +16,7 @@ import optax
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.chain import chain as chain_of
 from .._core.chain import fold, init_parts
-from .._core.loop import reduce_loss
+from .._core.gradient import reduce_loss
 from .._core.moments import Moments
 from .._core.optim import transformation
 from .._core.phases import divide

@@ -286,7 +286,6 @@ VALUE_ERRORS = {
     "shuffled_minibatches before it cuts the time axis":
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
-    "put it into phases(name=phase": lambda: learner(pp.chain(GAE, pp.phase(ACTOR))),
     "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
     "about 4 elements: ... divides 7 is 7":
         (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
@@ -359,6 +358,7 @@ TYPE_ERRORS = {
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
     # phases
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),
+    "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
     # samplers
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
     # hyperparameters

@@ -577,7 +577,7 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
     d |= {"other": batch.obs[other].reshape(-1, OBS), "later": later, "same": same.reshape(-1)}
     chain = module.decoupled([module.paired(lambda key, length: other)], [module.order]) if hides else module.daac
     *head, phases = chain.parts
-    drawn = pp.chain(*head, pp.phases(**{name: given(x.chain) for name, x in phases.phases.items()}))
+    drawn = pp.chain(*head, pp.phases(**{name: given(pp.chain(*x.parts)) for name, x in phases.phases.items()}))
     state, _ = train(drawn, params, [batch], module.evaluate, {name: optax.sgd(RATE) for name in phases.phases})
     losses = {"policy": policy_loss, "value": value_loss}
     assert_equal(state.params, {name: descend(loss, params[name], cut(d)) for name, loss in losses.items()})

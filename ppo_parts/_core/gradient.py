@@ -1,0 +1,149 @@
+"""The loss of a minibatch and its gradient: of the whole minibatch, or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserValueError
+from ..functional import masked_mean
+from ..functional._common import accumulator_dtype, masked_sum
+from .chain import check_states, fold
+from .phases import Phase
+from .pieces import Microbatched, differentiate_pieces
+from .policy import evaluate_current, network_of
+from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params, Part
+from .upstream import PhaseState
+
+
+class Evaluated(NamedTuple):
+    """What a minibatch has left, besides its loss.
+
+    Attributes:
+        written: a batch with the metrics and the stop that the parts after the sampler wrote.
+        after: the states of these parts.
+        current: the policy's log-probabilities and values, before the gradient step.
+    """
+
+    written: Batch
+    after: tuple[Any, ...]
+    current: Current
+
+
+def loss_of(
+    phase: Phase, trained: Params, minibatch: Batch, state: PhaseState, context: Context, output: Output | None = None
+) -> tuple[Array, Evaluated]:
+    """Return the sum of the mean losses that the parts after the sampler add to a minibatch.
+
+    The policy with these trained parameters is evaluated on it, unless its `output` is given.
+    """
+    params = phase.merged(state.params, trained)
+    evaluate: Evaluate = context.evaluate if output is None else lambda params, batch: output
+    current = evaluate_current(evaluate, params, minibatch)
+    batch, after = fold(phase.after, minibatch.replace(current=current), state.after, context.replace(params=params))
+    check_states("update", phase.after, state.after, after)
+    if not batch.losses:
+        raise UserValueError("learner: no part added a loss: put one, e.g. clipped_surrogate(), after the sampler")
+    means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
+    batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
+    # A gradient's further results are arrays, which a distribution need not be.
+    written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
+    evaluated = Evaluated(written, after, current._replace(distribution=None, aux=None))
+    return sum(means.values(), jnp.zeros(())), evaluated
+
+
+def differentiate(
+    phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
+) -> tuple[tuple[Array, Evaluated], Params]:
+    """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
+    trained, network = phase.trained(state.params), network_of(policy)
+    if isinstance(network, Microbatched):
+        found = _in_pieces(phase, network, trained, minibatch, state, context)
+        if found is not None:
+            output, gradient = found
+            results = loss_of(phase, trained, minibatch, state, context, output)
+            return jax.tree.map(lambda x: x, results), gradient  # sorts the names of metrics, as `value_and_grad` does
+
+    traced = list[Array]()
+
+    def loss(trained: Params) -> tuple[Array, Evaluated]:
+        total, evaluated = loss_of(phase, trained, minibatch, state, context)
+        return watched(total, traced), evaluated
+
+    results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
+    if not traced:
+        raise UserValueError(
+            "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the policy "
+            "being trained computes, such as batch.current.value instead of batch.value"
+        )
+    return results, gradient
+
+
+def _in_pieces(
+    phase: Phase, network: Microbatched, trained: Params, minibatch: Batch, state: PhaseState, context: Context
+) -> tuple[Output, Params] | None:
+    """Return the output of the network and the gradient, or None if the minibatch is to be evaluated all at once.
+
+    The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
+    `elementwise`: they need only the elements of a piece.
+    """
+    first = _first_of_current(phase.after)
+    head, tail = phase.after[:first], phase.after[first:]
+    pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
+    if pieces == 1 or not all(part.elementwise for part in tail):
+        return None
+    unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
+    prepared, _ = fold(head, minibatch.replace(current=unread), state.after[:first], context)
+    ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
+    count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
+
+    def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
+        seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
+        key, params = jax.random.fold_in(context.key, index), phase.merged(state.params, trained)
+        batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
+        losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
+        sums = [masked_sum(loss, piece.mask) / count for loss in losses]
+        return sum(sums, jnp.zeros(()))
+
+    def evaluate(trained: Params, batch: Batch) -> Output:
+        return network.evaluate(phase.merged(state.params, trained), batch)
+
+    return differentiate_pieces(loss_of_piece, evaluate, trained, prepared.replace(current=None), pieces)
+
+
+def _first_of_current(parts: Sequence[Part]) -> int:
+    """Return the position of the first part that may read `current` or add a loss."""
+
+    def needs_gradient(part: Part) -> bool:
+        if part.reads is None or "losses" in part.provides:  # a loss may depend on the parameters alone
+            return True
+        return any(field.startswith("current") for field in (*part.requires, *part.reads))
+
+    return [*map(needs_gradient, parts), True].index(True)
+
+
+def watched(x: Array, traced: list[Array]) -> Array:
+    """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
+
+    def tangent_of(tangent: Array, result: Array, x: Array) -> Array:
+        traced.append(tangent)
+        return tangent
+
+    identity = jax.custom_jvp(lambda x: x)
+    identity.defjvps(tangent_of)
+    return identity(x)
+
+
+def reduce_loss(loss: Array, batch: Batch) -> Array:
+    """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
+    if loss.ndim == 0:
+        return loss
+    if loss.shape == batch.log_prob.shape:
+        return masked_mean(loss, batch.mask)
+    if batch.mask is None:
+        return jnp.mean(loss)
+    counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
+    return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
