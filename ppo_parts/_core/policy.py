@@ -40,22 +40,22 @@ def apply_policy(
     """
     if carry is None:
         return evaluate_policy(policy, params, Batch(obs=obs, extras=keys or {}, axes=("segment",)))
-    obs, reset, keys = jax.tree.map(lambda x: x[None], (obs, reset, keys or {}))
-    output = evaluate_policy(policy, params, Batch(obs=obs, carry=carry, reset=reset, extras=keys))
+    obs, keys = jax.tree.map(lambda x: x[None], (obs, keys or {}))
+    output = evaluate_policy(policy, params, Batch(obs=obs, carry=carry, reset=reset[None], extras=keys))
     if output.carry is None:
         raise UserTypeError(
             "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
             "(distribution, value, carry) or Output(..., carry=...); got none"
         )
 
-    value, aux = jax.tree.map(lambda x: x[0], (output.value, output.aux))
-    # The leaves without a time axis, such as a standard deviation `[D]`, have the same shape for two steps.
-    two = jax.tree.map(lambda x: jnp.concatenate([x, x]), Batch(obs=obs, reset=reset, extras=keys))
-    of_two = jax.eval_shape(lambda: evaluate_policy(policy, params, two.replace(carry=carry)).distribution)
-    leaves, structure = jax.tree.flatten(output.distribution)
-    shapes = [jnp.shape(x) for x in jax.tree.leaves(of_two)]
-    firsts = [x if jnp.shape(x) == shape else x[0] for x, shape in zip(leaves, shapes, strict=True)]
-    return Output(jax.tree.unflatten(structure, firsts), value, output.carry, aux)
+    def first(x: Array) -> Array:
+        """Drop the time axis; an array without it, such as a standard deviation `[D]`, is shared by all elements.
+
+        An array that begins with an axis of size 1 has the time axis, or broadcasts against it.
+        """
+        return x[0] if jnp.shape(x)[:1] == (1,) else x
+
+    return output._replace(**jax.tree.map(first, {x: getattr(output, x) for x in ("distribution", "value", "aux")}))
 
 
 def policy_keys(policy: Evaluate, key: Array, number: int) -> dict[str, Array]:

@@ -75,23 +75,23 @@ def test_an_optimizer_may_evaluate_the_minibatch_at_other_parameters():
 
 def test_a_hyperparameter_may_be_a_field():
     """Fields with equal numbers do what the number does; the gallery has others, such as TRGPPO's and action chunks."""
-    data = {"gamma": 0.9, "clip": 0.2, "weight": 2.0}
+    data = {"gamma": 0.45, "clip": 0.2, "weight": 2.0, "dual": 3.0}
     batch = rollout().add_extras(**{name: jnp.full((TIME, SEGMENTS), x) for name, x in data.items()})
     batch = batch.replace(per_segment={"coef": jnp.full(SEGMENTS, 0.5)}, shared={"bonus": jnp.float32(0.1)})
     masked = batch.mask == 0
     batch = batch.add_extras(clip=jnp.where(masked, -1, batch.extras["clip"]))  # no number of a masked step counts
 
-    def update(gamma, clip, weight, coef, bonus, *batches):
+    def update(gamma, clip, weight, dual, coef, bonus, *batches):
         head = pp.gae(gamma=gamma, gae_lambda=0.8), pp.combine_advantages({"advantage": weight})
-        losses = pp.clipped_surrogate(clip_eps=clip), pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
+        losses = pp.clipped_surrogate(clip_eps=clip, dual_clip=dual), pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
         learner = pp.learner(evaluate, pp.chain(*head, pp.segment_minibatches(2), *losses), optax.sgd(0.1))
         state, update = learner.init(make_params(), KEY), jax.jit(learner.update)
         return [update(KEY, state, batch) for batch in batches]
 
-    fields = [pp.field(f"extras.{name}") for name in data] + [pp.field("per_segment.coef"), pp.field("shared.bonus")]
+    fields = [pp.field(f"extras.{name}") * (2 if name == "gamma" else 1) for name in data] + [pp.field("per_segment.coef"), pp.field("shared.bonus")]
     outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
     found, spoilt = update(*fields, batch, outside)
-    assert_same(found, *update(0.9, 0.2, 2.0, 0.5, 0.1, batch))
+    assert_same(found, *update(0.9, 0.2, 2.0, 3.0, 0.5, 0.1, batch))
     assert spoilt[1]["nonfinite/loss/policy"] == 2
     assert pp.gae(gamma=fields[0], gae_lambda=0.8).requires == ("extras.gamma",)
 
