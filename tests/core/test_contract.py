@@ -83,12 +83,14 @@ def test_a_hyperparameter_may_be_a_field():
 
     def update(gamma, clip, weight, dual, coef, bonus, *batches):
         head = pp.gae(gamma=gamma, gae_lambda=0.8), pp.combine_advantages({"advantage": weight})
-        losses = pp.clipped_surrogate(clip_eps=clip, dual_clip=dual), pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
+        surrogate = pp.clipped_surrogate(clip_eps=clip, dual_clip=dual)
+        losses = surrogate, pp.value_loss(coef=coef), pp.entropy_bonus(coef=bonus)
         learner = pp.learner(evaluate, pp.chain(*head, pp.segment_minibatches(2), *losses), optax.sgd(0.1))
         state, update = learner.init(make_params(), KEY), jax.jit(learner.update)
         return [update(KEY, state, batch) for batch in batches]
 
-    fields = [pp.field(f"extras.{name}") * (2 if name == "gamma" else 1) for name in data] + [pp.field("per_segment.coef"), pp.field("shared.bonus")]
+    fields = [pp.field(f"extras.{name}") * (2 if name == "gamma" else 1) for name in data]
+    fields += [pp.field("per_segment.coef"), pp.field("shared.bonus")]
     outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
     found, spoilt = update(*fields, batch, outside)
     assert_same(found, *update(0.9, 0.2, 2.0, 3.0, 0.5, 0.1, batch))

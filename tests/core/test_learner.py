@@ -337,7 +337,7 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
 
         others.insert(0, pp.advantage_weight())
         others.append(pp.stateless(weighted, provides=("losses",), place="after_sampler", elementwise=True))
-    assert pp.chain(*others).elementwise  # so that a part that wraps a chain is evaluated once, too
+    assert pp.chain(*LOSSES, second).elementwise  # so that a part that wraps a chain is evaluated once, too
     pipeline = pp.chain(GAE, samplers[sampler], first, *[decay] * (not elementwise), *others)
     policies = (pp.microbatched(policy, microbatch), policy)
     assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=each) for each in policies))
