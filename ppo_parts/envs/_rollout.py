@@ -20,14 +20,13 @@ from .._core.moments import Moments, divided_moments, merged_moments
 from .._core.policy import (
     apply_policy,
     carry_after,
-    check_value,
     evaluate_policy,
     initial_carry_of,
     is_value,
     policy_keys,
 )
 from .._core.shards import check_shards
-from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
+from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, each_stream, kind
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
@@ -133,19 +132,18 @@ def rollout(
     check_count("rollout", "num_steps", num_steps)
     check_count("rollout", "noise_steps", noise_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
-    taken = {"value": "batch.value", "policy_key": "the keys of a policy that draws"}
-    taken |= {f"next_{name}": f"the next value of {name!r}" for name in record}
-    for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
-        if clash := [name for name in names if name in taken]:
-            raise UserValueError(
-                f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
-                "another name"
-            )
-        taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
+    check_names(record, keep_info)
     check_env("rollout", env)
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
+    initial_carry = initial_carry_of(policy)
     each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)  # (N,), or (N, A)
+
+    def begin(env_state: Any, obs: Any) -> RolloutState:
+        state = RolloutState(env_state, obs)
+        if initial_carry is not None:
+            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(each, bool))
+        return without_weak_types(state)
 
     def init(key: Array) -> RolloutState:
         check_key("rollout.init", "key", key)
@@ -154,68 +152,45 @@ def rollout(
     def restart(key: Array, state: RolloutState) -> RolloutState:
         return begin(*env.restart(key, state.env_state))
 
-    def begin(env_state: Any, obs: Any) -> RolloutState:
-        state = RolloutState(env_state, obs)
-        if (initial_carry := initial_carry_of(policy)) is not None:
-            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(each, bool))
-        return without_weak_types(state)
-
     def sharding(mesh: jax.sharding.Mesh) -> RolloutState:
-        sharding = axis_sharding("Rollout.sharding", mesh, shards)
-
-        def of_leaf(x: Any) -> Any:
-            """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
-            if isinstance(x, Moments):
-                return jax.tree.map(lambda leaf: sharding(None), x)
-            if isinstance(x, EpisodeState):
-                shared = jax.tree.map(lambda leaf: sharding(None), x.shared)
-                return jax.tree.map(of_leaf, x._replace(shared=None))._replace(shared=shared)
-            rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
-            return sharding(0 if rows and num_envs % rows == 0 and rows % shards == 0 else None)
-
-        shapes = jax.eval_shape(init, jax.random.key(0))
-        return jax.tree.map(of_leaf, shapes, is_leaf=lambda x: isinstance(x, Moments | EpisodeState))
+        of_axis = axis_sharding("Rollout.sharding", mesh, shards)
+        return _shardings(jax.eval_shape(init, jax.random.key(0)), of_axis, num_envs, shards)
 
     def estimates(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
-        check_entries("record", record, "the policy's aux", output.aux, "return Output(..., aux={{{!r}: ...}})")
-        found = {} if output.value is None else {"value": output.value}
-        return found | {name: output.aux[name] for name in record}
+        check_entries("record", record, output.aux)
+        value = {} if output.value is None else {"value": output.value}
+        return value | {name: output.aux[name] for name in record}
 
     @jax.jit  # called in three places, traced once
-    def estimates_after(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
+    def estimates_after(params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
         """Compute the estimates of observations `(obs, carry, keys)`."""
-        obs, carry, keys = seen
+        obs, carry, keys = followed
         return estimates(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool), keys))
 
-    def no_estimates(params: Params, seen: tuple[Any, Any, Any]) -> dict[str, Array]:
-        shapes = jax.eval_shape(estimates_after, params, seen)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    def estimates_if_any(wanted: Array, params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
+        """Compute the estimates if any is wanted, and otherwise return zeros."""
+        shapes = jax.eval_shape(estimates_after, params, followed)
+        zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        return cond_any(wanted, estimates_after, zeros, params, followed)
 
     def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, those of final observations, and the episodes.
 
         With several shards, return the final observations themselves: testing whether there is one needs all devices.
         """
-        own = policy_keys(policy, keys[0], num_envs)
-        output = apply_policy(policy, params, state.obs, state.carry, state.reset, own)
-        if state.carry is None and output.carry is not None:
-            raise UserTypeError(
-                f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry: give it to "
-                "pp.Policy; what is not a carry belongs in Output(distribution, value, aux=...)"
-            )
+        own_keys = policy_keys(policy, keys[0], num_envs)
+        output = apply_policy(policy, params, state.obs, state.carry, state.reset, own_keys)
+        check_kept(output, initial_carry, keep_distribution)
         action, log_prob = _sampled(output.distribution, keys[0])
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)
         out.check(state.obs, each)
-        remedy = "return it in each step, info={{{!r}: ...}}"
-        check_entries("keep_info", keep_info, "the environment's info", out.info, remedy)
-        if keep_distribution:
-            check_is_tree(output.distribution)
+        check_entries("keep_info", keep_info, out.info)
         carry = carry_after(policy, output, action)
-        final: Any = (out.final_obs, carry, own)
+        final: Any = (out.final_obs, carry, own_keys)
         if shards == 1:
-            final = cond_any(out.truncated, estimates_after, no_estimates, params, final)
+            final = estimates_if_any(out.truncated, params, final)
         recorded = Batch(
             obs=state.obs,
             action=action,
@@ -227,54 +202,133 @@ def rollout(
             reset=state.reset,
             next_obs=out.final_obs if keep_next_obs else ABSENT,
             behavior=output.distribution if keep_distribution else ABSENT,
-            extras={name: out.info[name] for name in keep_info} | own,
+            extras={name: out.info[name] for name in keep_info} | own_keys,
         )
-        recurrent, (ended, _) = state.carry is not None, out.episode_ends()
-        episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
-        begins = jnp.broadcast_to(unsqueezed(ended, len(each)), each) if recurrent else None
-        found = estimates(output) if recurrent or value_each_step or record else None
-        state = RolloutState(env_state, out.obs, carry, begins)
-        return without_weak_types(state), (recorded, found, final, episodes)
+        at_once = initial_carry is not None or value_each_step or bool(record)
+        ended, _ = out.episode_ends()
+        episodes = ended, {"return": out.episode_return, "length": out.episode_length, **out.info}
+        begins = None if initial_carry is None else jnp.broadcast_to(unsqueezed(ended, len(each)), each)
+        state = without_weak_types(RolloutState(env_state, out.obs, carry, begins))
+        return state, (recorded, estimates(output) if at_once else None, final, episodes)
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         check_key("rollout.collect", "key", key)
-        # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
-        keys, carry = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2), state.carry
-        if noise_steps > 1:
-            index = jnp.arange(num_steps)
-            keys = jnp.stack([keys[index - index % noise_steps, 0], keys[:, 1]], axis=1)
+        first_carry = state.carry
         if shards > 1:
             state = state._replace(env_state=divided_moments(state.env_state, shards))
-        steps = scan_hoisted(lambda state, keys: step(params, state, keys), state, keys)
-        state, (batch, found, final, episodes) = steps
-        shape = (num_steps, *each)
-        if found is None:
-            output = evaluate_policy(policy, params, batch)
-            check_value(output, shape)
-            found = estimates(output)
-        check_recorded(batch, found, shape)
+        keys = _keys_of_steps(key, num_steps, noise_steps)
+        state, steps = scan_hoisted(lambda state, keys: step(params, state, keys), state, keys)
+        batch, values, final, episodes = steps
+        values = estimates(evaluate_policy(policy, params, batch)) if values is None else values
+        check_recorded(batch, values, (num_steps, *each))
         if shards > 1:
             state = state._replace(env_state=merged_moments(state.env_state))
             # Devices agree once on the steps in which there is a final observation, and do not wait in the others.
-            some = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
-            final = jax.lax.map(lambda x: cond_any(x[0], estimates_after, no_estimates, params, x[1]), (some, final))
-        own = {"policy_key": batch.extras["policy_key"][-1]} if "policy_key" in batch.extras else {}
-        last = estimates_after(params, (state.obs, state.carry, own)) if found else {}
-
-        def followed(x: Array, last: Array, final: Array) -> Array:
-            return next_values(x, last, batch.truncated, final)
-
-        several = {name: jax.vmap(followed, -1, -1) for name, x in found.items() if x.ndim > len(shape)}  # streams
-        following = {name: several.get(name, followed)(x, last[name], final[name]) for name, x in found.items()}
-        if "value" in found:
-            batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
-        extras = {**batch.extras, **found, **{f"next_{name}": x for name, x in following.items()}}
-        return state, batch.replace(carry=carry, extras=extras, shards=shards), episode_metrics(*episodes)
+            cut = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
+            final = jax.lax.map(lambda x: estimates_if_any(x[0], params, x[1]), (cut, final))
+        if values:
+            last_keys = {name: x[-1] for name, x in batch.extras.items() if name == "policy_key"}
+            last = estimates_after(params, (state.obs, state.carry, last_keys))
+            batch = _with_estimates(batch, values, last, final)
+        return state, batch.replace(carry=first_carry, shards=shards), episode_metrics(*episodes)
 
     return Rollout(init, collect, sharding, None if env.restart is None else restart)
 
 
-def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]) -> None:
+def _shardings(state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int) -> RolloutState:
+    """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
+
+    def of_leaf(x: Any) -> Any:
+        if isinstance(x, Moments):
+            return jax.tree.map(lambda leaf: of_axis(None), x)
+        if isinstance(x, EpisodeState):
+            shared = jax.tree.map(lambda leaf: of_axis(None), x.shared)
+            return jax.tree.map(of_leaf, x._replace(shared=None))._replace(shared=shared)
+        rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
+        return of_axis(0 if rows and num_envs % rows == 0 and rows % shards == 0 else None)
+
+    return jax.tree.map(of_leaf, state, is_leaf=lambda x: isinstance(x, Moments | EpisodeState))
+
+
+def _keys_of_steps(key: Array, num_steps: int, noise_steps: int) -> Array:
+    """Return the keys for actions and for environments, `[T, 2]`; the former change every `noise_steps` steps."""
+    # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
+    keys = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2)
+    if noise_steps == 1:
+        return keys
+    index = jnp.arange(num_steps)
+    return jnp.stack([keys[index - index % noise_steps, 0], keys[:, 1]], axis=1)
+
+
+def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
+    """Sample an action and return it with its log-probability."""
+    if hasattr(distribution, "sample_and_log_prob"):
+        return distribution.sample_and_log_prob(seed=key)
+    check_distribution("evaluate(params, batch)", distribution, ("sample",))
+    action = distribution.sample(seed=key)
+    return action, distribution.log_prob(action)
+
+
+def _with_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batch:
+    """Write the estimates of each step, and of the observation that followed: the last, a final or that of a step."""
+
+    def following(x: Array, last: Array, final: Array) -> Array:
+        return next_values(x, last, batch.truncated, final)
+
+    extras = dict(batch.extras)
+    for name, x in estimates.items():
+        after = each_stream(following, batch.truncated, x)(x, last[name], final[name])
+        if name == "value":
+            batch = batch.replace(value=x, next_value=after)
+        else:
+            extras |= {name: x, f"next_{name}": after}
+    return batch.replace(extras=extras)
+
+
+def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
+    """Raise unless the entries of `extras` that a rollout keeps have different names."""
+    taken = {"value": "batch.value", "policy_key": "the keys of a policy that draws"}
+    taken |= {f"next_{name}": f"the next value of {name!r}" for name in record}
+    for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
+        if clash := [name for name in names if name in taken]:
+            raise UserValueError(
+                f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
+                "another name"
+            )
+        taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
+
+
+def check_entries(argument: str, names: tuple[str, ...], entries: Any) -> None:
+    """Raise unless there are entries with the names of an argument of `rollout`."""
+    owner, remedy = {
+        "record": ("the policy's aux", "return Output(..., aux={{{!r}: ...}})"),
+        "keep_info": ("the environment's info", "return it in each step, info={{{!r}: ...}}"),
+    }[argument]
+    is_dict = isinstance(entries, Mapping)
+    for name in names:
+        if not is_dict or name not in entries:
+            has = f"has the entries {sorted(entries)}" if is_dict else f"is {kind(entries)}"
+            raise UserValueError(
+                f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
+            )
+
+
+def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> None:
+    """Raise unless a rollout can keep the carry of a policy and, if it has to, the distribution."""
+    if initial_carry is None and output.carry is not None:
+        raise UserTypeError(
+            f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry: give it to "
+            "pp.Policy; what is not a carry belongs in Output(distribution, value, aux=...)"
+        )
+    for x in jax.tree.leaves(output.distribution) if keep_distribution else ():
+        if not (hasattr(x, "dtype") or isinstance(x, (int, float))):
+            raise UserTypeError(
+                f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(x)} is not: "
+                "use one of ppo_parts.distributions, or register it with jax.tree_util"
+            )
+
+
+def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, ...]) -> None:
     """Raise unless log-probabilities, values and recorded entries of aux have one number per element."""
     if jnp.shape(batch.log_prob) != shape:
         raise ShapeError(
@@ -287,7 +341,7 @@ def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]
                 f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {shape[1:2]}, got "
                 f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
             )
-    for name, x in found.items():
+    for name, x in estimates.items():
         if not is_value(jnp.shape(x), shape):
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
@@ -296,49 +350,21 @@ def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]
             )
 
 
-def check_entries(argument: str, names: tuple[str, ...], owner: str, entries: Any, remedy: str) -> None:
-    """Raise unless there are entries with the names of an argument of `rollout`."""
-    is_dict = isinstance(entries, Mapping)
-    for name in names:
-        if not is_dict or name not in entries:
-            has = f"has the entries {sorted(entries)}" if is_dict else f"is {kind(entries)}"
-            raise UserValueError(
-                f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
-            )
-
-
-def check_is_tree(distribution: Any) -> None:
-    """Raise unless a distribution to keep consists of arrays."""
-    if stuck := [x for x in jax.tree.leaves(distribution) if not (hasattr(x, "dtype") or isinstance(x, (int, float)))]:
-        raise UserTypeError(
-            f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(stuck[0])} is not: "
-            "use one of ppo_parts.distributions, or register it with jax.tree_util"
-        )
-
-
-def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
-    """Sample an action and return it with its log-probability."""
-    if hasattr(distribution, "sample_and_log_prob"):
-        return distribution.sample_and_log_prob(seed=key)
-    check_distribution("evaluate(params, batch)", distribution, ("sample",))
-    action = distribution.sample(seed=key)
-    return action, distribution.log_prob(action)
-
-
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
     """Raise unless actions in arrays fit the action space: an environment may broadcast or round unfit ones."""
     if is_tree(space):
         expected = action_struct(space, each)
-        structures: list[Any] = [jax.tree.structure(x) for x in (action, expected)]
-        if structures[0] != structures[1]:
+        if jax.tree.structure(action) != jax.tree.structure(expected):
             raise UserTypeError(
                 f"rollout: the policy's actions are {describe(action)}, but the environment takes "
                 f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
             )
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
-        leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
-        for part, one, its in zip(parts if len(parts) == len(leaves) else leaves, leaves, spaces, strict=True):
-            check_action(part, one, its, each)
+        leaves = jax.tree.leaves(action)
+        for part, leaf, its in zip(
+            parts if len(parts) == len(leaves) else leaves, leaves, leaf_spaces(space), strict=True
+        ):
+            check_action(part, leaf, its, each)
         return
     shape, options = getattr(space, "shape", None), count_options(space)
     if shape is None or not isinstance(action, jax.Array):

@@ -181,7 +181,10 @@ test_what_cannot_be_collected_is_refused = refused(
     (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
     (collecting(CLOCK._replace(step=paid_in_columns), uniform), r"reward must have shape \(2,\), got \(2, 1\)"),
     (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
-    (collecting(CLOCK, lambda params, batch: (uniform(params, batch)[0], batch.obs[..., :1])), r"value\[\.\.\., 0\]"),
+    (
+        collecting(CLOCK, lambda params, batch: (uniform(params, batch)[0], batch.obs[..., :1])),
+        r"value of shape .* x\[\.\.\., 0\]",
+    ),
     (collecting(ECHO, per_dimension), "sum over the action's dimensions"),
     (collecting(CHOICES, choosing(FIVE)), r"takes 2 choices: return distributions.MultiCategorical\("),
     (collecting(CHOICES, choosing(SWAPPED)), r"3 actions.* has 2 in one of its choices"),
