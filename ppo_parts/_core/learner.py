@@ -14,7 +14,7 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from ..functional._arguments import check_key
-from .chain import chain, finish, init_parts, part_key
+from .chain import chain, finish, fold, init_parts, part_key
 from .checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
@@ -23,7 +23,7 @@ from .phases import Phase, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
-from .upstream import PhaseState, Upstream, run_before_sampler
+from .upstream import PhaseState, Upstream, settle
 from .wiring import check_every_write_has_an_effect
 
 
@@ -183,9 +183,10 @@ class _Update:
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))
-        prepared, *after = run_before_sampler(self.shared, recorded, shared, of_shared, None, keep_finite)
+        prepared, new = fold(self.shared, recorded, shared, of_shared)
+        new, amended, _ = settle(self.shared, prepared, shared, new, of_shared, None, keep_finite)
         if any(phase.sampler.refresh == "rollout" for phase in self.phases):
-            shared, params, _ = after
+            params, shared = amended, new
             metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}

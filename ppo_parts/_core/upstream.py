@@ -82,9 +82,9 @@ class Upstream:
         else:
             parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
             batch = self.recorded.replace(**estimates._asdict())
-        batch, new, params, opt_state = run_before_sampler(
-            parts, batch, states, context.replace(params=state.params), state.opt_state, self.keep_finite
-        )
+        context = context.replace(params=state.params)
+        batch, new = fold(parts, batch, states, context)
+        new, params, opt_state = settle(parts, batch, states, new, context, state.opt_state, self.keep_finite)
         first_own = len(parts) - len(self.own)
         shared = state.shared if estimates is None else new[:first_own]
         return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
@@ -127,19 +127,24 @@ class Upstream:
         return self.with_next_value(value, log_ratio)
 
 
-def run_before_sampler(
-    parts: tuple[Part, ...], batch: Batch, states: tuple[Any, ...], context: Context, opt_state: Any, keep_finite: bool
-) -> tuple[Batch, tuple[Any, ...], Params, Any]:
-    """Run parts on a rollout; return it, their states, and the parameters and optimizer's state after they amended.
+def settle(
+    parts: tuple[Part, ...],
+    batch: Batch,
+    old: tuple[Any, ...],
+    new: tuple[Any, ...],
+    context: Context,
+    opt_state: Any,
+    keep_finite: bool,
+) -> tuple[tuple[Any, ...], Params, Any]:
+    """Check what parts before a sampler did to a rollout; return their states and what they amended.
 
     With `keep_finite`, a part keeps its last finite state.
     """
-    batch, new = fold(parts, batch, states, context)
-    check_states("update", parts, states, new)
+    check_states("update", parts, old, new)
     check_upstream(parts, batch)
     if keep_finite:
-        new = tuple(finite_or_old(x, old) for x, old in zip(new, states, strict=True))
-    return batch, new, *amend(parts, context.params, opt_state, states, new, context)
+        new = tuple(map(finite_or_old, new, old))
+    return new, *amend(parts, context.params, opt_state, old, new, context)
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
