@@ -354,7 +354,8 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
     """Raise unless actions in arrays fit the action space: an environment may broadcast or round unfit ones."""
     if is_tree(space):
         expected = action_struct(space, each)
-        if jax.tree.structure(action) != jax.tree.structure(expected):
+        structure: Any = jax.tree.structure(expected)
+        if structure != jax.tree.structure(action):
             raise UserTypeError(
                 f"rollout: the policy's actions are {describe(action)}, but the environment takes "
                 f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
