@@ -238,13 +238,19 @@ def from_brax(
         state = env.reset(key)
         return state, seen(state)
 
+    def step_once(carry: Any, action: Array) -> Any:
+        state, reward = carry
+        after, over = env.step(state, action), state.done > 0
+        state = jax.tree.map(lambda x, y: jnp.where(over, x, y), state, after)
+        return (state, reward + jnp.where(over, 0, after.reward)), None
+
     def step(key: Array, state: Any, action: Array) -> Step:
-        state = env.step(state, action)
-        reward = state.reward
-        for _ in range(action_repeat - 1):
-            after, over = env.step(state, action), state.done > 0
-            reward += jnp.where(over, 0, after.reward)
-            state = jax.tree.map(lambda x, y, over=over: jnp.where(over, x, y), state, after)
+        if action_repeat == 1:
+            state = env.step(state, action)
+            reward = state.reward
+        else:
+            actions = jnp.broadcast_to(action, (action_repeat, *action.shape))
+            (state, reward), _ = jax.lax.scan(step_once, (state, jnp.zeros_like(state.reward)), actions)
         return Step(state, seen(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's

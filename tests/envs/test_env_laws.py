@@ -539,7 +539,10 @@ def test_the_command_line_as_typed():
     assert "terminated" in done.stdout
 
 
-def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
+def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):
+    """However many there are, the simulator is traced once."""
+    traced, simulate = [], env_fakes.Brax.step
+    monkeypatch.setattr(env_fakes.Brax, "step", lambda *given: traced.append(1) or simulate(*given))
     reset, step = compiled(envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3))
     state, _ = reset(jax.random.key(0), 2)
     start = np.asarray(state.inner.x)
@@ -548,6 +551,7 @@ def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
     np.testing.assert_allclose(out.reward, steps * [0.1, 1.0], rtol=1e-5)
     np.testing.assert_allclose(out.final_obs[:, 0], start + out.reward, rtol=1e-5)
     assert out.terminated.tolist() == [False, True]
+    assert traced == [1]
     for _ in range(2):
         state, out = step(jax.random.key(2), state, jnp.zeros((2, 1)))
     assert out.truncated.tolist() == [True, False]  # after three actions
