@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import ShapeError
 from ..functional._common import accumulator_dtype, check_arrays, check_floating
-from ._distribution import VectorDistribution, check_box, fit_to_loc, same_box, widened
+from ._distribution import VectorDistribution, check_box, fit_to_shape, same_box, widened
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 Array = jax.Array
@@ -52,10 +52,10 @@ class Beta(VectorDistribution):
         dtype = jnp.result_type(alpha, beta)
         check_box("Beta", low, high, dtype)
         self.alpha = jnp.asarray(alpha, dtype)
-        self.beta = fit_to_loc("Beta", "beta", beta, self.alpha, dtype, first="alpha")
-        self.low, self.high = (
-            fit_to_loc("Beta", name, x, self.alpha, accumulator_dtype(self.alpha), first="alpha")
-            for name, x in (("low", low), ("high", high))
+        wide = accumulator_dtype(self.alpha)
+        self.beta, self.low, self.high = (
+            fit_to_shape("Beta", name, jnp.asarray(x, of), self.alpha, "alpha")
+            for name, x, of in (("beta", beta, dtype), ("low", low, wide), ("high", high, wide))
         )
 
     def mode(self) -> Array:

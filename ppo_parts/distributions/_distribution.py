@@ -185,14 +185,14 @@ def checked_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any, first: str = "loc") -> Array:
-    """Broadcast `x` to the shape of `loc`; it has this shape, that of the last axis, or is a single number."""
-    if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
+def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -> Array:
+    """Broadcast `x` to the shape of `like`; it has this shape, that of the last axis, or is a single number."""
+    if x.shape not in (like.shape, like.shape[-1:], ()):
         raise ShapeError(
-            f"{where}: {first} has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the shape of {first}, "
-            f"{loc.shape[-1:]} or ()"
+            f"{where}: {like_name} has shape {like.shape} and {name} {x.shape}; {name} must have the shape of "
+            f"{like_name}, {like.shape[-1:]} or ()"
         )
-    return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
+    return jnp.broadcast_to(x, like.shape)
 
 
 def check_box(where: str, low: Any, high: Any, dtype: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import ShapeError, UserValueError
 from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
-from ._distribution import VectorDistribution, fit_to_loc, widened
+from ._distribution import VectorDistribution, fit_to_shape, widened
 
 Array = jax.Array
 
@@ -40,7 +40,7 @@ class Normal(VectorDistribution):
             raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
-        self.scale = fit_to_loc("Normal", "scale", scale, self.loc, dtype)
+        self.scale = fit_to_shape("Normal", "scale", jnp.asarray(scale, dtype), self.loc, "loc")
         if (known := known_values(self.scale)) is not None and np.any(known <= 0):
             raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
 

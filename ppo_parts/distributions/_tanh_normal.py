@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from ..functional._common import accumulator_dtype, check_arrays, known_values
-from ._distribution import VectorDistribution, check_box, fit_to_loc, same_box
+from ._distribution import VectorDistribution, check_box, fit_to_shape, same_box
 from ._normal import Normal, StateDependentNormal, log_density, relation
 
 Array = jax.Array
@@ -60,7 +60,10 @@ class TanhNormal(VectorDistribution):
             raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=name, argument="eps")
         self.base, dtype, wide = base, base.loc.dtype, accumulator_dtype(base.loc)
         check_box(name, low, high, dtype)
-        low, high = (fit_to_loc(name, bound, x, base.loc, wide) for bound, x in (("low", low), ("high", high)))
+        low, high = (
+            fit_to_shape(name, bound, jnp.asarray(x, wide), base.loc, "loc")
+            for bound, x in (("low", low), ("high", high))
+        )
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
