@@ -108,17 +108,11 @@ def rnd_reward(
         measured = {f"{name}_reward": masked_mean(reward, batch.mask)}
         return batch.add_metrics(**measured), RNDState(state.target, last, moments)
 
+    provides = tuple(f"extras.{name}_{entry}" for entry in ("reward", "terminated", "target"))
     return Part(
-        first,
-        update,
-        where,
-        requires=("next_obs",),
-        provides=tuple(f"extras.{name}_{entry}" for entry in ("reward", "terminated", "target")),
-        reads=("log_prob", "mask"),
-        place="before_sampler",
-        needs_time=True,
-        numbers=tuple(numbers.values()),
-    )
+        first, update, where, requires=("next_obs",), provides=provides, reads=("log_prob", "mask"),
+        place="before_sampler", needs_time=True, numbers=tuple(numbers.values()),
+    )  # fmt: skip
 
 
 @checked

@@ -234,8 +234,13 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     """
 
     def loss(batch: Batch, context: Context, bound: Any) -> Array:
-        mean = mean_of("bounds_loss", batch.current.distribution)
-        return functional.bounds_loss(mean, bound=bound, mask=batch.mask)
+        policy = batch.current.distribution
+        if not hasattr(policy, "loc"):
+            raise UserTypeError(
+                "bounds_loss: the policy must be a Gaussian with a mean `loc`, such as distributions.Normal; got a "
+                f"{type(policy).__name__}"
+            )
+        return functional.bounds_loss(policy.loc, bound=bound, mask=batch.mask)
 
     numbers = check_numbers("bounds_loss", bound=bound)
     reads = ("current.distribution",)
@@ -299,16 +304,6 @@ def check_no_memory(where: str, batch: Batch) -> None:
     """Raise if the policy is recurrent."""
     if batch.carry is not None:
         raise UserValueError(f"{where}: the policy has a memory, but this part evaluates single observations")
-
-
-def mean_of(where: str, distribution: Any) -> Array:
-    """Return the mean of a Gaussian."""
-    if not hasattr(distribution, "loc"):
-        raise UserTypeError(
-            f"{where}: the policy must be a Gaussian with a mean `loc`, such as distributions.Normal; got a "
-            f"{type(distribution).__name__}"
-        )
-    return distribution.loc
 
 
 def mode_of(where: str, distribution: Any) -> Array:
@@ -390,15 +385,9 @@ def proximal_average(*, decay: Numeric) -> Part:
         return batch.replace(log_prob=log_prob, advantage=advantage), ProximalAverageState(mean, weight)
 
     return Part(
-        init,
-        update,
-        "proximal_average",
-        requires=("advantage",),
-        provides=("advantage", "log_prob"),
-        reads=("log_prob", *POLICY_READS),
-        place="after_sampler",
-        numbers=tuple(numbers.values()),
-    )
+        init, update, "proximal_average", requires=("advantage",), provides=("advantage", "log_prob"),
+        reads=("log_prob", *POLICY_READS), place="after_sampler", numbers=tuple(numbers.values()),
+    )  # fmt: skip
 
 
 def perturbed_mean(*, scale: Numeric = 0.5) -> Part:

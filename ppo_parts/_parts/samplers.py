@@ -123,7 +123,7 @@ def given_indices(
                 f"{table.min()} to {table.max()}"
             )
         given = None if weights is None else jnp.asarray(weights, batch.log_prob.dtype).reshape(table.shape)
-        return jax.tree.map(lambda x: jnp.asarray(x)[epoch], (table, given))
+        return jax.tree.map(lambda x: x[epoch], (jnp.asarray(table, jnp.int32), given))
 
     def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
         return item
@@ -136,7 +136,7 @@ def given_indices(
 
 
 def _checked_indices(indices: Any, weights: Any) -> Any:
-    """Return the indices as int32 `[E, K, M]`, after checking them and their weights."""
+    """Return the indices `[E, K, M]`, after checking them and their weights."""
     where, traced = "given_indices", isinstance(indices, jax.core.Tracer)
     try:
         table = indices if traced else np.asarray(indices)
@@ -151,10 +151,7 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
             raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
         if (error := range_error(weights, FROM_0)) is not None:
             raise UserValueError(f"{where}: weights {error}")
-    limits = np.iinfo(np.int32)
-    if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
-        raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
-    return table.reshape((-1, *table.shape[-2:])).astype(np.int32)
+    return table.reshape((-1, *table.shape[-2:]))
 
 
 @checked

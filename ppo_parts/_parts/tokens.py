@@ -15,7 +15,7 @@ from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order, is_whole
 from ..functional._common import boolean_mask
-from ..functional._groups import per_sequence
+from ..functional._groups import check_aggregate, per_sequence
 from .common import check_numbers, check_options, is_zero, numeric_part
 
 
@@ -173,8 +173,7 @@ def aggregate(
         >>> dr_grpo = pp.tokens.aggregate("policy", by="sequence_sum", length=1024)
     """
     where = "aggregate"
-    if length is not None and by != "sequence_sum":
-        raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
+    check_aggregate(where, {"by": by, "length": length})
 
     def update(batch: Batch, context: Context, length: Any) -> Batch:
         if loss not in batch.losses:

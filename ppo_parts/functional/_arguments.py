@@ -98,16 +98,13 @@ def number(limits: Range, *, single: bool = False) -> Kind:
     return Kind(check, "number", single=single)
 
 
-def static(
-    what: str,
-    holds: Callable[[Any], bool],
-    convert: Callable[[Any], Any] = lambda value: value,
-    error: type[UserTypeError | UserValueError] = UserValueError,
-) -> Kind:
-    def check(where: str, name: str, value: Any) -> Any:
-        if not holds(value):
-            raise error(f"must be {what}, got {value!r}", where=where, argument=name)
-        return convert(value)
+def whole(limits: Range) -> Kind:
+    """Return the kind of a whole number in a range, which is known when a function is compiled."""
+
+    def check(where: str, name: str, value: Any) -> int:
+        if not is_whole(value) or value not in limits:
+            raise UserValueError(f"must be a whole number in {limits}, got {value!r}", where=where, argument=name)
+        return int(value)
 
     return Kind(check, "static")
 
@@ -218,7 +215,6 @@ FLOATS = Kind(_floating, "float")
 CONSTANT = Kind(_floating, "float", constant=True)
 REALS = Kind(check_array)
 INTEGERS = Kind(_integers)
-WHOLE = static("a whole number of at least 1", lambda value: is_whole(value) and value >= 1, int)
 
 
 def _each(kind: Kind, *names: str) -> dict[str, Kind]:
@@ -232,12 +228,12 @@ KINDS = {
     **_each(REALS, "reward", "last_value", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"),
     **_each(INTEGERS, "group", "indices"),
     **_each(Kind(_mean_and_scale, "other"), "old", "new"),
-    **_each(WHOLE, "num_groups", "size"),
+    **_each(whole(Range(1)), "num_groups", "size"),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "key": Kind(check_key, "other"),
     "axis": Kind(_axes, "static"),
-    "ddof": static("0 or 1", lambda value: is_whole(value) and value in (0, 1), int),
+    "ddof": whole(IN_0_1),
 }
 """The arguments whose annotation does not say all."""
 

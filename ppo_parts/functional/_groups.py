@@ -178,12 +178,12 @@ def outcome_reward(
     return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
 
 
-def _check_aggregate(where: str, values: dict[str, Any]) -> None:
+def check_aggregate(where: str, values: dict[str, Any]) -> None:
     if values["length"] is not None and (by := values["by"]) != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
 
 
-@public(along_time=True, also=_check_aggregate)
+@public(along_time=True, also=check_aggregate)
 def aggregate(
     loss: Array, *, by: Aggregation = "token_mean", length: Number | None = None, mask: Array | None = None
 ) -> Array:

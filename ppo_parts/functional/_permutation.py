@@ -9,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import is_whole, public, static
-from ._common import Array, known_values
+from ._arguments import public, whole
+from ._common import Array, Range, known_values
 from ._errors import UserValueError
 
 SORTED = 128  # the largest size that is sorted
-BELOW_2_31 = static(
-    "a whole number of at least 1 and below 2**31", lambda value: is_whole(value) and 1 <= value < 2**31, int
-)
 ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
 
 
@@ -28,7 +25,7 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"must lie in [0, {size}), got {known}", where=where, argument="indices")
 
 
-@public(raw=True, other_shape="indices", size=BELOW_2_31, also=_check_indices)
+@public(raw=True, other_shape="indices", size=whole(Range(1, 2**31 - 1)), also=_check_indices)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 

@@ -50,17 +50,14 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    ratio = jnp.exp(log_ratio)
-    bounded = _clipped_ratio(jax.lax.stop_gradient(ratio), advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
+    ratio, (low, high) = jnp.exp(log_ratio), clip_bounds(clip_eps, clip_eps_high)
+    # The minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio.
+    constant = jax.lax.stop_gradient(ratio)
+    falling = jnp.maximum(constant, low) if dual_clip is None else jnp.clip(constant, low, dual_clip)
+    bounded = jnp.where(advantage < 0, falling, jnp.minimum(constant, high))
     # Where the ratio is bounded, its slope of 0 must not be multiplied by a ratio that may be infinite.
     free = (bounded == ratio) | jnp.isnan(ratio)
     return -advantage * jnp.where(free, _ratio(log_ratio, free), bounded)
-
-
-def _clipped_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Any) -> Array:
-    """The minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio."""
-    falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
-    return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
 
 
 def clip_bounds(clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:

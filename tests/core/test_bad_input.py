@@ -300,7 +300,7 @@ VALUE_ERRORS = {
         lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
     "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
-    "advantage_normalize: ddof must be 0 or 1 ... True": lambda: pp.advantage_normalize(ddof=True),
+    "advantage_normalize: ddof must be a whole number in [0, 1] ... True": lambda: pp.advantage_normalize(ddof=True),
     **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))

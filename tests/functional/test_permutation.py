@@ -118,7 +118,7 @@ def test_permutations_are_transformed_like_anything_else():
 
 def test_sizes_and_indices_of_permutations_are_checked():
     for size in (0, 2.5, 2**31, True):
-        with pytest.raises(ValueError, match="permutation: size must be a whole number of at least 1 and below"):
+        with pytest.raises(ValueError, match="permutation: size must be a whole number in \\[1, 2147483647\\]"):
             f.permutation(jax.random.key(0), size)
     with pytest.raises(TypeError, match="indices must contain whole numbers, got float32"):
         f.permutation(jax.random.key(0), 5, jnp.ones(3))
