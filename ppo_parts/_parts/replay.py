@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +12,9 @@ from .._base.hyperparameters import check_count
 from .._core.shards import split
 from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part, field_axes
 from ..functional._common import unsqueezed
+
+NEEDED = ("mask", "extras", "per_segment")
+"""Fields whose entries are stored if the rollout has any, because later parts would miss them."""
 
 
 class ReplayState(NamedTuple):
@@ -59,18 +61,15 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         raise UserValueError("replay: like has no log_prob, which determines the shape of a rollout")
 
     def init(params: Params, key: Array | None = None) -> ReplayState:
-        fields = {
-            name: jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), getattr(like, name))
-            for name in kept
-        }
-        return ReplayState(fields, jnp.zeros((), jnp.int32))
+        fields = {name: getattr(like, name) for name in kept}
+        empty = jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), fields)
+        return ReplayState(empty, jnp.zeros((), jnp.int32))
 
     def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
-        latest = _stored_with(batch, state, kept)
+        latest, axes = _stored_with(batch, state), field_axes(batch)
         fields = {
-            name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
-            for name, axis in field_axes(batch).items()
-            if name in kept
+            name: jax.tree.map(lambda x, axis=axes[name]: _beside(x, batch.shards, axis), field)
+            for name, field in latest.fields.items()
         }
         filled = jnp.arange(num_rollouts) < latest.stored
         filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
@@ -82,16 +81,15 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
-        return _stored_with(batch, state, kept)
+        return _stored_with(batch, state)
 
     return Part(init, update, "replay", provides=tuple(kept), place="first", finish=finish)
 
 
-def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
-    """Return the state with the fields `kept` of the oldest rollout replaced by those of this one."""
-    needed = {*kept, "mask", "extras", "per_segment"}  # fields and entries that later parts would miss, if not kept
-    ours = _paths(state.fields)
-    theirs = _paths({name: getattr(batch, name) for name in needed})
+def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
+    """Return the state with the oldest rollout replaced by this one."""
+    given = {name: getattr(batch, name) for name in state.fields}
+    ours, theirs = (_paths(x) for x in (state.fields, given | {name: getattr(batch, name) for name in NEEDED}))
     if different := ours ^ theirs:
         path = min(different)
         has, lacks = ("like", "the rollout") if path in ours else ("the rollout", "like")
@@ -107,8 +105,7 @@ def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> Repla
             )
         return buffer.at[state.stored % len(buffer)].set(x.astype(buffer.dtype))
 
-    fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
-    return ReplayState(fields, state.stored + 1)
+    return ReplayState(jax.tree.map(put, state.fields, given), state.stored + 1)
 
 
 def _paths(fields: dict[str, Any]) -> set[str]:
