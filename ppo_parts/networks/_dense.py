@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
 
 Array = jax.Array
@@ -26,8 +27,9 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
     `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorization of a matrix of standard
-    normal numbers. Since JAX 0.10, a program on a CPU that factorizes as many batches of matrices at once as there are
-    threads deadlocks. Under this initializer, `jax.vmap` makes one matrix after another, which avoids that.
+    normal numbers (in the policies of this module, other numbers than JAX's: one draw for all layers). Since JAX 0.10,
+    a program on a CPU that factorizes as many batches of matrices at once as there are threads deadlocks. Under this
+    initializer, `jax.vmap` makes one matrix after another, which avoids that.
 
     Args:
         scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.
@@ -51,11 +53,14 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
         networks", 2014. Uniform: Mezzadri, "How to generate random matrices from the classical compact groups", 2007,
         section 5.
     """
-
     check_count("orthogonal", "column_axis", column_axis, None)
 
     def initialize(key: Array, shape: tuple[int, ...], dtype: Any = dtype) -> Array:
+        if len(shape) < 2:
+            raise UserValueError(f"orthogonal: weights need at least two axes, got shape {tuple(shape)}")
         dtype = jnp.result_type(float if dtype is None else dtype)
+        if 0 in shape:
+            return jnp.zeros(shape, dtype)
         computed = jnp.promote_types(dtype, jnp.float32)
         normal = _DRAW.get()(key, math.prod(shape), computed)
         return (jnp.asarray(scale, computed) * _orthonormal(normal, tuple(shape), column_axis)).astype(dtype)
@@ -168,8 +173,11 @@ def dense_dot_general(
         >>> layer = nn.Dense(64, dot_general=dense_dot_general)
     """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
-        raise ValueError(f"dense_dot_general: only [..., n] x [n, m] is supported, got {dimension_numbers}")
+        raise UserValueError(f"dense_dot_general: only [..., n] x [n, m] is supported, got {dimension_numbers}")
     if precision is not None or preferred_element_type is not None:
-        raise ValueError("dense_dot_general: precision and preferred_element_type have to be None; use lax.dot_general")
+        raise UserValueError(
+            f"dense_dot_general: precision and preferred_element_type must be None, got {precision} and "
+            f"{preferred_element_type}: use lax.dot_general"
+        )
     few = rhs.shape[1] <= FEW and rhs.shape[1] < rhs.shape[0]
     return _product(lhs, rhs) if few and _copies_have_gradients() else jnp.matmul(lhs, rhs)

@@ -334,13 +334,15 @@ def test_layers_can_be_stacked():
 
 def test_what_it_cannot_do_is_refused():
     x, kernel = jnp.ones((3, 5)), jnp.ones((5, 2))
-    with pytest.raises(ValueError, match="only"):
+    with pytest.raises(pp.errors.UserValueError, match="only"):
         networks.dense_dot_general(x.T, kernel, (((0,), (0,)), ((), ())))
-    with pytest.raises(ValueError, match="precision"):
+    with pytest.raises(pp.errors.UserValueError, match="precision"):
         networks.dense_dot_general(x, kernel, (((1,), (0,)), ((), ())), precision="highest")
+    with pytest.raises(pp.errors.UserValueError, match=r"at least two axes, got shape \(5,\)"):
+        networks.orthogonal()(KEYS[0], (5,))
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((6, 6), -1), ((5, 3), 0), ((2, 2, 3, 4), -1)])
+@pytest.mark.parametrize(("shape", "axis"), [((6, 6), -1), ((5, 3), 0), ((2, 2, 3, 4), -1), ((3, 0), -1)])
 def test_orthogonal_has_the_numbers_of_jax(shape, axis):
     ours, theirs = (f(2**0.5, axis) for f in (networks.orthogonal, jax.nn.initializers.orthogonal))
     np.testing.assert_array_equal(ours(KEYS[0], shape, jnp.float32), theirs(KEYS[0], shape, jnp.float32))
