@@ -6,7 +6,7 @@ The flax networks are imported on first use. You can also use your own networks,
 from typing import TYPE_CHECKING, Any
 
 from .._base.extras import require_package
-from ._dense import dense_dot_general as dense_dot_general
+from ._cpu import dense_dot_general as dense_dot_general
 from ._dense import orthogonal as orthogonal
 from ._heads import action_distribution as action_distribution
 from ._heads import action_size as action_size

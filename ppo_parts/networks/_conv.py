@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
+from ._cpu import convolve_by_products
 from ._dense import orthogonal
 
 Array = jax.Array
@@ -32,30 +33,6 @@ class Conv(nn.Module):
             return convolve_by_products(x, kernel, self.stride) + bias
         strides, layout = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=layout) + bias
-
-
-def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
-    """Convolve `[N, H, W, C]` with `[K, K, C, F]` as a sum of matrix products, of which each covers `stride` pixels.
-
-    On a CPU, the gradients of XLA's own convolution are about 20 times as slow in a loop as outside, and updates are
-    loops (https://github.com/jax-ml/jax/issues/12868); matrix products are not.
-    """
-    size, _, channels, features = kernel.shape
-    blocks = size // stride
-    rows, columns = ((length - size) // stride + 1 for length in x.shape[1:3])
-    x = cropped(x, 0, 0, (rows - 1) * stride + size, (columns - 1) * stride + size)
-    x = x.reshape(-1, rows + blocks - 1, stride, columns + blocks - 1, stride, channels).swapaxes(2, 3)
-    x = x.reshape(*x.shape[:3], stride * stride * channels)
-    kernel = kernel.reshape(blocks, stride, blocks, stride, channels, features).swapaxes(1, 2)
-    kernel = kernel.reshape(blocks * blocks, stride * stride * channels, features)
-    shifts = [(i, j) for i in range(blocks) for j in range(blocks)]
-    products = (cropped(x, i, j, rows, columns) @ each for (i, j), each in zip(shifts, kernel, strict=True))
-    return sum(products, jnp.zeros(()))
-
-
-def cropped(x: Array, top: int, left: int, height: int, width: int) -> Array:
-    """Crop `[N, H, W, C]`; N may be symbolic, as in an export, where indexing would gather."""
-    return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, top + height, axis=1), left, left + width, axis=2)
 
 
 def convolved(frames: Array, largest: float) -> Array:

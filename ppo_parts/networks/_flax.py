@@ -21,6 +21,7 @@ from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
 from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel
+from ._cpu import dense_dot_general
 from ._heads import Array, action_distribution, action_size, check_continuous, real_size
 
 Cell = Literal["lstm", "gru", "mingru", "lru"]
@@ -37,7 +38,7 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 2.
     """
-    return nn.Dense(features, kernel_init=_dense.orthogonal(gain), dot_general=_dense.dense_dot_general)
+    return nn.Dense(features, kernel_init=_dense.orthogonal(gain), dot_general=dense_dot_general)
 
 
 @checked

@@ -12,7 +12,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks
-from ppo_parts.networks._conv import convolve_by_products
+from ppo_parts.networks._cpu import convolve_by_products
 from ppo_parts.networks._flax import Layers
 from ppo_parts.recipes import pufferlib_ppo
 from tests import common
