@@ -189,15 +189,15 @@ def encoded(space: Any, x: Any) -> Array:
     return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
 
 
-class Layers(nn.Module):
-    """A module with the layers that `function(module, *inputs)` applies."""
-
-    function: Callable[..., Any]
-
-    @nn.compact
-    def __call__(self, *inputs: Any) -> Any:
-        """Apply the function."""
-        return self.function(self, *inputs)
+def _check(where: str, env: Env, hidden: Any, memory: Any) -> None:
+    """Check what the policies have in common."""
+    check_env(where, env)
+    if not isinstance(hidden, (tuple, list)):
+        raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
+    for units in hidden:
+        check_count(where, "hidden", units)
+    if memory is not None and not hidden:
+        raise UserValueError(f"{where}: memory={memory!r} needs hidden layers, got hidden={hidden}")
 
 
 @checked
@@ -249,13 +249,7 @@ def actor_critic(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
     """
-    _check_hidden("actor_critic", hidden)
-    check_env("actor_critic", env)
-    if memory is not None and not (hidden and (shared or env.privileged_space is not None)):
-        raise UserValueError(
-            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share, unless the critic sees "
-            f"something else: give shared=True and hidden=(64, 64), got shared={shared} and hidden={hidden}"
-        )
+    _check("actor_critic", env, hidden, memory)
     if env.num_agents is not None:
         raise UserValueError(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic or "
@@ -266,8 +260,10 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False"
         )
+    if env.privileged_space is None and memory is not None and not shared:
+        raise UserValueError(f"actor_critic: memory={memory!r} is shared by actor and critic: give shared=True")
     check_number("actor_critic", "log_std", log_std, schedule=False)
-    action_size(env.action_space)  # raises if actions are neither discrete nor vectors
+    size, real = action_size(env.action_space), real_size(env.action_space)
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
     boxes = [space for space in leaf_spaces(env.action_space) if not is_discrete(space)]
     if squash and not all(np.isfinite(bound).all() for box in boxes for bound in (box.low, box.high)):
@@ -281,27 +277,28 @@ def actor_critic(
         if is_image(each):
             largest_pixel("actor_critic", each)  # raises if its bounds do not tell
 
-    def layers(module: nn.Module, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
-        size, features = action_size(env.action_space), None
-        x = mlp(encoded(env.observation_space, obs), hidden, activation)
-        if memory is not None:
-            x, carry = recurrent(x, carry, reset, memory)
-        if gsde:
-            features = x
-        if shared:
-            value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
-        else:
-            head = dense(size, gain=0.01)(x)
-            seen = (env.observation_space, obs) if privileged is None else (env.privileged_space, privileged)
-            x = mlp(encoded(*seen), hidden, activation)
-            value = dense(1, gain=1.0)(x)
-        spread = _log_std(module, env.action_space, log_std, features)
-        distribution = action_distribution(
-            env.action_space, head, spread, available=available, squash=squash, features=features
-        )
-        return Output(distribution, value[..., 0], carry)
+    class ActorCritic(nn.Module):
+        @nn.compact
+        def __call__(self, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
+            x = mlp(encoded(env.observation_space, obs), hidden, activation)
+            if memory is not None:
+                x, carry = recurrent(x, carry, reset, memory)
+            features = x if gsde else None
+            if shared:
+                value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
+            else:
+                head = dense(size, gain=0.01)(x)
+                seen = (env.observation_space, obs) if privileged is None else (env.privileged_space, privileged)
+                x = mlp(encoded(*seen), hidden, activation)
+                value = dense(1, gain=1.0)(x)
+            shape = (real,) if features is None else (features.shape[-1], real)
+            spread = self.param("log_std", nn.initializers.constant(log_std), shape) if real else None
+            distribution = action_distribution(
+                env.action_space, head, spread, available=available, squash=squash, features=features
+            )
+            return Output(distribution, value[..., 0], carry)
 
-    network = Layers(layers)
+    network = ActorCritic()
 
     def init(key: Array) -> Any:
         carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
@@ -323,6 +320,7 @@ def actor_critic(
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
 
 
+@checked
 def nature_cnn(env: Env, features: int = 512) -> Policy:
     """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
 
@@ -353,14 +351,17 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     if not is_discrete(env.action_space):
         raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
+    check_count("nature_cnn", "features", features)
     largest = largest_pixel("nature_cnn", env.observation_space)
 
-    def layers(module: nn.Module, frames: Array) -> Output:
-        x = nn.relu(dense(features)(convolved(frames, largest)))
-        head, value = dense(action_size(env.action_space), gain=0.01)(x), dense(1, gain=1.0)(x)
-        return Output(action_distribution(env.action_space, head), value[..., 0])
+    class NatureCNN(nn.Module):
+        @nn.compact
+        def __call__(self, frames: Array) -> Output:
+            x = nn.relu(dense(features)(convolved(frames, largest)))
+            head, value = dense(action_size(env.action_space), gain=0.01)(x), dense(1, gain=1.0)(x)
+            return Output(action_distribution(env.action_space, head), value[..., 0])
 
-    network = Layers(layers)
+    network = NatureCNN()
     init = _dense.in_one_draw(network.init)
     return Policy(lambda key: init(key, jnp.zeros((1, *shape))), lambda params, batch: network.apply(params, batch.obs))
 
@@ -401,28 +402,29 @@ def multi_agent_actor_critic(
         ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
         ... )
     """
-    _check_hidden("multi_agent_actor_critic", hidden)
+    _check("multi_agent_actor_critic", env, hidden, memory)
     check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
-    check_env("multi_agent_actor_critic", env)
     if env.num_agents is None:
         raise UserValueError(
             "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
         )
-    if memory is not None and not hidden:
-        raise UserValueError(f"multi_agent_actor_critic: memory={memory!r} needs hidden layers, got hidden=()")
     agents, space = env.num_agents, env.action_space
 
-    def network(features: int, gain: Any, space: Any = None) -> nn.Module:
-        def layers(module: nn.Module, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
-            """Return the output of the head, the log standard deviation of continuous actions, and the carry."""
+    class Network(nn.Module):
+        outputs: int
+        gain: Any
+        real: int = 0
+
+        @nn.compact
+        def __call__(self, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
+            """Return the output of the head, the log standard deviation of `real` numbers, and the carry."""
             x = mlp(x, hidden, activation)
             if memory is not None:
                 x, carry = recurrent(x, carry, reset, memory)
-            return dense(features, gain)(x), _log_std(module, space), carry
+            head = dense(self.outputs, self.gain)(x)
+            return head, self.param("log_std", nn.initializers.zeros, (self.real,)) if self.real else None, carry
 
-        return Layers(layers)
-
-    networks = {"actor": network(action_size(space), gain, space), "critic": network(1, 1.0)}
+    networks = {"actor": Network(action_size(space), gain, real_size(space)), "critic": Network(1, 1.0)}
     nothing = dict.fromkeys(networks)
 
     def init(key: Array) -> Any:
@@ -456,18 +458,3 @@ def multi_agent_actor_critic(
         return {name: initial_carry(memory, (num_envs, agents, hidden[-1])) for name in networks}
 
     return Policy(init, evaluate, None if memory is None else first_carry)
-
-
-def _check_hidden(where: str, hidden: Any) -> None:
-    if not isinstance(hidden, (tuple, list)):
-        raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
-    for units in hidden:
-        check_count(where, "hidden", units)
-
-
-def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Array | None = None) -> Any:
-    """Make a parameter for the log standard deviation of continuous actions, `[D]`, or `[L, D]` for L features."""
-    if space is None or is_discrete(space):
-        return None
-    shape = (real_size(space),) if features is None else (features.shape[-1], real_size(space))
-    return module.param("log_std", nn.initializers.constant(initial), shape)
