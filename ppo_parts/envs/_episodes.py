@@ -34,14 +34,14 @@ class EpisodeState(NamedTuple):
     @classmethod
     def begin(cls, inner: Any, num_envs: int, *agents: int) -> EpisodeState:
         """Make the state after a reset."""
-        zeros = jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32)
-        return cls(without_weak_types(inner), *zeros)
+        return cls(without_weak_types(inner), jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32))
 
     def advance(self, inner: Any, over: Array, reward: Array, **fields: Any) -> tuple[EpisodeState, Transition]:
         """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
-        counted = self.episode_return + reward, self.episode_length + 1
-        out = Transition(reward=reward, episode_return=counted[0], episode_length=counted[1], **fields)
-        total, length = choose(over, jax.tree.map(jnp.zeros_like, counted), counted)
+        total = self.episode_return + reward
+        length = self.episode_length + 1
+        out = Transition(reward=reward, episode_return=total, episode_length=length, **fields)
+        total, length = choose(over, jax.tree.map(jnp.zeros_like, (total, length)), (total, length))
         return EpisodeState(without_weak_types(inner), total, length, self.shared), out
 
 
@@ -140,20 +140,19 @@ def auto_reset(
         check_count("auto_reset", "time_limit", time_limit)
     if render is not None:
         check_takes("auto_reset", "render", render, ("state",))
+    initial_shared = jax.tree.map(jnp.asarray, shared)
 
-    first = jax.tree.map(jnp.asarray, shared)
+    def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:
+        arguments = () if shared is None else (shared,)
+        return jax.vmap(lambda key: reset(key, *arguments))(jax.random.split(key, number))
 
-    def episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:
-        given = () if shared is None else (shared,)
-        return jax.vmap(lambda key: reset(key, *given))(jax.random.split(key, number))
-
-    def reset_all(key: Array, num_envs: int, shared: Any = first) -> tuple[EpisodeState, Any]:
-        inner, obs = episodes(key, num_envs, shared)
+    def reset_all(key: Array, num_envs: int, shared: Any = initial_shared) -> tuple[EpisodeState, Any]:
+        inner, obs = new_episodes(key, num_envs, shared)
         return EpisodeState.begin(inner, num_envs)._replace(shared=shared), obs
 
     def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
-        fresh = episodes(key, number, shared)
+        fresh = new_episodes(key, number, shared)
         if reset_ratio > 1:  # episodes that ended take the new ones in turn, starting over if there are too few
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
@@ -164,24 +163,25 @@ def auto_reset(
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
-        if describe(state.shared) != describe(first):
+        if describe(state.shared) != describe(initial_shared):
             raise UserTypeError(
-                f"auto_reset: shared must stay like the one that auto_reset was given, {describe(first)}, got "
+                f"auto_reset: shared must stay like the one that auto_reset was given, {describe(initial_shared)}, got "
                 f"{describe(state.shared)}"
             )
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
         _check_step(out, state.episode_length.shape)
-        ends = {name: jnp.asarray(getattr(out, name), bool) for name in ("terminated", "truncated")}
+        terminated = jnp.asarray(out.terminated, bool)
+        truncated = jnp.asarray(out.truncated, bool)
         if time_limit is not None:
-            ends["truncated"] |= state.episode_length + 1 >= time_limit
-        ends["truncated"] &= ~ends["terminated"]
-        ended = ends["terminated"] | ends["truncated"]
+            truncated |= state.episode_length + 1 >= time_limit
+        truncated &= ~terminated
+        ended = terminated | truncated
         stepped = without_weak_types((out.state, out.obs))
         operands = reset_key, ended, stepped, state.shared
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
-        reward = jnp.asarray(out.reward, jnp.float32)
-        return state.advance(inner, ended, reward, obs=obs, final_obs=stepped[1], info=out.info, **ends)
+        fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
+        return state.advance(inner, ended, jnp.asarray(out.reward, jnp.float32), info=out.info, **fields)
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None

@@ -76,19 +76,12 @@ def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
 def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     """Raise unless observations, and their action masks, fit the spaces."""
     obs, available, privileged = as_observation(obs)
-    shapes = map_space(lambda space: getattr(space, "shape", None), env.observation_space)
-    given = jax.tree.map(lambda x: x.shape[len(each) :], obs)
-    expected = None if env.privileged_space is None else map_space(lambda x: tuple(x.shape), env.privileged_space)
-    if jax.tree.map(lambda x: x.shape[len(each) :], privileged) != expected:
-        seen = jax.tree.map(jnp.shape, privileged)
-        raise ShapeError(
-            f"check: privileged_space has shape {expected}, but obs.privileged is {seen} for {each} environments: give "
-            "both, alike, or neither"
-        )
-    if is_tree(env.observation_space) and shapes != given:
-        raise ShapeError(f"check: the entries of observation_space have the shapes {shapes}, but observations {given}")
-    if hasattr(obs, "shape") and shapes is not None and given != tuple(shapes):
-        raise ShapeError(f"check: observation_space has shape {tuple(shapes)}, but observations have {given}")
+    spaces = {"observation": (env.observation_space, obs), "privileged": (env.privileged_space, privileged)}
+    for name, (space, tree) in spaces.items():
+        shape = map_space(lambda x: None if getattr(x, "shape", None) is None else tuple(x.shape), space)
+        given = jax.tree.map(lambda x: x.shape[len(each) :], tree)
+        if shape != given and (shape is not None or name == "privileged"):
+            raise ShapeError(f"check: {name}_space has shape {shape}, but reset returns {given}: make them alike")
     if available is None:
         return
     masks = []

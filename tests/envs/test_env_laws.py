@@ -241,7 +241,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
-    (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* have \(2,\)"),
+    (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* returns \(2,\)"),
     (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) must return the Env .* got NoneType"),
     (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
     (lambda: like(action_space=object()), r"not a space of arrays.*check\(env, action="),
@@ -412,7 +412,7 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
         says = rf"{argument}='pixels': the observations have the entries state, privileged_state"
         with pytest.raises(pp.errors.UserValueError, match=says):
             envs.make("playground:Walk", **{argument: "pixels"})
-    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged is \(2, 2\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but reset returns \(2,\)"):
         envs.check(env._replace(privileged_space=None))
 
 
