@@ -11,7 +11,7 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
-from .._core.types import Array, Batch, Context, Part, field_at
+from .._core.types import Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order, is_whole
 from ..functional._common import boolean_mask
@@ -129,23 +129,30 @@ def group_advantage(
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
         if size is None:
             check_group(keep.shape[1])
+        elif keep.shape[1] % size:
+            raise UserValueError(
+                f"must divide the {keep.shape[1]} segments of this batch, got {size}: use another num_envs, or name an "
+                "entry of per_segment",
+                where=where,
+                argument="group",
+            )
         if score is None:
             reward = jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
         else:
             reward = field_at(batch, f"per_segment.{score}")
-        some = jnp.any(keep, axis=0)
+        counts = jnp.any(keep, axis=0)
         base: Any = field_at(batch, "per_segment.baseline") if baseline == "given" else baseline
         advantage = functional.group_advantage(
             reward,
-            field_at(batch, f"per_segment.{group}") if size is None else _neighbors(where, reward, size),
+            field_at(batch, f"per_segment.{group}") if size is None else jnp.arange(len(reward)) // size,
             baseline=base,
             scale=scale,
             ddof=ddof,
             eps=eps,
             length=jnp.sum(keep, axis=0, dtype=reward.dtype),
-            mask=some,
+            mask=counts,
         )
-        batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), some))
+        batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), counts))
         return batch.replace(advantage=jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype))
 
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
@@ -192,18 +199,6 @@ def aggregate(
         where, update, {"length": length}, requires=("losses",), provides=() if by == "token_mean" else ("losses",),
         reads=("mask",), place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
     )  # fmt: skip
-
-
-def _neighbors(where: str, reward: Array, size: int) -> Array:
-    """Return the group of each segment, where neighboring segments form groups of equal size."""
-    if reward.shape[0] % size:
-        raise UserValueError(
-            f"must divide the {reward.shape[0]} segments of this batch, got {size}: use another num_envs, or name an "
-            "entry of per_segment",
-            where=where,
-            argument="group",
-        )
-    return jnp.arange(reward.shape[0]) // size
 
 
 @checked
