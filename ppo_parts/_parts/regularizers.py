@@ -13,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part
-from ..distributions import Normal
+from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
 from ..functional._common import accumulator_dtype, boolean_mask, unsqueezed
@@ -127,11 +127,7 @@ def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
     first, second = batch.current.distribution, _current_where_masked(other, batch.current.distribution, batch.mask)
     if forward:
         first, second = second, first
-    if not hasattr(first, "kl_divergence"):
-        raise UserTypeError(
-            f'kl_penalty: {type(first).__name__} has no kl_divergence, which estimator="analytic" needs: use a '
-            "distribution that has one, such as those of ppo_parts.distributions, or another estimator"
-        )
+    check_distribution('kl_penalty(estimator="analytic")', first, ("kl_divergence",))
     return first.kl_divergence(second)
 
 
