@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from ppo_parts._base.command_line import positive
 from ppo_parts.training._files import plain, write_whole
 
 from ._pages import span
@@ -131,14 +132,6 @@ def provenance() -> Record:
             **{name: versions[name] for name in PACKAGES if name in versions},
         },
     }
-
-
-def positive(text: str) -> int:
-    """A number from the command line, "3" or "1e6"."""
-    number = int(float(text))
-    if number < 1:
-        raise ValueError  # argparse says which option, and of what
-    return number
 
 
 def size(text: str) -> tuple[int, int]:

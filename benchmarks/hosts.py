@@ -24,10 +24,11 @@ import jax
 import numpy as np
 
 from ppo_parts import training
+from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 
 from . import _timing
-from ._shared import collect, parser, positive
+from ._shared import collect, parser
 from .train import installed, on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32

@@ -20,11 +20,12 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import mujoco_ppo
 
 from ._pages import interval
 from ._runs import evaluation_key, keys_of, seeds_of, stages
-from ._shared import RESULTS, parser, positive, write
+from ._shared import RESULTS, parser, write
 
 EPISODES = 10  # of each evaluation
 WITH_FORCES = ("Ant-v5", "Humanoid-v5")

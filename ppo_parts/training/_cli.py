@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
+from .._base.command_line import whole_number
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..envs import is_discrete
@@ -242,17 +243,6 @@ def _parsed(
     settings = {"config": (tyro.conf.OmitArgPrefixes,), "prog": prog, "description": description}
     with registry:
         return tyro.cli(Arguments, default=default, args=words, **settings)
-
-
-def whole_number(text: str) -> int:
-    """Parse a whole number: "1000000", "1_000_000" or "1e6"."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
 
 
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:

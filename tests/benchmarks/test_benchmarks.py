@@ -205,7 +205,7 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
         run(monkeypatch, "gae")
     assert "whole training runs" in capsys.readouterr().out
-    for option, value in {"--parts": "nonsense", "--sizes": "128", "--rounds": "0"}.items():
+    for option, value in {"--parts": "nonsense", "--sizes": "128", "--rounds": "1.5"}.items():
         with pytest.raises(SystemExit, match="2"):
             run(monkeypatch, "parts", option, value)
         assert f"argument {option}: invalid" in capsys.readouterr().err

@@ -22,9 +22,10 @@ import yaml
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts._base.command_line import whole_number
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.recipes.__main__ import listed
-from ppo_parts.training._cli import fitting_preset, whole_number
+from ppo_parts.training._cli import fitting_preset
 from ppo_parts.training._config import as_finite, declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import compiling
