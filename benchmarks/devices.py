@@ -102,7 +102,7 @@ def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False
     if one_shard:
         train = module.make_train(dataclasses.replace(config, shards=1))
     state = train.state_shapes()
-    program = placed.jit(train.step, ("state",), ("state", "metrics"))
+    program = placed.jit(train.step, out_shardings=(placed.state, None))
     if placed.mesh is not None:
         state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, placed.state)
     compiled = program.lower(state).compile()
