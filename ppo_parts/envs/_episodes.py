@@ -187,14 +187,10 @@ def auto_reset(
         assert render is not None
         return as_frame("auto_reset", render(jax.tree.map(lambda x: x[0], state.inner)))
 
-    env = Env(
-        reset_all,
-        step_all,
-        observation_space,
-        action_space,
-        lambda state: env if shared is None else env._replace(reset=functools.partial(reset_all, shared=state.shared)),
-        privileged_space=privileged_space,
-        render=None if render is None else render_first,
-        zero_sum=zero_sum,
-    )
+    def evaluation(state: EpisodeState) -> Env:
+        return env if shared is None else env._replace(reset=functools.partial(reset_all, shared=state.shared))
+
+    drawn = None if render is None else render_first
+    optional: dict[str, Any] = {"render": drawn, "privileged_space": privileged_space, "zero_sum": zero_sum}
+    env = Env(reset_all, step_all, observation_space, action_space, evaluation, **optional)
     return env

@@ -67,17 +67,12 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         ends = {"terminated": terminated, "truncated": truncated, "final_obs": info["final_observation"]}
         return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
 
-    space, render = copy.copy(env.observation_space(env_params)), gymnax_renderer(env, env_params)
+    space = copy.copy(env.observation_space(env_params))
     if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers, and returns floats
         space.dtype = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0].dtype
-    wrapped = Env(
-        reset,
-        step,
-        space,
-        env.action_space(env_params),
-        lambda state: wrapped,
-        render=None if render is None else lambda state: render(state.inner),
-    )
+    draw = gymnax_renderer(env, env_params)
+    render = None if draw is None else lambda state: draw(state.inner)
+    wrapped = Env(reset, step, space, env.action_space(env_params), lambda state: wrapped, render=render)
     return wrapped
 
 
@@ -254,19 +249,13 @@ def from_brax(
         return Step(state, seen(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
-    draw = None if model is None else mujoco_renderer(model)
-
     obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
-    return auto_reset(
-        reset,
-        step,
-        Box(obs.shape),
-        Box((env.action_size,), -1.0, 1.0),
-        time_limit=time_limit,
-        reset_ratio=reset_ratio,
-        render=draw,
-        privileged_space=None if privileged is None else Box(privileged.shape),
-    )
+    optional: dict[str, Any] = {
+        "render": None if model is None else mujoco_renderer(model),
+        "privileged_space": None if privileged is None else Box(privileged.shape),
+    }
+    spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
+    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, **optional)
 
 
 def make_playground(
@@ -368,11 +357,11 @@ def make_pgx(
         return Step(state, seen(state), reward, state.terminated, state.truncated, info)
 
     spaces = Box(tuple(env.observation_shape)), Discrete(env.num_actions)
-    made = auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, zero_sum=both)
+    game = auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, zero_sum=both)
     if not both:
-        return made
+        return game
     against_random = make_pgx(name, time_limit=time_limit, reset_ratio=reset_ratio)
-    return made._replace(evaluation=lambda state: against_random)
+    return game._replace(evaluation=lambda state: against_random)
 
 
 def random_opponent(key: Array, obs: Observation) -> Array:

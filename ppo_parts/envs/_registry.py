@@ -76,10 +76,10 @@ def make(env_id: str, **settings: Any) -> Env:
             raise
         raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
     except UnknownNameError as error:
-        found = "" if error.near or ":" in name else " or ".join(_names_elsewhere(name))
-        if not found:
+        elsewhere = "" if error.near or ":" in name else " or ".join(_names_elsewhere(name))
+        if not elsewhere:
             raise
-        raise UserValueError(f"{env_id!r}: did you mean {found}? {error}") from error
+        raise UserValueError(f"{env_id!r}: did you mean {elsewhere}? {error}") from error
     if not isinstance(env, Env):
         raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
     return env
@@ -153,13 +153,12 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     name, comma, text = env_id.partition(",")
     if not comma:
         return env_id, settings
-    found = list(SETTING.finditer(text))
+    matches = list(SETTING.finditer(text))
     try:
-        named = {each[1]: _value(each[2].strip()) for each in found}
-        valid = bool(found) and len(named) == len(found) and "".join(each[0] for each in found) == text
+        named = {match[1]: _value(match[2].strip()) for match in matches}
     except SyntaxError:
-        valid = False
-    if not valid:
+        named = {}
+    if not named or len(named) < len(matches) or "".join(match[0] for match in matches) != text:
         raise UserValueError(
             f"{env_id!r}: settings after the name must be given once each and look like "
             f"'a=1,b=True,c=word,d=\"some words\"', with quotes around other values; got {text!r}"

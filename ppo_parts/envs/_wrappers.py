@@ -177,16 +177,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
     check_env("normalize_observation", env)
-    clip, eps = _constants("normalize_observation", clip, eps)
-
-    def standardized(tree: Any) -> Any:
-        def scaled(space: Any) -> Any:
-            shape = array_shape("observations", space)
-            return Box(shape, -clip, clip) if is_standardized(space, tree) else space
-
-        return None if tree is None else space_of(map_space(scaled, tree))
-
-    spaces = {name: standardized(getattr(env, name)) for name in ("observation_space", "privileged_space")}
+    clip = check_number("normalize_observation", "clip", clip, POSITIVE, schedule=False)
+    eps = check_number("normalize_observation", "eps", eps, schedule=False)
     picked = standardized_leaves(env)
     if not any(picked):
         raise UserValueError(f"normalize_observation: {env.observation_space} has nothing to standardize: leave it out")
@@ -199,32 +191,40 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
             "and let a central critic see all agents' observations"
         )
 
-    def shown(moments: Any, obs: Any) -> Any:
-        each = seen(obs, picked, axes)
-        x = rows(each)
+    def standardized_space(tree: Any) -> Any:
+        def of_leaf(space: Any) -> Any:
+            shape = array_shape("observations", space)
+            return Box(shape, -clip, clip) if is_standardized(space, tree) else space
+
+        return None if tree is None else space_of(map_space(of_leaf, tree))
+
+    def standardized(moments: Any, obs: Any) -> Any:
+        numbers = numbers_of(obs, picked, axes)
+        x = rows(numbers)
         mean, var, _ = moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
-        return with_seen(obs, scaled.reshape(each.shape), picked)
+        return with_numbers(obs, scaled.reshape(numbers.shape), picked)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
-        x = rows(seen(obs, picked, axes))
+        x = rows(numbers_of(obs, picked, axes))
         moments = (Moments.of(x[0], per_agent) if before is None else before.moments).updated(x)
-        return NormalizedState(inner, moments), shown(moments, obs)
+        return NormalizedState(inner, moments), standardized(moments, obs)
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
-        following = seen(out.obs, picked, axes), _present_next(out)
+        following = numbers_of(out.obs, picked, axes), _present_next(out)
         moments = state.moments.updated(*jax.tree.map(rows, following))
-        out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
+        out = out._replace(obs=standardized(moments, out.obs), final_obs=standardized(moments, out.final_obs))
         return NormalizedState(inner, moments), out
 
     def observe(state: NormalizedState, obs: Any) -> Any:
-        return shown(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
+        return standardized(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
 
     def evaluation(state: NormalizedState) -> Env:
-        frozen = with_observations(env.evaluation(state.inner), lambda obs: shown(state.moments, obs))
+        frozen = with_observations(env.evaluation(state.inner), lambda obs: standardized(state.moments, obs))
         return frozen._replace(**spaces)
 
+    spaces = {name: standardized_space(getattr(env, name)) for name in ("observation_space", "privileged_space")}
     wrapped = _with_state(env, begin, proceed)
     return wrapped._replace(**spaces, observe=observe, evaluation=evaluation)
 
@@ -256,7 +256,8 @@ def normalize_reward(
     check_env("normalize_reward", env)
     rows = _rows("normalize_reward", env, per_agent)
     gamma = check_number("normalize_reward", "gamma", gamma, schedule=False)
-    clip, eps = _constants("normalize_reward", clip, eps)
+    clip = check_number("normalize_reward", "clip", clip, POSITIVE, schedule=False)
+    eps = check_number("normalize_reward", "eps", eps, schedule=False)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
         if before is not None:
@@ -393,13 +394,14 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
             raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
         return of_box(space, *(np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high)))
 
-    made, act = map_space(of_space, env.action_space), env.act or (lambda action: action)
+    changes = map_space(of_space, env.action_space)
+    act = env.act or (lambda action: action)
 
     def change(action: Any) -> Any:
-        return map_space(lambda space, one, x: one[1](x), env.action_space, made, action)
+        return map_space(lambda space, of_leaf, x: of_leaf[1](x), env.action_space, changes, action)
 
     return env._replace(
-        action_space=space_of(map_space(lambda space, one: one[0], env.action_space, made)),
+        action_space=space_of(map_space(lambda space, of_leaf: of_leaf[0], env.action_space, changes)),
         step=lambda key, state, action: env.step(key, state, change(action)),
         act=lambda action: act(change(action)),
         evaluation=lambda state: wrap(env.evaluation(state)),
@@ -449,7 +451,7 @@ def _with_state(
     )
 
 
-def seen(obs: Any, picked: list[bool], axes: int) -> Array:
+def numbers_of(obs: Any, picked: list[bool], axes: int) -> Array:
     """Return the numbers of the leaves of an observation, without its action mask, that are picked.
 
     Those of several leaves become one array `[N, D]`, or, with 2 axes, `[N, A, D]`.
@@ -459,8 +461,8 @@ def seen(obs: Any, picked: list[bool], axes: int) -> Array:
     return leaves[0] if len(leaves) == 1 else jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in leaves], axis=-1)
 
 
-def with_seen(obs: Any, x: Array, picked: list[bool]) -> Any:
-    """Return the observation with other numbers in place of `seen(obs)`."""
+def with_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
+    """Return the observation with other numbers in place of `numbers_of(obs)`."""
     whole = as_observation(obs)
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
     where = list(itertools.compress(range(len(leaves)), picked))
@@ -489,8 +491,3 @@ def _present_next(out: Transition) -> Array | None:
         return None
     ended, _ = out.episode_ends()
     return (out.mask & ~(out.terminated | out.truncated)) | unsqueezed(ended, out.mask.ndim)
-
-
-def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
-    clip = check_number(where, "clip", clip, POSITIVE, schedule=False)
-    return clip, check_number(where, "eps", eps, schedule=False)
