@@ -29,45 +29,29 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
     Raises:
         ValueError: unknown name, or the environment does not fit into arrays with an axis of agents.
     """
-    with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it makes an environment
-        wrapped = _made(name, settings)
-        try:
-            env = from_jaxmarl(wrapped)
-        except ValueError as error:
-            raise UserValueError(f"{name} cannot be played. {error}") from error
+    import jaxmarl
+    from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+
+    registered, _, scenario = name.partition("/")
+    if registered == "SMAX" and scenario:
+        check_known(scenario, "SMAX", MAP_NAME_TO_SCENARIO)
+        registered = "HeuristicEnemySMAX"
+        settings = {**SMAX_SETTINGS, **settings, "scenario": MAP_NAME_TO_SCENARIO[scenario]}
+    else:
+        check_known(name, "JaxMARL", jaxmarl.registered_envs)
     try:
+        with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it makes an environment
+            game = jaxmarl.make(registered, **settings)
+            if getattr(game, "auto_reset", False) and "auto_reset" not in settings:
+                game = jaxmarl.make(registered, **settings, auto_reset=False)
+            env = from_jaxmarl(game)
         state, _ = jax.eval_shape(lambda key: env.reset(key, 1), key := jax.random.key(0))
         jax.eval_shape(env.step, key, state, action_struct(env.action_space, (1, env.num_agents or 1)))
     except Exception as error:  # an environment with another interface may raise anything
         raise UserValueError(
-            f"{name} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
-            "Wrap it so that reset and step_env return dicts keyed by agent, and pass it to envs.from_jaxmarl"
+            f"{name} cannot be played with the settings {settings} ({type(error).__name__}: {error}). A wrapper whose "
+            "reset and step_env return dicts keyed by agent can be passed to envs.from_jaxmarl"
         ) from error
-    return env
-
-
-def _made(env_id: str, settings: dict[str, Any]) -> Any:
-    """Return JaxMARL's environment, which does not reset itself."""
-    import jaxmarl
-    from jaxmarl.environments.smax import map_name_to_scenario
-
-    name, _, scenario = env_id.partition("/")
-    if name == "SMAX" and scenario:
-        name, settings = "HeuristicEnemySMAX", {**SMAX_SETTINGS, **settings}
-        try:
-            settings["scenario"] = map_name_to_scenario(scenario)
-        except KeyError:
-            raise UserValueError(
-                f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"
-            ) from None
-    else:
-        check_known(env_id, "JaxMARL", jaxmarl.registered_envs)
-    try:
-        env = jaxmarl.make(name, **settings)
-        if getattr(env, "auto_reset", False) and "auto_reset" not in settings:
-            env = jaxmarl.make(name, **settings, auto_reset=False)  # the adapter resets, and keeps final observations
-    except TypeError as error:
-        raise UserValueError(f"JaxMARL cannot make {env_id} with the settings {settings}: {error}") from error
     return env
 
 
