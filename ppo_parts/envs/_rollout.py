@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from .._base.branches import cond_any
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from .._base.hoisting import scan_hoisted
 from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
@@ -33,6 +32,7 @@ from ..functional._arguments import check_key
 from ..functional._common import unsqueezed
 from ._env import check_env, describe
 from ._episodes import EpisodeState
+from ._hoisting import scan_hoisted
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ppo_parts._base import hoisting
-from ppo_parts._base.hoisting import scan_hoisted
+from ppo_parts.envs import _hoisting
+from ppo_parts.envs._hoisting import scan_hoisted
 from tests.common import assert_close
 
 KEYS = jax.random.split(jax.random.key(0), 5)
@@ -53,5 +53,5 @@ def test_only_what_needs_the_carry_stays_in_the_loop(monkeypatch):
     assert "random" not in inside
     assert "callback" in inside
     assert "iota" in inside  # constants need no memory
-    monkeypatch.setattr(hoisting, "MAX_BYTES", 100)
+    monkeypatch.setattr(_hoisting, "MAX_BYTES", 100)
     assert "random" in loop_of(jax.make_jaxpr(lambda start: scan_hoisted(step, start, KEYS))(jnp.ones(3)))
