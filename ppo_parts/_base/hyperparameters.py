@@ -67,6 +67,10 @@ def field(path: str) -> Field:
     return Field(path)
 
 
+LATE = (np.int32(2**29), np.int32(2**30))
+"""Steps that no run reaches: a schedule that has the same value at both is taken to have become constant."""
+
+
 def check_number(
     where: str, name: str, value: Any, limits: Range | None = None, *, schedule: bool = True, field: bool = False
 ) -> Any:
@@ -78,25 +82,61 @@ def check_number(
     `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
     """
     limits = RANGES[name] if limits is None else limits
-    wrong_type = functools.partial(UserTypeError, where=where, argument=name)
-    wrong_value = functools.partial(UserValueError, where=where, argument=name)
+    if (error := _number_error(value, limits, schedule, field)) is not None:
+        raise type(error)(str(error), where=where, argument=name)
     if isinstance(value, Field):
-        if not field:
-            raise wrong_type(f"must be one number for the whole batch, and cannot be the field {value.path!r} of it")
         return dataclasses.replace(value, limits=limits)
-    if callable(value) and schedule:
-        return _schedule(wrong_type, wrong_value, value, limits)
     if callable(value):
-        raise wrong_type(f"must be a number or an array, and cannot follow a schedule; got {value!r}")
+        return lambda step: _clipped(value(step), limits)
+    return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
+
+
+def _number_error(value: Any, limits: Range, schedule: bool, field: bool) -> UserTypeError | UserValueError | None:
+    """Return what is wrong with a value; None if it is, or can become, a number in the range."""
+    if isinstance(value, Field):
+        message = f"must be one number for the whole batch, and cannot be the field {value.path!r} of it"
+        return None if field else UserTypeError(message)
+    if callable(value):
+        message = f"must be a number or an array, and cannot follow a schedule; got {value!r}"
+        return _schedule_error(value, limits) if schedule else UserTypeError(message)
     what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
-    if (error := range_error(value, limits, what=what)) is not None:
-        raise (wrong_type if isinstance(error, TypeError) else wrong_value)(str(error))
-    if np.shape(value) != ():
-        raise wrong_value(
+    error = range_error(value, limits, what=what)
+    if error is None and np.shape(value) != ():
+        return UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
             "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)"
         )
-    return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
+    return error
+
+
+def _schedule_error(schedule: Callable[[Any], Any], limits: Range) -> UserTypeError | UserValueError | None:
+    # If a schedule closes over a traced number (in a sweep), its values are not known yet.
+    with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
+        try:
+            first, *late = (schedule(step) for step in (np.int32(0), *LATE))
+        except TypeError as error:
+            return UserTypeError(
+                f"must be a number or a schedule step -> value, and calling {schedule!r} with a step failed: {error}"
+            )
+    ends = [("at step 0", first, limits)]
+    if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
+        ends.append(("at the end", late[0], dataclasses.replace(limits, open_low=False)))  # it may be annealed to 0
+    for when, end, allowed in ends:
+        known = not isinstance(end, jax.core.Tracer)
+        if known and not is_real(np.asarray(end)):
+            return UserTypeError(f"must be a number, but its schedule is {end!r} {when}")
+        if jnp.shape(end) != ():
+            return UserValueError(f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}")
+        if known and np.float64(end) not in _rounded(allowed):
+            return UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}")
+    return None
+
+
+def _clipped(x: Any, limits: Range) -> Array:
+    """Return the value of a schedule, NaN outside the range; an excluded bound becomes the next normal number."""
+    x = _nan_outside(jnp.asarray(x), dataclasses.replace(limits, open_low=False))
+    above = max(jnp.finfo(x.dtype).tiny, jnp.finfo(x.dtype).eps * abs(limits.low)) if limits.open_low else 0
+    return jnp.clip(x, limits.low + float(above), limits.high)  # within rounding, too: functions reject what is outside
 
 
 def _nan_outside(x: Any, limits: Range) -> Array:
@@ -107,48 +147,6 @@ def _rounded(limits: Range) -> Range:
     """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
     below = 1e-6 * (abs(limits.low) if limits.open_low else max(abs(limits.low), 0.1))
     return Range(limits.low - below, limits.high + 1e-6 * max(abs(limits.high), 0.1), limits.open_low)
-
-
-LATE = (np.int32(2**29), np.int32(2**30))
-"""Steps that no run reaches: a schedule that has the same value at both is taken to have become constant."""
-
-
-def _schedule(
-    wrong_type: Callable[[str], Exception], wrong_value: Callable[[str], Exception], value: Callable[[Any], Any],
-    limits: Range,
-) -> Callable[[Any], Array]:  # fmt: skip
-    # If a schedule closes over a traced number (in a sweep), its values are not known yet.
-    with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
-        try:
-            first, *late = (value(step) for step in (np.int32(0), *LATE))
-        except TypeError as error:
-            message = f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}"
-            raise wrong_type(message) from error
-    ends, closed = {"at step 0": first}, dataclasses.replace(limits, open_low=False)
-    if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
-        ends["at the end"] = late[0]
-    for when, end in ends.items():
-        known = not isinstance(end, jax.core.Tracer)
-        if known and not is_real(np.asarray(end)):
-            raise wrong_type(f"must be a number, but its schedule is {end!r} {when}")
-        if jnp.shape(end) != ():
-            raise wrong_value(f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}")
-        # A value that must not be 0 may still be annealed to 0.
-        if known and np.float64(end) not in _rounded(limits if when == "at step 0" else closed):
-            raise wrong_value(f"must lie in {limits}, but its schedule is {float(end):g} {when}")
-
-    def checked(step: Any) -> Array:
-        """Return the value, which may be annealed to an excluded bound, as above; outside the range it is NaN."""
-        x = _nan_outside(jnp.asarray(value(step)), closed)
-        # Inside the range in spite of rounding, because the functions in `functional` reject what is outside.
-        return jnp.clip(x, _next_above(limits.low, x.dtype) if limits.open_low else limits.low, limits.high)
-
-    return checked
-
-
-def _next_above(low: float, dtype: Any) -> Any:
-    """Return the smallest normal number above an excluded bound."""
-    return jnp.finfo(dtype).tiny if low == 0 else jnp.nextafter(jnp.asarray(low, dtype), jnp.asarray(jnp.inf, dtype))
 
 
 def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
