@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._base.cpu import usable_cores
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import varying_like
@@ -264,3 +264,11 @@ class Microbatched:
                 "minibatches of another size"
             )
         return 1 if pieces > 2 * needed else pieces
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use; on a CPU, XLA distributes its work over as many threads."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # this system does not have the function
+        return os.cpu_count() or 1

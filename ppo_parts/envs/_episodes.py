@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.branches import cond_any
+from .._base.batching import cond_any
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_count, check_takes

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from .._base.branches import cond_any
+from .._base.batching import cond_any
 from .._base.errors import UserValueError
 from .._base.trees import without_weak_types
 from ._env import Array, Env, Observation, Transition, check_interface, check_known

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts._base.cpu import sequential_vmap_on_cpu
+from ppo_parts._base.batching import sequential_vmap_on_cpu
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import Categorical, assert_same
 from tests.envs.test_rollout import clock

@@ -1,4 +1,4 @@
-"""A `lax.cond` that `vmap` does not turn into a select of both branches."""
+"""Functions that `vmap` does not batch: a `lax.cond` of one branch, and calls in sequence on a CPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-Branch = Callable[..., Any]
+Function = Callable[..., Any]
 
 
-def cond_any(wanted: Array, f: Branch, otherwise: Branch, *operands: Any) -> Any:
+def cond_any(wanted: Array, f: Function, otherwise: Function, *operands: Any) -> Any:
     """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
     over the batch first, so that it remains a `cond`. `f` then also runs for elements whose `wanted` is False: it must
     not change them, unless the caller ignores its results there.
     """
-
-    # `custom_vmap` must be given what the branches close over, which may be batched: an environment's parameter, say.
-    f, f_constants = hoisted(f, operands)
-    otherwise, otherwise_constants = hoisted(otherwise, operands)
+    f, f_constants = closure_converted(f, operands)  # such as an environment's parameter
+    otherwise, otherwise_constants = closure_converted(otherwise, operands)
     return _cond_any(f, otherwise, wanted, f_constants, otherwise_constants, *operands)
 
 
-def _cond_any(f: Branch, otherwise: Branch, wanted: Array, *operands: Any) -> Any:
+def _cond_any(f: Function, otherwise: Function, wanted: Array, *operands: Any) -> Any:
     @jax.custom_batching.custom_vmap
     def call(wanted: Array, f_constants: Any, otherwise_constants: Any, *operands: Any) -> Any:
         branches = (lambda *x: f(f_constants, *x)), (lambda *x: otherwise(otherwise_constants, *x))
@@ -43,8 +41,28 @@ def _cond_any(f: Branch, otherwise: Branch, wanted: Array, *operands: Any) -> An
     return call(wanted, *operands)
 
 
-def hoisted(f: Branch, operands: Any) -> tuple[Branch, list[Any]]:
-    """Return `f` as a function of the constants that it closes over and of its operands, and these constants."""
+def sequential_vmap_on_cpu(function: Function) -> Function:
+    """Wrap `function` so that `jax.vmap` calls it for one element after another if the backend is a CPU.
+
+    There are two reasons. A single update keeps a core busy: many at once take longer, because their activations fill
+    the cache, and none of them can stop early. In addition, a program deadlocks if it factorizes batches of matrices in
+    two places at once and they block every thread of the CPU; see docs/decisions/0004-batched-lapack.md.
+    """
+
+    def run(*args: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return function(*args)
+        call, constants = closure_converted(function, args)  # such as a swept learning rate
+        return jax.custom_batching.sequential_vmap(call)(constants, *args)
+
+    return run
+
+
+def closure_converted(f: Function, operands: Any) -> tuple[Function, list[Any]]:
+    """Return `f` as a function of the constants that it closes over and of its operands, and these constants.
+
+    What is batched must be an argument of a `custom_vmap`. (`jax.closure_convert` does this for differentiation only.)
+    """
     closed, shape = jax.make_jaxpr(f, return_shape=True)(*operands)
 
     def call(constants: list[Any], *operands: Any) -> Any:
