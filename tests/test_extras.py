@@ -15,9 +15,10 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts._base.errors import MissingPackage
-from ppo_parts._base.extras import deferred, require_package
+from ppo_parts._base.extras import require_package
 from ppo_parts.bridges import tunix
 from ppo_parts.commands import compare, export
+from ppo_parts.envs._registry import deferred
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent

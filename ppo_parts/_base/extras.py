@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 from .doors import checked
@@ -40,31 +36,3 @@ def require_package(name: str, extra: str) -> Any:
         absent = missing.partition(".")[0] == package
         what = f"{package} is not installed" if absent else f"{package} needs {missing}, which is not installed"
         raise MissingPackage(f'{what}: install it with pip install "ppo_parts[{extra}]"') from error
-
-
-@contextlib.contextmanager
-def deferred(*names: str) -> Iterator[None]:
-    """Defer the import of these modules by modules that are imported in this context, until they use them.
-
-    Packages of environments import libraries of plots, which take longer than all the rest, and training never draws.
-    """
-    stand_ins = {name: _Deferred(name) for name in names if name not in sys.modules}
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for module in stand_ins.values():
-            module.step_aside()
-
-
-class _Deferred(ModuleType):
-    """A module that is imported when one of its attributes is first used."""
-
-    def step_aside(self) -> None:
-        """Let the next import of this name find the module itself."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-
-    def __getattr__(self, attribute: str) -> Any:
-        self.step_aside()
-        return getattr(importlib.import_module(self.__name__), attribute)

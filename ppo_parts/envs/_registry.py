@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 
 from .._base.doors import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
-from .._base.extras import deferred, require_package
+from .._base.extras import require_package
 from ..functional._errors import did_you_mean
 from . import _popgym, _tasks
 from ._env import Env, UnknownNameError
@@ -106,6 +109,34 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX in their modules
         require_package(source.package, source.extra)
     return getattr(importlib.import_module(f".{source.adapter}", __package__), f"make_{prefix}")
+
+
+@contextlib.contextmanager
+def deferred(*names: str) -> Iterator[None]:
+    """Defer the import of these modules by modules that are imported in this context, until they use them.
+
+    Packages of environments import libraries of plots, which take longer than all the rest, and training never draws.
+    """
+    stand_ins = {name: _Deferred(name) for name in names if name not in sys.modules}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for module in stand_ins.values():
+            module.step_aside()
+
+
+class _Deferred(ModuleType):
+    """A module that is imported when one of its attributes is first used."""
+
+    def step_aside(self) -> None:
+        """Let the next import of this name find the module itself."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+    def __getattr__(self, attribute: str) -> Any:
+        self.step_aside()
+        return getattr(importlib.import_module(self.__name__), attribute)
 
 
 @checked
