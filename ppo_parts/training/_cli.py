@@ -25,7 +25,7 @@ from ._processes import initialize
 from ._program import devices_of, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import check_recipe, check_trusted, recipe_of, stored_config, stored_options, stored_run
+from ._stored import check_recipe, check_trusted, recipe, recipe_of, stored_config, stored_options, stored_run
 from ._train import Train
 
 
@@ -54,7 +54,6 @@ def main(
     """
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
-    recipe = recipe_of(make_train)
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), printed_messages():
         words = list(sys.argv[1:] if argv is None else argv)
@@ -63,7 +62,7 @@ def main(
         if (file := _known(words, prog).config) is not None:
             words = [*_words_in_file(file, hints), *words]
         known = _known(words, prog)
-        default = _defaults(known, presets, recipe)
+        default = _defaults(known, presets, recipe_of(make_train))
         given = _parsed(default, tuple(presets), words, prog, sys.modules[make_train.__module__].__doc__)
         config, options = given.settings, given.run
         check_config(config)
@@ -78,7 +77,7 @@ def main(
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
             return _swept(make_train, config, options, given.sweep)
-        train = make_train(config).of_recipe(recipe)
+        train = recipe(make_train)(config)
         chosen = known.preset or known.resume or known.init_from
         fitting = given.preset if chosen else fitting_preset(presets, config.env_id, train.env)
         if fitting != given.preset:
@@ -188,7 +187,7 @@ def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str) -> Arguments:
+def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], name: str) -> Arguments:
     """Return what the other flags modify: the settings of a preset, or those of an older run."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_as("", "--preset", preset, Literal[tuple(presets)])
@@ -201,7 +200,7 @@ def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str
         )
     stored = stored_run(before)
     if known.resume is not None:
-        check_recipe(stored, recipe)
+        check_recipe(stored, name)
     check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
     return Arguments(stored_config(type(presets[preset]), stored), stored_options(stored), preset)
 

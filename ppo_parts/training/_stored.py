@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -186,14 +187,18 @@ RECIPES = "ppo_parts.recipes"
 def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
 
+    `training.main` does the same.
+
     A run that was given more than the configuration, such as an environment of your own, records no recipe: otherwise
     `load` and the commands would play the configured environment in its place. They ask for a `make_train` instead.
     """
 
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
+        train = copy.copy(make_train(config, *own, **named))  # it is frozen, and `dataclasses.replace` traces it again
         alone = all(x is None for x in (*own, *named.values()))
-        return make_train(config, *own, **named).of_recipe(recipe_of(make_train) if alone else None)
+        object.__setattr__(train, "recipe", recipe_of(make_train) if alone else None)
+        return train
 
     return make
 

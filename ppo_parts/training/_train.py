@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -79,8 +78,8 @@ class Train:
         schedules: hyperparameters to record as metrics, by name: numbers, or schedules of the number of updates so far.
             They do not affect training; give the optimizer and the parts the same ones. A learning rate in the state of
             the optimizer, such as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
-        recipe: name of the module whose `make_train` makes the run, which `training.main` and `training.recipe` set. It
-            is recorded, for `load` and the commands that read runs, and a run cannot be resumed with another one.
+        recipe: name of the module whose `make_train` makes the run, which `training.recipe` sets. It is recorded, for
+            `load` and the commands that read runs, and a run cannot be resumed with another one.
     """
 
     env: Any
@@ -97,12 +96,6 @@ class Train:
         check_count("train", "steps_per_update", self.steps_per_update)
         if not isinstance(jnp.zeros(()), jax.core.Tracer):  # inside a traced function, the step is traced anyway
             _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
-
-    def of_recipe(self, name: str | None) -> Train:
-        """Return the same run with another `recipe`, without tracing it again."""
-        run = copy.copy(self)
-        object.__setattr__(run, "recipe", name)
-        return run
 
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Why a run does not learn: each rule with numbers that it is for, the measurements of a policy, and the command."""
 
+import copy
 import dataclasses
 import runpy
 import sys
@@ -131,7 +132,9 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    faulty = train.of_recipe(None)  # a copy that is not traced, because its learner does not know the parameters
+    faulty = copy.copy(
+        train
+    )  # not `dataclasses.replace`, which traces it, because its learner does not know the parameters
     policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
     for name, x in {"policy": policy, "rollout": train.rollout._replace(collect=collect)}.items():
         object.__setattr__(faulty, name, x)

@@ -1,5 +1,6 @@
 """`training.population`: members with hyperparameters of their own, whom selections replace."""
 
+import copy
 import dataclasses
 import json
 
@@ -106,7 +107,7 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
         assert 0.25 < np.mean(np.array(drawn[name]) < middle) < 0.75
 
-    random = population.of_recipe(None)  # a copy
+    random = copy.copy(population)
     object.__setattr__(random, "fraction", 0.0)
     after, parents = random.select(before)
     np.testing.assert_array_equal(parents, np.arange(MEMBERS))

@@ -183,8 +183,13 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
+    def of(module):
+        make_train = lambda config: train  # noqa: E731
+        make_train.__module__ = module
+        return training.recipe(make_train)(tiny())
+
     own = cleanrl_ppo.make_train(tiny(), env=train.env)
-    trains = {"named": train.of_recipe("here.mine"), "recipe": train, "own": own}
+    trains = {"named": of("here.mine"), "recipe": train, "own": own}
     names = ["here.mine", train.recipe, None]
     for (name, named), recorded in zip(trains.items(), names, strict=True):
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
@@ -196,9 +201,9 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     for name, other, says in (
         ("own", train, "of your own is resumed with the same ones"),
         ("recipe", own, "of your own is resumed with the same ones"),
-        ("named", train.of_recipe("here.other"), renamed),
+        ("named", of("here.other"), renamed),
         ("own", own, None),
-        ("named", train.of_recipe("there.mine"), None),  # the package was moved
+        ("named", of("there.mine"), None),  # the package was moved
     ):
         expected = contextlib.nullcontext() if says is None else pytest.raises(ValueError, match=says)
         with expected, open_run(other, tiny(), RunOptions(resume=tmp_path / name)):
