@@ -12,11 +12,11 @@ benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of ea
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -26,7 +26,7 @@ from ppo_parts.recipes.libraries import parts
 
 from . import differences
 from ._pages import signed
-from ._runs import seeds_of, side_by_side
+from ._runs import outcome, seeds_of, side_by_side
 from ._shared import RESULTS, Record, parser, read, write
 
 Choices = dict[str, dict[str, Any]]
@@ -146,13 +146,8 @@ def main() -> None:
         missing = sorted(seed for seed in who if str(seed) not in returns.get(stop, {}))
         if not missing:
             continue
-        train = between(config, given.first, given.second, of_second)
-
-        def run(seed: jax.Array, train: training.Train = train) -> jax.Array:
-            metrics = train(jax.random.key(seed)).metrics
-            return training.last_episodes_return(metrics["episode_return"], metrics["episodes"])
-
-        found = side_by_side(run)(np.array(missing))
+        run = functools.partial(outcome, between(config, given.first, given.second, of_second))
+        found = side_by_side(run)(np.array(missing))["last_100_episodes_return"]
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(missing, found, strict=True)})
         write(f"{file}#{name}", result | {"complete": number + 1 == len(wanted)})
         print(f"{number + 1} of {len(wanted)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)

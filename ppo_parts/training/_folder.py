@@ -31,8 +31,8 @@ from ._stored import (
     changes,
     check_trusted,
     check_unchanged,
+    config_json,
     config_type,
-    describe,
     import_recipe,
     kept_options,
     listed,
@@ -133,7 +133,7 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
             folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
-    stored = describe(config, options, train)
+    stored = config_json(config, options, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -99,8 +99,8 @@ def recipe_of(defined: Any) -> str:
     return name if file is None else Path(file).stem  # python my_recipe.py
 
 
-def describe(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
-    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
+def config_json(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
+    """Return the `config.json` of a new run; raise if JSON cannot represent the configuration."""
     stored = {
         "config": in_json(config),
         "steps_per_update": train.steps_per_update,
