@@ -25,7 +25,6 @@ from ._common import (
     check_flags,
     check_floating,
     check_same_shape,
-    is_integer,
     known_values,
     range_error,
     zero_masked,
@@ -164,7 +163,7 @@ def _floating(where: str, name: str, value: Any) -> Any:
 
 def _integers(where: str, name: str, value: Any) -> Any:
     value = value if isinstance(value, int) else check_array(where, name, value)
-    if not is_integer(value):
+    if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
         raise UserTypeError(f"must contain whole numbers, got {jnp.result_type(value)}", where=where, argument=name)
     return value
 

@@ -120,11 +120,6 @@ def is_real(x: Any) -> bool:
     return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer))
 
 
-def is_integer(x: Any) -> bool:
-    """Return whether an array contains integers."""
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.integer))
-
-
 @dataclasses.dataclass(frozen=True)
 class Range:
     """The numbers from `low` to `high`, including both ends; with `open_low`, excluding `low`."""

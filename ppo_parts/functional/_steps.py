@@ -56,10 +56,6 @@ def prepare(where: str, x: Steps, stop_gradient: bool, *, skip: bool = False) ->
     shape, dtype = x.value.shape, accumulator_dtype(x.value)
     given = {name: getattr(x, name) for name in HYPERPARAMETERS if getattr(x, name) is not None}
     x = x._replace(**{name: fit(where, name, number, shape, dtype) for name, number in given.items()})
-    if skip:  # where it was known, it has been checked
-        reward = x.reward.astype(jnp.result_type(x.reward, x.value))
-        left = unfinished(x.terminated, x.truncated, x.mask)
-        x = x._replace(reward=jnp.where(left, jnp.nan, reward))
     # Applied to the inputs, so that no derivatives of the computation are traced.
     x = jax.lax.stop_gradient(x) if stop_gradient else x
     names = [name for name in ("reward", "value", "next_value", "log_ratio") if getattr(x, name) is not None]
@@ -67,7 +63,9 @@ def prepare(where: str, x: Steps, stop_gradient: bool, *, skip: bool = False) ->
     if x.mask is None:
         return x._replace(**read)
     counts = boolean_mask(x.mask, x.value)
-    if not skip:
+    if skip:  # where it was known, it has been checked
+        read["reward"] = jnp.where(unfinished(x.terminated, x.truncated, x.mask), jnp.nan, read["reward"])
+    else:
         # No trace passes from or to a masked step: it, and the one before it, are truncated.
         cut = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
         # Elsewhere the flag stays as it is, so that one that is neither 0 nor 1 is seen.
