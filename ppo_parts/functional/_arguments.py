@@ -216,18 +216,16 @@ REALS = Kind(check_array)
 INTEGERS = Kind(_integers)
 
 
-def _each(kind: Kind, *names: str) -> dict[str, Kind]:
-    return dict.fromkeys(names, kind)
-
-
 KINDS = {
-    **_each(FLOATS, "log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"),
-    **_each(FLOATS, "logits", "quantiles", "mean", "other", "kernel", "bias", "delta"),
-    **_each(CONSTANT, "advantage", "target", "old_value", "mirrored", "probabilities"),
-    **_each(REALS, "reward", "last_value", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"),
-    **_each(INTEGERS, "group", "indices"),
-    **_each(Kind(_mean_and_scale, "other"), "old", "new"),
-    **_each(whole(Range(1)), "num_groups", "size"),
+    **dict.fromkeys(("log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"), FLOATS),
+    **dict.fromkeys(("logits", "quantiles", "mean", "other", "kernel", "bias", "delta"), FLOATS),
+    **dict.fromkeys(("advantage", "target", "old_value", "mirrored", "probabilities"), CONSTANT),
+    **dict.fromkeys(
+        ("reward", "last_value", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"), REALS
+    ),
+    **dict.fromkeys(("group", "indices"), INTEGERS),
+    **dict.fromkeys(("old", "new"), Kind(_mean_and_scale, "other")),
+    **dict.fromkeys(("num_groups", "size"), whole(Range(1))),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "key": Kind(check_key, "other"),

@@ -62,7 +62,7 @@ def arguments(name, dtype=jnp.float32, flags=bool, sizes=(T, N, K)):
             arrays[argument] = jnp.asarray((rng.random(shape) < 0.3) ^ (argument == "mask"), flags)
         elif argument in WHOLE:
             arrays[argument] = jnp.arange(shape[0]) % 3
-        elif argument in ("probabilities", "inclusion"):
+        elif argument == "probabilities":
             arrays[argument] = jnp.asarray(np.arange(1, 1 + shape[0]) / np.arange(1, 1 + shape[0]).sum(), dtype)
         else:
             drawn = rng.normal(size=shape)
