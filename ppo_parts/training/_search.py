@@ -27,7 +27,7 @@ from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
 from ._files import plain, write_json, write_whole
-from ._program import keep_compiled_programs
+from ._program import compiler_options, keep_compiled_programs
 from ._statistics import finite_mean
 from ._stored import config_type, differences, import_recipe, in_json, listed, recipe_of, stored_config
 from ._train import Train, seed_keys
@@ -78,7 +78,8 @@ def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: i
             step = make_train(dataclasses.replace(config, **fixed, **numbers)).step
             return jax.vmap(lambda x: jax.lax.scan(lambda x, _: step(x), x, None, length=updates))(state)
 
-        return jax.jit(init), jax.jit(advance, static_argnums=2)
+        options = compiler_options()
+        return jax.jit(init, compiler_options=options), jax.jit(advance, static_argnums=2, compiler_options=options)
 
     def of_trial(given: Mapping[str, Any]) -> tuple[Any, Any]:
         numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
