@@ -68,10 +68,11 @@ class Transition(NamedTuple):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
         for name, dtype in DTYPES.items():
-            x, shape = getattr(self, name), each[:1] if name in ("episode_length", "ended") else each
-            if x is None and name in ("mask", "ended"):
-                if name == "mask" or len(each) == 1:
-                    continue
+            x = getattr(self, name)
+            shape = each[:1] if name in ("episode_length", "ended") else each
+            if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
+                continue
+            if x is None and name == "ended":
                 raise UserTypeError(
                     "Transition: with several agents, ended must say where the episode of all ended, a boolean array "
                     f"of shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
@@ -81,9 +82,8 @@ class Transition(NamedTuple):
             if x.shape != shape:
                 raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
             if not jnp.issubdtype(x.dtype, dtype):
-                rule = f"boolean, got {x.dtype}: return {name} > 0"
-                rule = rule if dtype is np.bool_ else f"floating, got {x.dtype}: return floats"
-                raise UserTypeError(f"Transition: {name} must be {rule}")
+                kind, remedy = ("boolean", f"{name} > 0") if dtype is np.bool_ else ("floating", "floats")
+                raise UserTypeError(f"Transition: {name} must be {kind}, got {x.dtype}: return {remedy}")
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():

@@ -25,7 +25,7 @@ from .._core.policy import (
     policy_keys,
 )
 from .._core.shards import check_shards
-from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, each_stream, kind
+from .._core.types import Array, Batch, Evaluate, Output, Params, each_stream, kind
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
@@ -191,19 +191,13 @@ def rollout(
         final: Any = (out.final_obs, carry, own_keys)
         if shards == 1:
             final = estimates_if_any(out.truncated, params, final)
-        recorded = Batch(
-            obs=state.obs,
-            action=action,
-            log_prob=log_prob,
-            reward=out.reward,
-            terminated=out.terminated,
-            truncated=out.truncated,
-            mask=out.mask,
-            reset=state.reset,
-            next_obs=out.final_obs if keep_next_obs else ABSENT,
-            behavior=output.distribution if keep_distribution else ABSENT,
-            extras={name: out.info[name] for name in keep_info} | own_keys,
-        )
+        fields: dict[str, Any] = {name: getattr(out, name) for name in ("reward", "terminated", "truncated", "mask")}
+        fields["extras"] = {name: out.info[name] for name in keep_info} | own_keys
+        if keep_next_obs:
+            fields["next_obs"] = out.final_obs
+        if keep_distribution:
+            fields["behavior"] = output.distribution
+        recorded = Batch(obs=state.obs, action=action, log_prob=log_prob, reset=state.reset, **fields)
         at_once = initial_carry is not None or value_each_step or bool(record)
         ended, _ = out.episode_ends()
         episodes = ended, {"return": out.episode_return, "length": out.episode_length, **out.info}
@@ -287,15 +281,12 @@ def _with_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batc
 
 def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
     """Raise unless the entries of `extras` that a rollout keeps have different names."""
-    taken = {"value": "batch.value", "policy_key": "the keys of a policy that draws"}
-    taken |= {f"next_{name}": f"the next value of {name!r}" for name in record}
-    for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
-        if clash := [name for name in names if name in taken]:
-            raise UserValueError(
-                f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
-                "another name"
-            )
-        taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
+    taken = {"value", "policy_key", *(f"next_{name}" for name in record)}
+    for argument, names in (("record", record), ("keep_info", keep_info)):
+        for name in taken.intersection(names):
+            names_there = ", ".join(sorted(taken))
+            raise UserValueError(f"rollout: {argument}={name!r} is already in the batch ({names_there}): rename it")
+        taken |= {*names}
 
 
 def check_entries(argument: str, names: tuple[str, ...], entries: Any) -> None:

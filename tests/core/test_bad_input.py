@@ -173,9 +173,9 @@ VALUE_ERRORS = {
     "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
     "rollout: the policy has logits for 3 actions, but the environment has 2":
         lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))),
-    "record='next_cost' has the name of the next value of 'cost'":
+    "record='next_cost' is already in the batch (next_cost, next_next_cost, policy_key, value)":
         lambda: rollout_of(None, record=("cost", "next_cost")),
-    "keep_info='cost' has the name of an entry that record keeps: give this entry of info another name":
+    "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "within: gae does not read 'advantage'; it reads reward, value":
         lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
