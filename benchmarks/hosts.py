@@ -26,6 +26,7 @@ import numpy as np
 from ppo_parts import training
 from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
+from ppo_parts.training._program import compiler_options
 
 from . import _timing
 from ._shared import collect, parser
@@ -64,7 +65,8 @@ def again(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[
 
 def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
     """Run `updates` rollouts, each followed by an update if `learn`."""
-    state, one = jax.jit(train.init)(jax.random.key(0)), jax.jit(train.step if learn else train.collect)
+    one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
+    state = jax.jit(train.init)(jax.random.key(0))
     return again(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
