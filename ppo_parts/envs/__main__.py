@@ -41,16 +41,14 @@ def load(name: str) -> Env:
         )
     if (env := getattr(importlib.import_module(prefix), attribute, None)) is None:
         raise UserValueError(f"the module {prefix} has no {attribute}")
-    if isinstance(env, type):
-        raise UserTypeError(
-            f"must be an envs.Env or a function that returns one, got the class {attribute}: register a "
-            f"Gymnasium class and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
-        )
-    if callable(env):
+    if callable(env) and not isinstance(env, type):
         check_takes("check", attribute, env, ())
         env = env()
     if not isinstance(env, Env):
-        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
+        raise UserTypeError(
+            f"must be an envs.Env or a function that returns one, got {env!r:.200}: register a Gymnasium class and "
+            f"check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
+        )
     return env
 
 

@@ -519,7 +519,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
         ("walks:number", r"^error: walks:number: must be an envs\.Env"),
         ("walks:needs", r"needs must take \(\); this one takes \(x\)"),
-        ("walks:Kind", "got the class Kind: register a Gymnasium class and check gym:walks:<its id>"),
+        ("walks:Kind", r"got <class 'walks.Kind'>: register a Gymnasium class and check gym:walks:<its id>"),
         ("walks", "walks is a module: write walks:<an environment or a function in it>"),
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
