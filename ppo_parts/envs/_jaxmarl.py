@@ -80,15 +80,12 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             "auto_reset=False"
         )
     agents = tuple(env.agents)
-    spaces, observed = _spaces(env)
+    spaces, obs_size = _spaces(env)
     discrete = is_discrete(spaces[0])
-    if any(is_discrete(space) != discrete for space in spaces):
-        raise UserValueError(
-            f"{env.name}: some agents have discrete actions and some do not; wrap it so that all agree"
-        )
-    if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
-        listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
-        raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
+    actions = ["discrete" if is_discrete(x) else f"Box({x.shape}, {x.low}, {x.high})" for x in spaces]
+    if len(set(actions)) > 1:
+        listed = ", ".join(f"{agent}: {x}" for agent, x in zip(agents, actions, strict=True))
+        raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
     kinds = {base.__name__ for base in type(env).__mro__}
     options = tuple(space.n for space in spaces) if discrete else ()
     family = next((family for family in FAMILIES if family.kinds & kinds), _Family())
@@ -97,7 +94,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     def seen(obs: dict[str, Array], inner: Any) -> Observation:
         rows = [ravel_pytree(obs[agent])[0].astype(jnp.float32) for agent in agents]
-        stacked = jnp.stack([jnp.pad(row, (0, observed - row.size)) for row in rows])
+        stacked = jnp.stack([jnp.pad(row, (0, obs_size - row.size)) for row in rows])
         if not limited:
             return Observation(stacked)
         masks = [jnp.ones(n, bool) for n in options] if family.available is None else family.available(env, inner)
@@ -144,7 +141,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         return state.advance(tuple(after), ended, reward, mask=mask, ended=ended, **fields)
 
     action_space = Discrete(max(options)) if discrete else spaces[0]
-    wrapped = Env(reset, step, Box((observed,)), action_space, lambda state: wrapped, num_agents=len(agents))
+    wrapped = Env(reset, step, Box((obs_size,)), action_space, lambda state: wrapped, num_agents=len(agents))
     return wrapped
 
 
