@@ -21,9 +21,9 @@ from tests.common import refused
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch):
-    """Stand-ins of packages, and no prefixes but those that come with this one."""
+    """Stand-ins of packages; prefixes that a test registers end with it."""
     env_fakes.install(monkeypatch)
-    monkeypatch.setattr(_registry, "_registered", {})
+    monkeypatch.setattr(_registry, "_registered", dict(_registry._registered))
 
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
@@ -58,6 +58,9 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("jumanji:Walk", "Jumanji has no environment 'Walk'; did you mean Walk-v0"),
     ("pgx:go", "Pgx has no environment 'go'; it has nim"),
     ("xminigrid:Walk", "XLand-MiniGrid has no environment 'Walk'; did you mean Walk-v0"),
+    ("popgym:RepeatPreviousEasi", "popgym has no environment 'RepeatPreviousEasi'; did you mean RepeatPreviousEasy"),
+    ("popgym:Elephant", "popgym has no environment 'Elephant'; it has RepeatFirstEasy, .*, CountRecallHard$"),
+    ("RepeatPreviosEasy", r"^'RepeatPreviosEasy': did you mean popgym:RepeatPreviousEasy.*\? gymnax has no"),
     ("mine:walk", r"'mine' is not a prefix of environments; .*envs\.register"),
     ("braks:ant", "did you mean 'brax'"),
     ("CartPole-v1,max_steps=3", r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"),

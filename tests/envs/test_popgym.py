@@ -67,13 +67,3 @@ def test_all_answers_right_give_a_return_of_one():
     assert out.terminated[-1].all()
     assert not out.terminated[:-1].any()
     assert (out.obs["card"][-1] != out.final_obs["card"][-1]).any()  # other cards follow
-
-
-def test_an_unknown_game_is_named():
-    for given, says in {
-        "popgym:RepeatPreviousEasi": "^popgym has no environment 'RepeatPreviousEasi'; did you mean RepeatPreviousEasy",
-        "RepeatPreviosEasy": r"^'RepeatPreviosEasy': did you mean popgym:RepeatPreviousEasy.*\? gymnax has no",
-        "popgym:Elephant": "^popgym has no environment 'Elephant'; it has RepeatFirstEasy, .*, CountRecallHard$",
-    }.items():
-        with pytest.raises(ValueError, match=says):
-            envs.make(given)
