@@ -162,16 +162,17 @@ def finite(played: Played) -> str | None:
 
 def integers(played: Played) -> str | None:
     """Where the space of observations consists of integers, observations are integers within its bounds."""
-    space, seen = played.env.observation_space, _array(played.out.obs)
-    if seen.dtype.kind == "f":
+    space = played.env.observation_space
+    obs = _array(played.out.obs)
+    if obs.dtype.kind == "f":
         return (
-            f"observations are {seen.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
+            f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
             "give the space the dtype and the bounds of what reset and step return"
         )
-    outside = (seen < space.low) | (seen > space.high)
-    found = _place(outside)
-    return found and (
-        f"obs contains {seen[outside][0]} {found}, outside of the observation space, {space}: change its bounds, or "
+    outside = (obs < space.low) | (obs > space.high)
+    place = _place(outside)
+    return place and (
+        f"obs contains {obs[outside][0]} {place}, outside of the observation space, {space}: change its bounds, or "
         "what step returns"
     )
 
@@ -179,8 +180,8 @@ def integers(played: Played) -> str | None:
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     each = zip(*map(jax.tree.leaves, (played.first.available, played.out.obs.available)), strict=True)
-    found = (_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each)
-    return (place := next(filter(None, found), None)) and (
+    places = (_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each)
+    return (place := next(filter(None, places), None)) and (
         f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs is what "
         "it acts on next; where an episode ended it is the first observation of the next)"
     )
@@ -189,9 +190,9 @@ def masks(played: Played) -> str | None:
 def flags(played: Played) -> str | None:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
-    found = _place(played.ended & ~over)
-    return found and (
-        f"ended is True {found}, but some agent is neither terminated nor truncated: set terminated, or, if a time "
+    place = _place(played.ended & ~over)
+    return place and (
+        f"ended is True {place}, but some agent is neither terminated nor truncated: set terminated, or, if a time "
         "limit cut the episode, truncated"
     )
 
@@ -208,10 +209,10 @@ def final_observation(played: Played) -> str | None:
     over = played.ended
     if played.env.num_agents is None:  # a lost life may end an episode for the learner only
         over = over | played.out.terminated | played.out.truncated
-    if found := _place(~over & ~same):
-        return f"final_obs differs from obs {found}, where no episode ended: it must equal obs there"
-    seen = _array(obs)
-    changes = (seen[1:] != seen[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
+    if place := _place(~over & ~same):
+        return f"final_obs differs from obs {place}, where no episode ended: it must equal obs there"
+    shown = _array(obs)
+    changes = (shown[1:] != shown[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
         return (
             "final_obs equals obs wherever an episode ended: final_obs must be the observation that followed the step, "
@@ -223,11 +224,13 @@ def final_observation(played: Played) -> str | None:
 
 def episode_length(played: Played) -> str | None:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
-    given, length = played.out.episode_length, _sums(np.ones(played.ended.shape, int), played.ended)
-    found = _place(given != length)
-    return found and (
-        f"episode_length is {given[given != length][0]} {found}, but the episode has {length[given != length][0]} "
-        "steps, including this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
+    reported = played.out.episode_length
+    length = _sums(np.ones(played.ended.shape, int), played.ended)
+    wrong = reported != length
+    place = _place(wrong)
+    return place and (
+        f"episode_length is {reported[wrong][0]} {place}, but the episode has {length[wrong][0]} steps, including "
+        "this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
     )
 
 
@@ -235,11 +238,12 @@ def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out = played.unscaled
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
-    given, total = out.episode_return, _sums(reward, np.asarray(out.episode_ends()[0]))
-    wrong = ~np.isclose(given, total, rtol=1e-3, atol=1e-3)
-    found = _place(wrong)
-    return found and (
-        f"episode_return is {given[wrong][0]:g} {found}, but the rewards of the episode add up to "
+    reported = out.episode_return
+    total = _sums(reward, np.asarray(out.episode_ends()[0]))
+    wrong = ~np.isclose(reported, total, rtol=1e-3, atol=1e-3)
+    place = _place(wrong)
+    return place and (
+        f"episode_return is {reported[wrong][0]:g} {place}, but the rewards of the episode add up to "
         f"{total[wrong][0]:g}: add the reward of this step, and start from 0 where an episode ended (envs.auto_reset "
         "does); env.evaluation(state) must not scale rewards"
     )
@@ -250,11 +254,11 @@ def seats(played: Played) -> str | None:
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
     for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
         wrong = (np.abs(seat) != 1) & known
-        if found := _place(wrong):
-            return f"info[{name!r}] is {seat[wrong][0]:g} {found}: return 1 for the first player, and -1 for the second"
-    found = _place((following[:-1] != moved[1:]) & ~played.ended[:-1])
-    return found and (
-        f"info['next_seat'] {found} is not the info['seat'] of the step after it: it must be the player to move in obs"
+        if place := _place(wrong):
+            return f"info[{name!r}] is {seat[wrong][0]:g} {place}: return 1 for the first player, and -1 for the second"
+    place = _place((following[:-1] != moved[1:]) & ~played.ended[:-1])
+    return place and (
+        f"info['next_seat'] {place} is not the info['seat'] of the step after it: it must be the player to move in obs"
     )
 
 
