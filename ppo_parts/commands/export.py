@@ -48,24 +48,23 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     if getattr(policy, "draws", False):
         raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
     obs = state.rollout.obs
+    carry = state.rollout.carry
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
-    leaves, structure = jax.tree.flatten(state.rollout.carry)
-    seen, observed = jax.tree.flatten(obs)
-    named = _named("obs", obs) | {f"carry_{i}": x for i, x in enumerate(leaves)}
+    structure = jax.tree.structure((obs, carry))
+    named = _named("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
     rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in named.items()}
 
     def act(*inputs: Any) -> dict[str, Any]:
-        obs = jax.tree.unflatten(observed, inputs[: len(seen)])
+        obs, carry = jax.tree.unflatten(structure, inputs)
+        number = inputs[0].shape[0]
         if privileged is not None:
-            rows = inputs[0].shape[0]
-            zeros = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), privileged)
+            zeros = jax.tree.map(lambda x: jnp.zeros((number, *x.shape[1:]), x.dtype), privileged)
             obs = obs._replace(privileged=zeros)
         if env.observe is not None:
             obs = env.observe(state.rollout.env_state, obs)
-        carry = jax.tree.unflatten(structure, inputs[len(seen) :])
-        reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
+        reset = jnp.zeros(number, bool)  # instead, the caller passes a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
         action = output.distribution.mode()
         memory = carry_after(policy, output, action)
