@@ -61,14 +61,11 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        function: Callable[..., Any] = self.train.compiled_init
-        given = self._keys
-        if restored is not None:
-            function, given = self.train.continued, restored
+        function = self.train.compiled_init if restored is None else self.train.continued
         over_seeds = vmap_over_seeds(function, self.options.num_seeds)
         begin = self.placed.jit(over_seeds, out_shardings=self.placed.state)
         with host_errors():
-            return jax.block_until_ready(begin(given))
+            return jax.block_until_ready(begin(self._keys if restored is None else restored))
 
     def advance_from(self, state: Any) -> Advance:
         """Compile `advance(state, most) -> (state, metrics)` for states like this one.
