@@ -22,7 +22,7 @@ from ..functional._recurrence import solver
 from . import _dense
 from ._conv import convolved, largest_pixel
 from ._cpu import dense_dot_general
-from ._heads import Array, action_distribution, action_size, check_continuous, real_size
+from ._heads import Array, action_distribution, action_size, real_size
 
 Cell = Literal["lstm", "gru", "mingru", "lru"]
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
@@ -264,7 +264,9 @@ def actor_critic(
         raise UserValueError(f"actor_critic: memory={memory!r} is shared by actor and critic: give shared=True")
     check_number("actor_critic", "log_std", log_std, schedule=False)
     size, real = action_size(env.action_space), real_size(env.action_space)
-    check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
+    if is_discrete(env.action_space) and (squash or gsde):
+        message = f"must be False, because the actions are discrete, {env.action_space}"
+        raise UserValueError(message, where="actor_critic", argument="squash" if squash else "gsde")
     boxes = [space for space in leaf_spaces(env.action_space) if not is_discrete(space)]
     if squash and not all(np.isfinite(bound).all() for box in boxes for bound in (box.low, box.high)):
         raise UserValueError(
@@ -429,16 +431,12 @@ def multi_agent_actor_critic(
 
     def init(key: Array) -> Any:
         seen = inputs(jnp.zeros((1, 1, agents, math.prod(array_shape("observations", env.observation_space)))))
-        params = {}
-        for name, x, key_of_name in zip(networks, seen, jax.random.split(key), strict=True):
-
-            def init_one(key: Array, name: str = name, x: Array = x) -> Any:
-                init = _dense.in_one_draw(networks[name].init)
-                carry = initial_carry(memory, (1, *hidden[-1:]))
-                return init(key, x[..., 0, :], carry, jnp.zeros((1, 1), bool))
-
-            keys = jax.random.split(key_of_name, agents) if independent else key_of_name
-            params[name] = jax.vmap(init_one)(keys) if independent else init_one(keys)
+        carry, no_reset, params = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool), {}
+        for (name, network), x, of_name in zip(networks.items(), seen, jax.random.split(key), strict=True):
+            init: Any = _dense.in_one_draw(network.init)
+            if independent:
+                of_name, init = jax.random.split(of_name, agents), jax.vmap(init, in_axes=(0, None, None, None))
+            params[name] = init(of_name, x[..., 0, :], carry, no_reset)
         return params
 
     def evaluate(params: Any, batch: Batch) -> Output:

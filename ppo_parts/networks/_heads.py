@@ -84,8 +84,11 @@ def action_distribution(
     check_array("action_distribution", "head", head)
     if features is not None:
         check_array("action_distribution", "features", features)
+    if is_discrete(space) and (squash or features is not None):
+        raise UserValueError(
+            f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"
+        )
     if is_tree(space):
-        check_continuous("action_distribution", space, squash=squash)
         at = {"head": 0, "log_std": 0}  # how much of each has been used
 
         def of_entry(each: Any, mask: Any) -> Any:
@@ -101,11 +104,6 @@ def action_distribution(
         return distributions.Joint(map_space(of_entry, space, available))
     options = count_options(space)
     if options:
-        check_continuous("action_distribution", space, squash=squash)
-        if features is not None:
-            raise UserValueError(
-                f"action_distribution: features must be None, because the actions are discrete, {space}"
-            )
         logits = head if available is None else distributions.mask_logits(head, available)
         several = hasattr(space, "nvec")
         return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
@@ -120,12 +118,3 @@ def action_distribution(
         return distributions.StateDependentNormal(head, *noise)
     scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
     return distributions.TanhNormal(head, scale, space.low, space.high) if squash else distributions.Normal(head, scale)
-
-
-def check_continuous(where: str, space: Any, **options: bool) -> None:
-    """Raise if one of the options, which are for continuous actions, is given for discrete ones."""
-    for name, given in options.items():
-        if given and is_discrete(space):
-            raise UserValueError(
-                f"must be False, because the actions are discrete, {space}, got {given}", where=where, argument=name
-            )
