@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -33,16 +32,6 @@ def _by_columns(x: Array, kernel: Array) -> Array:
     return copy(jax.lax.dot_general(copy(kernel.T), x, (((1,), (1,)), ((), ())))).T
 
 
-@functools.cache
-def _copies_have_gradients() -> bool:
-    """Return whether `optimization_barrier` can be differentiated, as in recent versions of JAX."""
-    try:
-        jax.eval_shape(jax.grad(jax.lax.optimization_barrier), 1.0)
-    except NotImplementedError:
-        return False
-    return True
-
-
 def dense_dot_general(
     lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any = None, preferred_element_type: Any = None
 ) -> Array:
@@ -52,7 +41,7 @@ def dense_dot_general(
     on a CPU sum over the columns of the left operand, so for few outputs, as in the heads of a policy, this function
     first copies g into its transpose. For 2048 rows on one core, the times in microseconds (and those of
     `lax.dot_general`) are: 64 inputs and 6 outputs, 35 (160); 64 and 32, 141 (385); 512 and 6, 247 (3071). Nothing
-    changes with more than 32 outputs, with as many outputs as inputs, on other devices, or in versions of JAX that
+    changes with more than 32 outputs, with as many outputs as inputs, on other devices, or before JAX 0.5.3, which
     cannot differentiate `jax.lax.optimization_barrier`.
 
     Args:
@@ -79,7 +68,7 @@ def dense_dot_general(
             f"{preferred_element_type}: use lax.dot_general"
         )
     few = rhs.shape[1] <= FEW and rhs.shape[1] < rhs.shape[0]
-    return _product(lhs, rhs) if few and _copies_have_gradients() else jnp.matmul(lhs, rhs)
+    return _product(lhs, rhs) if few and jax.__version_info__ >= (0, 5, 3) else jnp.matmul(lhs, rhs)
 
 
 def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
