@@ -140,16 +140,11 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return tuple(origin if (origin := get_origin(kind)) in (Mapping, Callable) else kind for kind in kinds)
 
 
-def is_string_tuple(value: Any) -> bool:
-    """Return whether a value is a tuple or list of strings."""
-    return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
-
-
 def _admits(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if kind == tuple[str, ...]:
-        return is_string_tuple(value)
+        return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
     if kind is int:
         return is_whole(value)
     return isinstance(value, (bool, np.bool_) if kind is bool else kind)

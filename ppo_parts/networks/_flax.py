@@ -226,8 +226,8 @@ def actor_critic(
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         shared: actor and critic share all layers except their heads; then `rollout(..., value_each_step=True)` keeps
             the value that is computed with each action.
-        memory: a recurrent cell of `hidden[-1]` units between the shared layers and the heads: "lstm", "gru", "mingru"
-            or "lru" (see `recurrent`). A critic that sees `privileged` has none.
+        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers, or the actor's if the critic sees
+            `privileged`.
         squash: squash continuous actions into their box with tanh; otherwise they are unbounded (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
         gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
@@ -387,7 +387,7 @@ def multi_agent_actor_critic(
             `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
-        memory: a recurrent cell of `hidden[-1]` units before each head, see `recurrent`.
+        memory: a cell of `recurrent` with `hidden[-1]` units before each head.
         independent: each agent has its own actor and critic, whose parameters have a leading axis of agents.
         gain: gain of the policy head.
 
