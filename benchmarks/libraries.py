@@ -28,6 +28,7 @@ ALL = {field: value for fields in DIFFERENCES.values() for field, value in field
 HUMANOID: dict[str, dict[str, Any]] = {  # variant: fields of the configuration
     "humanoid": {},
     "humanoid-all": ALL,
+    "humanoid-rate-batches": DIFFERENCES["rate"] | DIFFERENCES["batches"],
     **{f"humanoid-{name}": fields for name, fields in DIFFERENCES.items()},
     **{f"humanoid+{name}": {k: v for k, v in ALL.items() if k not in fields} for name, fields in DIFFERENCES.items()},
 }
