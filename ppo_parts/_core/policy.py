@@ -20,7 +20,12 @@ POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras",
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)` as an `Output`."""
     # Copy the containers, so that a user's function that modifies them does not change the caller's batch.
-    result = evaluate(params, jax.tree.map(lambda x: x, batch))
+    try:
+        result = evaluate(params, jax.tree.map(lambda x: x, batch))
+    except (AttributeError, TypeError) as error:
+        if "NoneType" in str(error) and batch.carry is None:
+            error.add_note("batch.carry and batch.reset are None: a recurrent network needs Policy(initial_carry=...)")
+        raise
     if isinstance(result, Output):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):

@@ -44,7 +44,10 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     """
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
-        raise UserValueError(f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one")
+        raise UserValueError(
+            f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one; "
+            "envs.fold_agents(env, agent_id=True) trains one that plays a single agent"
+        )
     if getattr(policy, "draws", False):
         raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
     obs = state.rollout.obs

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import ShapeError, UserTypeError, UserValueError
+from .._core.types import Part
 
 Array = jax.Array
 
@@ -176,6 +177,8 @@ class Env(NamedTuple):
 
 def check_env(where: str, env: Any) -> None:
     """Raise unless `env` is an `Env`."""
+    if isinstance(env, Part):
+        raise UserTypeError(f"{where}: env must be an environment, got the part {env.name!r}: pass it as pipeline=")
     if not isinstance(env, Env):
         raise UserTypeError(
             f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "

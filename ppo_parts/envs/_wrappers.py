@@ -322,7 +322,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         if num_envs % agents:
             raise UserValueError(
                 "fold_agents: the number of environments (num_envs, the episodes of an evaluation, or the one that "
-                f"watch draws) must be a multiple of the {agents} agents, got {num_envs}"
+                f"watch draws) counts agents, and must be a multiple of {agents}, got {num_envs}: give "
+                f"{agents * -(-num_envs // agents)}"
             )
         return inner.reset(key, num_envs // agents)
 

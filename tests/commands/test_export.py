@@ -167,7 +167,7 @@ def test_what_cannot_be_exported_is_named():
         with pytest.raises(UserValueError, match=message):
             export.to_onnx(*trained(env, Policy(lambda key: jnp.ones(()), evaluate)))
     many = env._replace(num_agents=2)
-    with pytest.raises(UserValueError, match="it plays 2 agents at once"):
+    with pytest.raises(UserValueError, match=r"it plays 2 agents at once.*fold_agents"):
         export.to_onnx(*trained(many, networks.actor_critic(env, (4,))))
 
 

@@ -339,6 +339,7 @@ TYPE_ERRORS = {
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
+    "env must be an environment, got the part 'gae': pass it as pipeline=": lambda: rollout_of(GAE),
     "rollout: ... is not an environment: make one with envs.make(...)":
         lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
     "actions are float32[2, 1], but each of [2] environments takes one of 2 actions":

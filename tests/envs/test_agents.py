@@ -180,7 +180,7 @@ test_what_does_not_fit_several_agents_is_refused = refused(
     (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
     (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
     (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
-    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "multiple of the 2 agents, got 5"),
+    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "counts agents, .* multiple of 2, got 5: give 6"),
     (lambda: envs.check(without_ended()), "with several agents, ended must say where the episode of all ended"),
 )
 
