@@ -56,6 +56,21 @@ def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     assert f"where an evaluation gives {last['evaluation'][0]:,.0f}." in page
 
 
+def test_claims_what_makes_the_preset_learn_on_humanoid():
+    presets = [results("humanoid", name) for name in ("preset_1", "preset_101", "preset_107", "preset_3M_106")]
+    rows = [row for preset in presets for row in preset["curve"] if row["env_steps"] in (786_432, 794_624)]
+    reached, page = sorted(x for row in rows for x in row["evaluation"]), words("docs/results.md")
+    assert f"{len(reached)} seeds of the preset are between {reached[0]:,.0f} and {reached[-1]:,.0f}." in page
+    runs = {
+        name.removeprefix("humanoid"): [seed["evaluation"][3] for seed in seeds.values()]  # after 800,000 steps
+        for name, seeds in results("humanoid", "ablation")["variants"].items()
+    }
+    for name in ("-all", "+noise", "-noise", "-network", "-values", "-rate", "-batches"):
+        *some, last = (f"{x:,.0f}" for x in runs[name])
+        assert (f"{', '.join(some)} and {last}" if some else last) in page
+    assert max(*runs["-all"], *runs["-noise"], *runs["-network"]) < reached[0] < min(runs["+noise"])
+
+
 def test_claims_which_memory_is_for_which_task():
     def returns(name):
         return results("learning", f"popgym_{name}")["evaluation_100_episodes_return"]
