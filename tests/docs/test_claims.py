@@ -65,7 +65,7 @@ def test_claims_what_makes_the_preset_learn_on_humanoid():
         name.removeprefix("humanoid"): [seed["evaluation"][3] for seed in seeds.values()]  # after 800,000 steps
         for name, seeds in results("humanoid", "ablation")["variants"].items()
     }
-    for name in ("-all", "+noise", "-noise", "-network", "-values", "-rate", "-batches"):
+    for name in ("-all", "+noise", "-noise", "-network", "-values", "-rate", "-batches", "mujoco_ppo, log_std=0"):
         *some, last = (f"{x:,.0f}" for x in runs[name])
         assert (f"{', '.join(some)} and {last}" if some else last) in page
     assert max(*runs["-all"], *runs["-noise"], *runs["-network"]) < reached[0] < min(runs["+noise"])
