@@ -3,6 +3,5 @@
 from ._base.errors import MissingPackage as MissingPackage
 from ._base.errors import ShapeError as ShapeError
 from ._base.errors import UserError as UserError
-from ._base.errors import UserTimeoutError as UserTimeoutError
 from ._base.errors import UserTypeError as UserTypeError
 from ._base.errors import UserValueError as UserValueError

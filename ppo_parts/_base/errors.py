@@ -8,13 +8,9 @@ from ..functional._errors import UserTypeError as UserTypeError
 from ..functional._errors import UserValueError as UserValueError
 
 
-class UserTimeoutError(UserError, TimeoutError):
-    """The caller's code, such as an environment, did not return in time."""
-
-
 class MissingPackage(UserError, ImportError):
     """An optional package is needed but not installed; the message names the extra that installs it."""
 
 
-for _error in (UserError, UserValueError, UserTypeError, ShapeError, UserTimeoutError, MissingPackage):
+for _error in (UserError, UserValueError, UserTypeError, ShapeError, MissingPackage):
     _error.__module__ = "ppo_parts.errors"  # the public module, so that tracebacks show the public name

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
+import pkgutil
 import sys
 
 from .._base.command_line import seed
-from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserError, UserValueError
 from .._base.hyperparameters import check_takes
 from ._callback import host_errors
 from ._env import Env
@@ -17,38 +16,18 @@ from ._laws import check_laws
 from ._registry import make, prefixes, split_id
 
 
-def is_importable(module: str) -> bool:
-    """Return whether the package of a module is there, without importing it."""
-    package = module.partition(".")[0]
-    return package != "" and importlib.util.find_spec(package) is not None
-
-
 def load(name: str) -> Env:
     """Make the environment "prefix:name", or import "module:attribute": an `Env`, or a function that returns one."""
-    prefix, attribute = split_id(name)
+    if split_id(name)[0] in prefixes():
+        return make(name)
     sys.path.insert(0, os.getcwd())
-    if prefix in prefixes():
-        try:
-            return make(name)
-        except UserValueError as error:
-            if ":" in name or not is_importable(name):
-                raise
-            raise UserValueError(f"{name} is a module: write {name}:<an environment or a function in it>") from error
-    if not is_importable(prefix):
-        raise UserValueError(
-            f"{prefix!r} is neither a module that can be imported from here nor one of the prefixes "
-            f"{', '.join(prefixes())}"
-        )
-    if (env := getattr(importlib.import_module(prefix), attribute, None)) is None:
-        raise UserValueError(f"the module {prefix} has no {attribute}")
+    try:
+        env = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserValueError(f"{error}; the prefixes of environments are {', '.join(prefixes())}") from error
     if callable(env) and not isinstance(env, type):
-        check_takes("check", attribute, env, ())
+        check_takes("check", name, env, ())
         env = env()
-    if not isinstance(env, Env):
-        raise UserTypeError(
-            f"must be an envs.Env or a function that returns one, got {env!r:.200}: register a Gymnasium class and "
-            f"check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
-        )
     return env
 
 

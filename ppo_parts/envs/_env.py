@@ -193,22 +193,15 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
             raise UserTypeError(f"{where}: {env!r} has no {name}: {remedy}, or write an envs.Env")
 
 
-class UnknownNameError(UserValueError):
-    """A library has no environment of a name; `near` has the names that are like it."""
-
-    near: tuple[str, ...] = ()
-
-
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
-    """Raise unless a library has an environment; the error lists similar ones."""
+    """Raise unless a library has an environment; the error names the nearest one."""
     if env_id in known:
         return
     lowered = {name.lower(): name for name in known}
-    near = tuple(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
-    text = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
-    error = UnknownNameError(f"{library} has no environment {env_id!r}; {text}")
-    error.near = near
-    raise error
+    near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered)]
+    others = f"it has {', '.join(known)}; names of other packages need a prefix, as in brax:ant"
+    hint = f"did you mean {' or '.join(near)}?" if near else others
+    raise UserValueError(f"{library} has no environment {env_id!r}; {hint}")
 
 
 def check_items(where: str, what: str, returned: Any, expected: str, remedy: str = "") -> tuple[Any, ...]:

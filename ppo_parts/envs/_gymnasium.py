@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ def make_gym(
     wrappers: tuple[Callable[[Any], Any], ...] = (),
     info: str | tuple[str, ...] = (),
     action_mask: str | None = None,
-    timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
@@ -47,17 +45,12 @@ def make_gym(
         vectorization: "sync" steps one environment after another; "async" in processes. A script that makes them must
             run its own code under `if __name__ == "__main__":`, because a new process imports the script.
         wrappers: applied to each environment, such as Gymnasium's own.
-        info, action_mask, timeout: see `from_gymnasium`.
+        info, action_mask: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
     """
     check_as("make", "vectorization", vectorization, Vectorization)
     if ":" not in env_id:
         check_known(env_id, "Gymnasium", gymnasium.registry)
-    limit = kwargs.get("max_episode_steps")
-    if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
-        raise UserValueError(
-            f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
-        )
     kwargs = {**render_settings(), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
 
@@ -75,10 +68,10 @@ def make_gym(
             return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
-        except gymnasium.error.UnregisteredEnv as error:  # of a module that registers names
+        except (gymnasium.error.UnregisteredEnv, AssertionError) as error:  # a module without it; an argument
             raise UserValueError(f"{env_id}: {error}") from error
 
-    return from_gymnasium(make_vector, info=info, action_mask=action_mask, timeout=timeout)
+    return from_gymnasium(make_vector, info=info, action_mask=action_mask)
 
 
 class _SyncVectorEnv(SyncVectorEnv):
@@ -111,14 +104,14 @@ class _SyncVectorEnv(SyncVectorEnv):
         return map_space(lambda space, *x: np.asarray(x), self.single_observation_space, *each)
 
 
-def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None = None, **kwargs: Any) -> Env:
+def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), **kwargs: Any) -> Env:
     """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
 
-    `info` and `timeout` are those of `from_gymnasium`; `kwargs` are for `envpool.make`, such as `num_threads`.
+    `info` is that of `from_gymnasium`; `kwargs` are for `envpool.make`, such as `num_threads`.
     """
     envpool = require_package("envpool", "envpool")
     check_known(env_id, "EnvPool", envpool.list_all_envs())
-    return from_gymnasium(lambda num_envs: _EnvPool(envpool, env_id, num_envs, kwargs), info=info, timeout=timeout)
+    return from_gymnasium(lambda num_envs: _EnvPool(envpool, env_id, num_envs, kwargs), info=info)
 
 
 class _EnvPool:
@@ -159,7 +152,6 @@ def make_ale(
     episodic_life: bool = False,
     stack_num: int = 4,
     use_fire_reset: bool = True,
-    timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
     """Make an Atari game from its name in `ale_py`, e.g. "breakout", with the usual preprocessing, in C++ threads.
@@ -182,7 +174,7 @@ def make_ale(
         games = [vector.AtariVectorEnv(game, 1, **mode, **kwargs) for _ in range(num_envs)]
         return _Games(games, stack_num, episodic_life, use_fire_reset)
 
-    return from_gymnasium(make_games, timeout=timeout)
+    return from_gymnasium(make_games)
 
 
 class _Games:

@@ -18,8 +18,7 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import check_number, check_takes
-from ..functional._arguments import POSITIVE
+from .._base.hyperparameters import check_takes
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
@@ -39,7 +38,6 @@ def from_gymnasium(
     *,
     info: str | tuple[str, ...] = (),
     action_mask: str | None = None,
-    timeout: float | None = None,
 ) -> Env:
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
@@ -54,13 +52,11 @@ def from_gymnasium(
             `Transition.info`, NaN for a step that does not report them; one that ends an episode must report them.
         action_mask: name of the entry of `info`, such as "action_mask", with the mask of the available actions after
             every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`.
-        timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from
-            other threads.
 
     Raises:
         UserTypeError: the environment is not a vector environment. UserValueError: it does not declare how it resets,
             or its spaces are not supported. At a step: an error that names what is wrong with the value that the
-            environment returned, or UserTimeoutError.
+            environment returned.
 
     Example:
         >>> import gymnasium, jax
@@ -75,8 +71,6 @@ def from_gymnasium(
         (2, 4)
     """
     check_takes("from_gymnasium", "make", make, ("num_envs",))
-    if timeout is not None:
-        check_number("from_gymnasium", "timeout", timeout, POSITIVE, schedule=False)
     names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
     if any(name in TAKEN for name in names):
         raise UserValueError(
@@ -85,7 +79,7 @@ def from_gymnasium(
         )
 
     def make_vector(num_envs: int) -> GymnasiumVector:
-        return GymnasiumVector(make(num_envs), timeout, names, action_mask)
+        return GymnasiumVector(make(num_envs), names, action_mask)
 
     example = make_vector(1)
     example.env.close()

@@ -82,30 +82,26 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         given = jax.tree.map(lambda x: x.shape[len(each) :], tree)
         if shape != given and (shape is not None or name == "privileged"):
             raise ShapeError(f"check: {name}_space has shape {shape}, but reset returns {given}: make them alike")
-    if available is None:
-        return
-    masks = []
+    if available is not None:
+        _check_masks(env.action_space, available, each)
 
-    def check_mask(space: Any, mask: Any) -> None:
-        if mask is None:
-            return
-        masks.append(mask)
-        if not count_options(space):
-            raise UserTypeError(
-                f"check: obs.available masks discrete actions, but {space} is not discrete: leave it None"
-            )
-        expected = (*each, sum(count_options(space)))
-        if mask.shape != expected or mask.dtype != bool:
-            raise ShapeError(
-                f"check: obs.available must be boolean of shape {expected}, one for each option, got {mask.dtype} of "
-                f"shape {mask.shape}"
-            )
 
-    if is_tree(env.action_space) and not isinstance(available, dict | tuple):
-        raise UserTypeError(f"check: obs.available must be a dict or a tuple like {env.action_space}, got an array")
-    map_space(check_mask, env.action_space, available)
-    if len(masks) != len(jax.tree.leaves(available)):
-        raise UserTypeError(f"check: obs.available has entries that {env.action_space} lacks: {describe(available)}")
+def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
+    """Raise unless there is a mask for the options of each discrete action, or None."""
+
+    def mask(space: Any) -> Any:
+        options = count_options(space)
+        return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
+
+    wanted = map_space(mask, space)
+    masks: list[Any] = [jax.tree.flatten(x, lambda x: x is None) for x in (available, wanted)]
+    (given, structure), (expected, whole) = masks
+    pairs = zip(given, expected, strict=True)
+    if structure != whole or any(x is not None and describe(x) != describe(y) for x, y in pairs):
+        raise ShapeError(
+            f"check: obs.available must be {describe(wanted)}, True for each option of {space} that is available, got "
+            f"{describe(available)}"
+        )
 
 
 Act = Callable[[Array, Any], Any]

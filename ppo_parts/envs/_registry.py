@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from .._base.doors import checked
-from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..functional._errors import did_you_mean
 from . import _popgym, _tasks
-from ._env import Env, UnknownNameError
+from ._env import Env
 
 
 class UnknownPrefixError(UserValueError):
@@ -78,25 +78,9 @@ def make(env_id: str, **settings: Any) -> Env:
         if "unexpected keyword argument" not in str(error) and "multiple values for argument" not in str(error):
             raise
         raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
-    except UnknownNameError as error:
-        elsewhere = "" if error.near or ":" in name else " or ".join(_names_elsewhere(name))
-        if not elsewhere:
-            raise
-        raise UserValueError(f"{env_id!r}: did you mean {elsewhere}? {error}") from error
     if not isinstance(env, Env):
         raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
     return env
-
-
-def _names_elsewhere(name: str) -> Iterator[str]:
-    """Yield the name that is most like this one of each package for one agent that is installed."""
-    for prefix in ("popgym", "tasks", *(x for x in SOURCES if x != "jaxmarl")):
-        try:  # a name that none has: packages list what is like it, and make nothing
-            (_registered.get(prefix) or _adapter(name, prefix))(f"{name}?")
-        except UnknownNameError as error:
-            yield from (f"{prefix}:{each}" for each in error.near[:1])
-        except (UserError, ImportError):
-            pass
 
 
 def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._base.errors import ShapeError, UserTimeoutError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ._env import check_items, exactly
 from ._rendering import as_frame, opengl_errors
 from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, map_space, space_of
@@ -28,9 +26,7 @@ class GymnasiumVector:
     good, and not only for the learner, as with a lost life in Atari. Other arguments are those of `from_gymnasium`.
     """
 
-    def __init__(
-        self, env: Any, timeout: float | None = None, info: tuple[str, ...] = (), action_mask: str | None = None
-    ) -> None:
+    def __init__(self, env: Any, info: tuple[str, ...] = (), action_mask: str | None = None) -> None:
         if not hasattr(env, "num_envs"):
             raise UserTypeError(
                 f"from_gymnasium: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...)"
@@ -41,7 +37,7 @@ class GymnasiumVector:
                 f"from_gymnasium: the environment's autoreset mode is {mode}, but must be SAME_STEP: make it with "
                 "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
-        self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
+        self.env, self.num_envs = env, env.num_envs
         self.action_space = counted_from_zero("actions", env.single_action_space)
         self.observation_space = counted_from_zero("observations", env.single_observation_space)
         self.takes = map_space(actions_for, env.single_action_space)
@@ -59,8 +55,7 @@ class GymnasiumVector:
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
         self.count, self.latest, self.failed = 0, None, False
-        returned = within(self.timeout, "reset", functools.partial(self.env.reset, seed=seed))
-        obs, info = check_items("from_gymnasium", "reset", returned, "(obs, info)", GYMNASIUM)
+        obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), "(obs, info)", GYMNASIUM)
         return self._checked_obs("reset", obs), self._available("reset", info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
@@ -71,9 +66,8 @@ class GymnasiumVector:
         """
         leaves = iter(action)
         taken = jax.tree.map(lambda take: take(next(leaves)), self.takes)
-        returned = within(self.timeout, "step", functools.partial(self.env.step, taken))
         expected = "(obs, reward, terminated, truncated, info)"
-        obs, *fields, info = check_items("from_gymnasium", "step", returned, expected, GYMNASIUM)
+        obs, *fields, info = check_items("from_gymnasium", "step", self.env.step(taken), expected, GYMNASIUM)
         obs = self._checked_obs("step", obs)
         reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields)
         over = terminated | truncated
@@ -109,7 +103,7 @@ class GymnasiumVector:
                 'gymnasium.make_vec(..., render_mode="rgb_array")'
             )
         with opengl_errors():
-            frame, *_ = within(self.timeout, "render", self.env.render)
+            frame, *_ = self.env.render()
         return as_frame("from_gymnasium", frame)
 
     def _available(self, what: str, info: Any) -> np.ndarray | None:
@@ -250,27 +244,6 @@ def numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts:
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
         raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
     return exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
-
-
-def within(timeout: float | None, what: str, call: Callable[[], Any]) -> Any:
-    """Return or raise what `call` does; raise `UserTimeoutError` if that takes longer than `timeout` seconds."""
-    if timeout is None:
-        return call()
-    result = concurrent.futures.Future[Any]()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # raised again below, in the calling thread
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()  # a hanging call must not block exit, as one in a pool would
-    if not concurrent.futures.wait([result], timeout).done:
-        raise UserTimeoutError(
-            f"the environment has not returned from {what} within timeout={timeout:g} seconds: it hangs, or needs a "
-            "longer timeout"
-        )
-    return result.result()
 
 
 def counted_from_zero(what: str, space: Any) -> Any:

@@ -49,8 +49,7 @@ LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
 test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"),
-    ("HalfCheetah-v5", r"did you mean .*gym:HalfCheetah-v5.*\? gymnax has no environment 'HalfCheetah-v5'; it"),
-    ("walker", r"did you mean brax:walk or .*gym:Walker2d-v5.*\? gymnax has no environment 'walker'; it has Cart"),
+    ("HalfCheetah-v5", r"no environment 'HalfCheetah-v5'; it has Cart.*; names of other packages need a prefix, as in"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
     ("brax:Walk", "Brax has no environment 'Walk'; did you mean walk"),
     ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
@@ -59,8 +58,6 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("pgx:go", "Pgx has no environment 'go'; it has nim"),
     ("xminigrid:Walk", "XLand-MiniGrid has no environment 'Walk'; did you mean Walk-v0"),
     ("popgym:RepeatPreviousEasi", "popgym has no environment 'RepeatPreviousEasi'; did you mean RepeatPreviousEasy"),
-    ("popgym:Elephant", "popgym has no environment 'Elephant'; it has RepeatFirstEasy, .*, CountRecallHard$"),
-    ("RepeatPreviosEasy", r"^'RepeatPreviosEasy': did you mean popgym:RepeatPreviousEasy.*\? gymnax has no"),
     ("mine:walk", r"'mine' is not a prefix of environments; .*envs\.register"),
     ("braks:ant", "did you mean 'brax'"),
     ("CartPole-v1,max_steps=3", r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"),

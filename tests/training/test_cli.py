@@ -223,7 +223,7 @@ def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():
         with pytest.raises(SystemExit, match=f"^error: {re.escape(says)}$"), training.exit_on_user_error(flags):
             raise raised
     errors = pp.errors
-    for kind in (errors.UserValueError, errors.UserTypeError, errors.UserTimeoutError, errors.ShapeError, OSError):
+    for kind in (errors.UserValueError, errors.UserTypeError, errors.ShapeError, OSError):
         with pytest.raises(SystemExit, match=r"^error: a$"), training.exit_on_user_error():
             raise kind("a")
     for other in (ValueError, TypeError, FloatingPointError, KeyError):  # which keep their traceback
