@@ -65,11 +65,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
 def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
     """Return the environment to evaluate in."""
     evaluated = env.evaluation(env.reset(key, num_envs)[0])
-    if not isinstance(evaluated, Env):
-        raise UserTypeError(
-            f"check: evaluation(state) must return the Env to evaluate in, usually the environment itself; got "
-            f"{type(evaluated).__name__}"
-        )
+    check_env("check: what evaluation(state) returns", evaluated)
     return evaluated
 
 

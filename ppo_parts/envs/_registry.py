@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..functional._errors import did_you_mean
 from . import _popgym, _tasks
-from ._env import Env
+from ._env import Env, check_env
 
 
 class UnknownPrefixError(UserValueError):
@@ -78,8 +78,7 @@ def make(env_id: str, **settings: Any) -> Env:
         if "unexpected keyword argument" not in str(error) and "multiple values for argument" not in str(error):
             raise
         raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
-    if not isinstance(env, Env):
-        raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
+    check_env(env_id, env)
     return env
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.chain import chain
-from .._core.types import Batch, Context, Divider, Part
+from .._core.types import Batch, Divider, Part
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
 
@@ -60,29 +61,33 @@ def check_part(
     """
     if not isinstance(part, Part):
         raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
+    laws = tuple(laws)
     with jax.default_matmul_precision("highest"):  # in the TF32 of GPUs, equal computations differ by 1e-4
-        _check_laws(part, batch, context, tuple(laws))
+        for subject in _subjects(part, batch, context):
+            if subject.batch().mask is None:
+                raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
+            _update_once(subject, own=batch is not None and context is not example_context)
+            for law in laws:
+                if wrong := _broken(law, subject):
+                    raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
 
 
-def _check_laws(
-    part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any], laws: tuple[Law, ...]
-) -> None:
+def _subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
+    """Yield the part with its inputs, on each side of the sampler on which it may be placed; True is after it."""
     policy = context().evaluate  # of every context, because jit takes another function for another program
-    for after in sides(part):
-        given = batch or (lambda seed=0, dtype=jnp.float32, after=after: _without_current(seed, dtype, after))
-        subject = Subject(part, given, lambda *settings: context(*settings).replace(evaluate=policy), after)
-        if subject.batch().mask is None:
-            raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
-        seen = subject.seen(subject.batch(), subject.context())
-        _update_once(part, seen, subject.context(), own=batch is not None and context is not example_context)
-        for law in laws:
-            if wrong := _broken(law, subject):
-                raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
+    sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
+    for after in (False,) if isinstance(part, Divider) else sides:
+
+        def example(seed: int = 0, dtype: Any = jnp.float32, after: bool = after) -> Batch:
+            return example_batch(seed, dtype, after_sampler=after).replace(current=None)
+
+        yield Subject(part, batch or example, lambda *given: context(*given).replace(evaluate=policy), after)
 
 
-def _update_once(part: Part, batch: Batch, context: Context, own: bool) -> None:
+def _update_once(subject: Subject, own: bool) -> None:
     """Run the part in a chain, which raises if a field that the part requires is missing."""
-    whole = chain(part)
+    part, context = subject.part, subject.context()
+    whole, batch = chain(part), subject.seen(subject.batch(), context)
     try:
         whole.update(batch, whole.init(context.params, jax.random.key(0)), context)
     except (UserError, ShapeError):
@@ -140,12 +145,11 @@ def check_hyperparameters(
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
     schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
     part = make(**numeric)
-    state = part.init(context().params, jax.random.key(0))
-    for after in sides(part):
-        given = batch(0, jnp.float32) if batch else _without_current(0, jnp.float32, after)
+    for subject in _subjects(part, batch, context):
+        inputs = subject.inputs()
 
-        def apply(numeric: Mapping[str, Any], batch: Batch = given, after: bool = after) -> Any:
-            out, new = Subject(make(**numeric), example_batch, context, after).apply(batch, state, context())
+        def apply(numeric: Mapping[str, Any], subject: Subject = subject, inputs: Any = inputs) -> Any:
+            out, new = dataclasses.replace(subject, part=make(**numeric)).apply(*inputs)
             # A range that is known only at run time is checked by such a count.
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
             return out.replace(metrics=kept, reductions=()), new
@@ -162,14 +166,3 @@ def check_hyperparameters(
                 ) from error
             if wrong:
                 raise UserValueError(f"check_hyperparameters: {part.name} differs for {way}: {wrong}")
-
-
-def sides(part: Part) -> tuple[bool, ...]:
-    """Return on which sides of the sampler a part may be placed: True is after it."""
-    if isinstance(part, Divider):
-        return (False,)
-    return {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
-
-
-def _without_current(seed: int, dtype: Any, after: bool) -> Batch:
-    return example_batch(seed, dtype, after_sampler=after).replace(current=None)

@@ -120,6 +120,9 @@ class Update:
     optimizer: tuple[Any, ...]
     rows: str = "t * N + n"
 
+    def __hash__(self) -> int:
+        return hash(repr(self))  # the numbers of a part may be arrays
+
     def __str__(self) -> str:
         calls = {"chain = pp.chain(": self.chain, "optimizer = optax.chain(": self.optimizer}
         text = "\n".join("\n".join([made, *(f"    {x}," for x in each), ")"]) for made, each in calls.items())
@@ -258,7 +261,6 @@ NUMBERS = {
 """The numbers that each stage fits by least squares."""
 
 UNCLIPPED = ("scale_by_adam", "muon")
-NOT_CLIPPED = _exchange("optimizer", "the gradient is not clipped", UNCLIPPED, "{this}", drop=CLIPS)
 OVER_MINIBATCH = ("one_more_step", *SAMPLERS)
 FOLLOWING = "jnp.concatenate([batch.value[1:], batch.next_value[-1:]])"
 EARLIER = "jnp.concatenate([batch.terminated[1:], batch.shared['last_done'][None].astype(batch.terminated.dtype)])"
@@ -315,7 +317,7 @@ CHOICES: tuple[Change, ...] = (
     *(_add("loss", f"the divergence is estimated by {x}", f"pp.kl_early_stop(jnp.inf, estimator={x!r})", VALUES)
       for x in ("k1", "k2")),
     Change(("loss",), "rows are numbered n * T + t", lambda update: dataclasses.replace(update, rows="n * T + t")),
-    NOT_CLIPPED,
+    _exchange("optimizer", "the gradient is not clipped", UNCLIPPED, "{this}", drop=CLIPS),
     *(_exchange("optimizer", f"the gradient{of} is clipped to the norm {x}", UNCLIPPED,
                 f"optax.chain({clip}({x}), {{this}})", drop=CLIPS)
       for of, clip in (("", "optax.clip_by_global_norm"), (" of each network", "parts.clip_each_network"))

@@ -242,7 +242,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
     (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* returns \(2,\)"),
-    (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) must return the Env .* got NoneType"),
+    (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) returns: None is not an environment"),
     (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
     (lambda: like(action_space=object()), r"not a space of arrays.*check\(env, action="),
     (lambda: masked(lambda x: x.astype(int)), r"obs\.available must be bool\[4, 2\], True for .*, got int32\[4, 2\]"),

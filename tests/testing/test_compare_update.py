@@ -36,11 +36,11 @@ def test_faults_are_located():
 
 
 def test_only_what_is_recorded_is_needed():
-    """Without advantages and parameters after each step, the replay goes on from the steps of its own."""
+    """Without advantages and parameters after each step, the first gradient step is compared."""
     without = ("advantage", "target", "gradient/policy", "gradient/value", "params_after/policy", "params_after/value")
-    assert first_difference(None, without) is None
-    found = first_difference("weight decay", without)
-    assert (found.stage, found.step) == ("loss", 1)
+    assert first_difference("weight decay", without) is None
+    found = first_difference("not standardized", without)
+    assert (found.stage, found.step) == ("loss", 0)
 
 
 def test_single_change_explains_the_record():
@@ -83,6 +83,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"indices": None}, "add 'indices'"),
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
+        ({x: record[x][-1] for x in record if x.startswith("params_after")}, "'params_after' needs a leading axis"),
         ({"value": record["value"][..., None]}, "both must be"),
     ):
         broken = {name: x for name, x in {**record, **change}.items() if x is not None}
