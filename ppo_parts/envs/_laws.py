@@ -13,6 +13,7 @@ import numpy as np
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
+from ._callback import host_errors
 from ._env import SEATS, Array, Env, Observation, Transition, as_observation, check_env, check_items, describe
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
@@ -307,7 +308,8 @@ def check_laws(env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int 
     act = random_action(env) if act is None else act
     check_takes("check_laws", "act", act, ("key", "obs"))
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
-    played = play(env, act, num_envs, num_steps, seed)
+    with host_errors():
+        played = play(env, act, num_envs, num_steps, seed)
     laws = [law for law, applies in LAWS.items() if applies(played)]
     for law in laws:
         if (wrong := law(played)) is not None:

@@ -158,8 +158,8 @@ def without_settings(env_id: str) -> str:
     return env_id.partition(",")[0]
 
 
-SETTING = re.compile(r"""\s*(\w+)=((?:'[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|[^]['"(),])+)(?:,|$)""")
-"""A setting "a=1": its name, and its value, in which commas are inside quotes or brackets."""
+WORD = re.compile(r"""'[^']*'|"[^"]*"|(?<!\w)(?P<bare>[^\W\d]\w*)\b(?!\s*=)""")
+"""A string in quotes, or a bare word that is not the name of a setting."""
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -167,12 +167,12 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     name, comma, text = env_id.partition(",")
     if not comma:
         return env_id, settings
-    matches = list(SETTING.finditer(text))
-    try:
-        named = {match[1]: _value(match[2].strip()) for match in matches}
-    except SyntaxError:
-        named = {}
-    if not named or len(named) < len(matches) or "".join(match[0] for match in matches) != text:
+    quoted, named, valid = WORD.sub(_quoted, text), {}, False
+    with contextlib.suppress(SyntaxError, ValueError, AttributeError):  # AttributeError: it is no call
+        call: Any = ast.parse(f"_({quoted})", mode="eval").body
+        named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+        valid = len(named) == len(call.keywords) > 0 and not call.args and None not in named
+    if not valid:
         raise UserValueError(
             f"{env_id!r}: settings after the name must be given once each and look like "
             f"'a=1,b=True,c=word,d=\"some words\"', with quotes around other values; got {text!r}"
@@ -182,17 +182,11 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     return name, settings | named
 
 
-def _value(text: str) -> Any:
-    """Return the value of a literal; a bare word is a string, so that shells need no quotes."""
-    if text[:1] in ("(", "["):
-        return tuple(_value(x.strip()) for x in text[1:-1].split(",") if x.strip())
-    if text in ("true", "false", "none", "null"):
-        raise UserValueError(f"{text} after the name of an environment: write True, False or None, or quote the word")
-    if text.removeprefix("-") in ("inf", "nan"):
-        return float(text)
-    if text.isidentifier() and text not in ("True", "False", "None"):
-        return text
-    try:
-        return ast.literal_eval(text)
-    except ValueError as error:  # an expression
-        raise SyntaxError from error
+def _quoted(match: re.Match[str]) -> str:
+    """Put a bare word in quotes, so that shells need none; "inf" is a number."""
+    word = match["bare"]
+    if word in ("true", "false", "none", "null"):
+        raise UserValueError(f"{word} after the name of an environment: write True, False or None, or quote the word")
+    if word is None or word in ("True", "False", "None"):
+        return match[0]
+    return "1e999" if word == "inf" else repr(word)

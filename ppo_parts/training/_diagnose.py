@@ -202,7 +202,7 @@ RULES = (
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
          "environments are copies of each other, or no action has an effect", "give each environment its own key"),
     Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
-         "terminated[t] is of the transition out of step t: python -m ppo_parts.envs check"),
+         "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
          "a time limit is reported as a termination, unless it is part of the task",
          "return truncated instead, and final_obs", false_ends, have_effect),

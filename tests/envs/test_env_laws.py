@@ -5,9 +5,6 @@ tests/envs/test_envs.py plays those of gymnax, tests/envs/test_jaxmarl.py a stan
 
 import itertools
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +14,6 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from ppo_parts.envs import __main__ as command
 from ppo_parts.envs._laws import LAWS, notes_on, play, random_action, seats
 from ppo_parts.envs._wrappers import with_observations
 from tests import env_fakes
@@ -492,50 +488,6 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     monkeypatch.setattr(env_fakes.XMiniGrid, "observation_shape", lambda self, params: {"img": (2,)})
     with pytest.raises(pp.errors.UserValueError, match=r"has observations \{'img'"):
         envs.make("xminigrid:Walk-v0")
-
-
-# --- the command line ---
-
-
-def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys):
-    (tmp_path / "walks.py").write_text(
-        "from ppo_parts import envs\nfrom tests.envs.test_env_laws import walk\n"
-        "from tests.envs.test_host_envs import Returns\n"
-        "good = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
-        "def needs(x):\n    return good\n"
-        "column = lambda: walk(reward=lambda out: out.reward[:, None])\n"
-        "host = lambda: envs.from_gymnasium(lambda n: Returns(reward=0))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    command.main(["check", "walks:good", "--num-steps", "24"])
-    printed = capsys.readouterr().out
-    assert printed.count("ok  ") == 6
-    assert "available" not in printed  # observations without masks: the law does not apply
-    assert "24 episodes ended: 0 terminated, 24 truncated" in printed
-    for name, says in (
-        ("walks:bad", r"^error: walks:bad: check_laws: final_obs equals obs wherever"),
-        ("walks:column", r"^error: walks:column: Transition: reward must have shape \(2,\), got \(2, 1\)"),
-        ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
-        ("walks:number", r"^error: walks:number: check_laws: 3 is not an environment: make one"),
-        ("walks:needs", r"needs must take \(\); this one takes \(x\)"),
-        (
-            "walks:none",
-            "module 'walks' has no attribute 'none'; the prefixes of environments are gymnax, jax",
-        ),
-        ("nowhere:none", "No module named 'nowhere'; the prefixes"),
-        ("CartPole-v1,gravitiy=9.8", "^error: .*CartPole-v1 has no parameter 'gravitiy'"),
-    ):
-        with pytest.raises(SystemExit, match=says):
-            command.main(["check", name, "--num-steps", "24", "--num-envs", "2"])
-
-
-@pytest.mark.slow
-def test_the_command_line_as_typed():
-    arguments = ["-m", "ppo_parts.envs", "check", "CartPole-v1", "--num-steps", "100"]
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "terminated" in done.stdout
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):

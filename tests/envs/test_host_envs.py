@@ -446,6 +446,11 @@ def test_reals_do_not_become_integers_silently():
     play(env, 1, [(0, 0)])
 
 
+def test_the_laws_show_what_the_host_raises():
+    with pytest.raises(pp.errors.ShapeError, match=r"reward of step must have shape \(2,\), got \(\)"):
+        envs.check_laws(changed(reward=np.float64(1))(), num_envs=2, num_steps=2)
+
+
 GYM, MATRIX = "gym:CartPole-v1", spaces.MultiDiscrete([[2, 3], [2, 2]])
 INFO = r"(make|from_gymnasium): info must be (a string or a tuple of strings|names of numbers, other than return)"
 
