@@ -73,18 +73,12 @@ class Transition(NamedTuple):
             shape = each[:1] if name in ("episode_length", "ended") else each
             if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
                 continue
-            if x is None and name == "ended":
-                raise UserTypeError(
-                    "Transition: with several agents, ended must say where the episode of all ended, a boolean array "
-                    f"of shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
-                )
-            if not hasattr(x, "dtype"):
-                raise UserTypeError(f"Transition: {name} must be an array of shape {shape}, got {x!r}")
-            if x.shape != shape:
-                raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
-            if not jnp.issubdtype(x.dtype, dtype):
-                kind, remedy = ("boolean", f"{name} > 0") if dtype is np.bool_ else ("floating", "floats")
-                raise UserTypeError(f"Transition: {name} must be {kind}, got {x.dtype}: return {remedy}")
+            if not hasattr(x, "dtype") or x.shape != shape or not jnp.issubdtype(x.dtype, dtype):
+                kind = {np.bool_: "booleans", np.floating: "floats", np.number: "numbers"}[dtype]
+                remedy = f": return {name} > 0" if kind == "booleans" and hasattr(x, "dtype") else ""
+                if name == "ended":
+                    remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
+                raise ShapeError(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():

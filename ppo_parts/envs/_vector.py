@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -163,8 +162,12 @@ class GymnasiumVector:
 
     def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
         finals, given = jax.tree.map(np.copy, obs), self._reported("final_obs", info)
+
+        def put(space: Any, final: np.ndarray, one: Observations, x: Any) -> None:
+            final[i] = one.cast(f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,', x)
+
         for i in map(int, np.flatnonzero(over)):
-            map_space(functools.partial(_put, i), self.observation_space, finals, self.gives, given[i])
+            map_space(put, self.observation_space, finals, self.gives, given[i])
         return finals
 
     def _checked(self, name: str, x: Any) -> np.ndarray:
@@ -180,22 +183,9 @@ class GymnasiumVector:
 
     def _checked_obs(self, what: str, obs: Any) -> Any:
         def checked(space: Any, one: Observations, x: Any) -> np.ndarray:
-            if np.shape(x) != (expected := (self.num_envs, *one.shape)):
-                raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {np.shape(x)}")
-            return one.cast(f"the obs of {what}", np.asarray(x))
+            return one.cast(f"the obs of {what}", x, self.num_envs)
 
         return map_space(checked, self.observation_space, self.gives, obs)
-
-
-def _put(i: int, space: Any, final: np.ndarray, one: Observations, x: Any) -> None:
-    """Write the final observation of environment i into those of all."""
-    if x is None or np.shape(x) != one.shape:
-        got = "None" if x is None else f"shape {np.shape(x)}"
-        raise UserTypeError(
-            f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of shape '
-            f"{one.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises it"
-        )
-    final[i] = one.cast("final_obs", np.asarray(x))
 
 
 def actions_for(space: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -228,9 +218,12 @@ class Observations:
             "a wrapper; integers keep 64 bits with jax_enable_x64"
         )
 
-    def cast(self, name: str, obs: np.ndarray) -> np.ndarray:
+    def cast(self, name: str, obs: Any, *axes: int) -> np.ndarray:
         """Return a copy of observations in the dtype that the device has for the space; integers count from 0."""
-        return numbers(name, obs, self.dtype, self.remedy, self.starts)
+        if np.shape(obs) != (expected := (*axes, *self.shape)) or obs is None:
+            got = None if obs is None else np.shape(obs)
+            raise ShapeError(f"from_gymnasium: {name} must have shape {expected}, got {got}")
+        return numbers(name, np.asarray(obs), self.dtype, self.remedy, self.starts)
 
 
 def starts_of(space: Any) -> np.ndarray | None:

@@ -62,7 +62,7 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("braks:ant", "did you mean 'brax'"),
     ("CartPole-v1,max_steps=3", r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"),
     ("CartPole-v1,a=false", "false after the name .*: write True, False or None, or quote the word"),
-    *((f"CartPole-v1,{x}", LOOK) for x in ("", "a", "a=", "a=b-c", "a=-b", "a=1,a=2", "**{'a': 1}", "a=f(1)")),
+    *((f"CartPole-v1,{x}", LOOK) for x in ("", "a", "a,b=1", "a=", "a=b-c", "a=-b", "a=1,a=2", "**{'a': 1}", "a=f(1)")),
     ("CartPole-v1,max_steps_in_episode=abc", f"{NUMBER} number, such as 500, got 'abc'"),
     ("CartPole-v1,max_steps_in_episode=0", f"{NUMBER} whole number of at least 1, got 0"),
     ("CartPole-v1,length=None", "length must be a number"),

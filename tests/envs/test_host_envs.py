@@ -395,8 +395,8 @@ def reporting(name):
 
 PIXEL, REALS, INTEGERS = whole(0, 255, np.uint8), whole(-np.inf, np.inf, np.float64), whole(-(2**40), 2**40, np.int64)
 test_what_a_host_environment_must_not_return_is_named = refused(
-    (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\] must be .*; got None'),
-    (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
+    (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\], .* must have .*, got None'),
+    (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\], .* must have shape \(2,\), got \(3,\)'),
     (changed(terminated=np.zeros(2)), r"terminated of step must be boolean, got float64: return terminated > 0"),
     (changed(truncated=np.zeros((2, 1), bool)), r"truncated of step must have shape \(2,\), got \(2, 1\)"),
     (changed(reward=np.array(["a", "b"])), r"reward of step must be numbers, got <U1"),
@@ -415,7 +415,7 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (lambda: constant(INTEGERS, [3_000_000_000]), "obs of reset contains 3000000000, which int32"),
     (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 does not have: the observation space is Box"),
     (lambda: constant(REALS, [1e300]), "contains 1e.300, which float32"),
-    (lambda: constant(PIXEL, [7], final=[300.7]), "final_obs contains 300.7, which uint8"),
+    (lambda: constant(PIXEL, [7], final=[300.7]), r"final_obs.* contains 300.7, which uint8"),
     (lambda: constant(PIXEL, [7], reward=1e39), "reward of step contains 1e.39, which float32"),
     (lambda: constant(PIXEL, [7], reward=2**24 + 1), "reward of step contains 16777217, which float"),
     by=lambda env: play(env, 2),

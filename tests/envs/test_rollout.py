@@ -179,7 +179,7 @@ test_what_cannot_be_collected_is_refused = refused(
     (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
     (collecting(CLOCK, uniform, record=("bonus",)), r"'bonus' must be an .*'s aux.* aux={'bonus': \.\.\.}\)"),
     (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
-    (collecting(CLOCK._replace(step=paid_in_columns), uniform), r"reward must have shape \(2,\), got \(2, 1\)"),
+    (collecting(CLOCK._replace(step=paid_in_columns), uniform), r"reward must be floats of shape \(2,\), got float32"),
     (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
     (
         collecting(CLOCK, lambda params, batch: (uniform(params, batch)[0], batch.obs[..., :1])),
