@@ -20,7 +20,7 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
 from ._callback import numpy_callback
-from ._env import TAKEN, Array, Env, Observation, Transition
+from ._env import Array, Env, Observation, Transition
 from ._episodes import EpisodeState
 from ._vector import BEGIN, GymnasiumVector
 
@@ -72,11 +72,6 @@ def from_gymnasium(
     """
     check_takes("from_gymnasium", "make", make, ("num_envs",))
     names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
-    if any(name in TAKEN for name in names):
-        raise UserValueError(
-            f"from_gymnasium: info must be names of numbers, other than {', '.join(TAKEN)}, which every episode "
-            f"reports; got {info!r}"
-        )
 
     def make_vector(num_envs: int) -> GymnasiumVector:
         return GymnasiumVector(make(num_envs), names, action_mask)

@@ -111,18 +111,13 @@ class GymnasiumVector:
             return None
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
         for i, given in enumerate(self._reported(self.action_mask, info)):
-            if given is None:
-                raise UserValueError(
-                    f"from_gymnasium: environment {i} reports no {where}, which action_mask= asks for in every reset "
-                    f"and step; it reports {_names(info)}"
-                )
             # The mask of several choices is one array, or one array for each choice.
             several = isinstance(given, (tuple, list))
             row = np.concatenate([np.ravel(x) for x in given]) if several else np.asarray(given)
             if row.shape != available.shape[1:] or not np.isin(row, (0, 1)).all():
                 raise UserValueError(
-                    f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options}, but that of "
-                    f"environment {i} is {given!r}"
+                    f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options} in every reset "
+                    f"and step, but that of environment {i} is {given!r}"
                 )
             available[i] = row
         first_options = np.cumsum((0, *self.options[:-1]))
