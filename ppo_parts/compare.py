@@ -4,10 +4,8 @@ from .commands.compare import Curve as Curve
 from .commands.compare import describe as describe
 from .commands.compare import main as main
 from .commands.compare import plot_curves as plot_curves
-from .commands.compare import probability_of_improvement as probability_of_improvement
 from .commands.compare import read_curve as read_curve
 from .commands.compare import table_of as table_of
-from .training._statistics import iqm_interval as iqm_interval
 
 if __name__ == "__main__":
     main()

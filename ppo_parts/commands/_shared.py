@@ -13,7 +13,7 @@ from .._base.command_line import positive, seed
 from .._base.errors import UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
-from ..training._messages import printed_messages
+from ..training._processes import printed_messages
 from ..training._program import keep_compiled_programs
 from ..training._stored import import_recipe
 

@@ -10,10 +10,9 @@ interquartile mean over seeds, and the band its 95 % bootstrap interval (Agarwal
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,20 +22,14 @@ from ..training import column, exit_on_user_error, read_metrics
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._population import PARENT
-from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, resampled, smoothed
-from ..training._statistics import iqm_interval
+from ..training._result import FEW, check_picture, decimals_of, draw_seeds, drawing, iqm_interval, resampled, smoothed
 from ..training._stored import stored_run
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """The learning curves of the seeds of one or several runs.
+class Curve(NamedTuple):
+    """The learning curves of the seeds of one or several runs: values `[points, seeds]` at `env_steps` `[points]`.
 
-    Attributes:
-        label: its name in the picture.
-        env_id: the environment.
-        env_steps: `[points]`.
-        values: `[points, seeds]`, the metric averaged over a window of updates; NaN before its first measurement.
+    Values are the metric averaged over a window of updates, NaN before its first measurement.
     """
 
     label: str
@@ -48,8 +41,7 @@ class Curve:
 def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
     """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
 
-    Raises:
-        UserValueError: the metric was not measured, or the runs use several environments or have a seed in common.
+    Raises `UserValueError` if it was not measured, or the runs use several environments or have a seed in common.
     """
     paths = [Path(folder) for folder in folders]
     stored = [stored_run(path) for path in paths]
@@ -62,21 +54,21 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     return Curve(label, env_ids.pop(), *resampled([_measured(path, metric, window) for path in paths]))
 
 
-def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    r"""Estimate :math:`P(X > Y) + P(X = Y) / 2` from one number per seed, as in Agarwal et al. 2021, section 4.3."""
-    return float(np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])))
-
-
 def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Compute one row for each curve, at the last step that all have reached."""
+    r"""Compute one row for each curve, at the last step that all have reached.
+
+    "better_than_first" is :math:`P(X > Y) + P(X = Y) / 2` of a seed and one of the first curve, as in Agarwal et al.
+    2021, section 4.3.
+    """
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
     for curve, last in zip(curves, reached, strict=True):
         center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
+        better = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
         row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}
         row |= {"iqm_95": None if len(last) == 1 else [low, high], "mean": float(np.mean(last))}
-        row |= {"min": float(np.min(last)), "max": float(np.max(last))}
-        rows.append(row | {"better_than_first": probability_of_improvement(last, reached[0])})
+        row |= {"min": float(np.min(last)), "max": float(np.max(last)), "better_than_first": float(better)}
+        rows.append(row)
     return rows
 
 
@@ -97,11 +89,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
-    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds.
-
-    Raises:
-        UserValueError: the extension of `path` is not a format of matplotlib.
-    """
+    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds."""
     with drawing(path, metric, curves[0].env_id) as axes:
         for i, curve in enumerate(curves):
             seeds = curve.values.shape[1]
@@ -116,9 +104,9 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
         raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
     try:
         found = column(rows, metric)
-    except KeyError as error:
+    except UserValueError as error:
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
-        raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
+        raise UserValueError(f"{folder}: {error}{hint}") from None
     steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
     if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)

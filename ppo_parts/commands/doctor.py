@@ -28,8 +28,7 @@ from .._base.extras import require_package
 from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
 from ..training._diagnose import Evidence
-from ..training._files import check_writable, write_whole
-from ..training._messages import RunNotFoundError
+from ..training._files import RunNotFoundError, check_writable, write_whole
 from ..training._stored import stored_run
 from ..training._train import vmap_over_seeds
 from ._shared import load_run, report, run_parser
@@ -51,11 +50,7 @@ FACTORS = {"train/entropy_loss": -1.0, "train/value_loss": 0.5, "Loss/value_func
 
 
 def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics.
-
-    Raises:
-        UserValueError: no metric is known. FileNotFoundError: nothing is there.
-    """
+    """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
         return {name: column(rows, name) for name in set().union(*rows)}, stored_run(path)["config"]

@@ -25,8 +25,7 @@ from ._shared import add_episodes, load_run, report, run_parser
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
     """Play whole episodes with the policies of all seeds of a run; `mode` plays the distribution's mode.
 
-    Returns:
-        `EpisodeResults` of NumPy arrays `[seeds, episodes]`; with several agents, returns are `[seeds, episodes, A]`.
+    The results are NumPy arrays `[seeds, episodes]`; with several agents, returns are `[seeds, episodes, A]`.
     """
     seeds = run.state.key.size
     keys = jax.random.split(jax.random.key(seed), seeds)
@@ -38,13 +37,10 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
 
 
 def summarize(played: EpisodeResults) -> dict[str, Any]:
-    """Summarize episodes `[seeds, episodes]`.
+    """Summarize episodes `[seeds, episodes]` by means, and by numbers of ends; `info` is the environment's own.
 
-    Returns:
-        `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the
-        returns of its episodes, as `per_episode` instead of `per_seed`. Returns are averaged over agents. Also the
-        mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
-        environment's own numbers for an episode.
+    `episode_return`, averaged over agents, is `training.summary` of the means of the seeds; with one seed, of the
+    returns of its episodes, as `per_episode` instead of `per_seed`.
     """
     seeds, episodes = np.shape(played.episode_length)
     found = evaluation_of(metrics_of(played, seed_axes=1), episodes)

@@ -36,18 +36,13 @@ TOLERANCE = 1e-5
 def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
     """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
 
-    Returns:
-        A function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
-
-    Raises:
-        UserValueError: the environment has several agents.
+    Returns a function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
+    Raises `UserValueError` if the environment has several agents, or the policy draws random numbers.
     """
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
-        raise UserValueError(
-            f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one; "
-            "envs.fold_agents(env, agent_id=True) trains one that plays a single agent"
-        )
+        says = f"the policy cannot be exported: it plays {env.num_agents} agents at once, instead of one"
+        raise UserValueError(f"{says}; envs.fold_agents(env, agent_id=True) trains one that plays a single agent")
     if getattr(policy, "draws", False):
         raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
     obs = state.rollout.obs
@@ -86,9 +81,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
 def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None) -> Any:
     """Translate the policy of a run, with the state of one seed, to an `onnx.ModelProto` with the metadata `about`.
 
-    Raises:
-        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: jax2onnx is not
-            installed.
+    Raises `UserValueError` with the reason if the policy cannot be translated.
     """
     jax2onnx, onnx = require_package("jax2onnx", "export"), require_package("onnx", "export")
     act, rows = policy_function(train, state)
@@ -105,10 +98,8 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     closed = jax.make_jaxpr(outputs)(*specs.values())
     for name, x in zip(names, closed.out_avals, strict=True):
         if x.shape[:1] != (batch,):
-            raise UserValueError(
-                f"the policy cannot be exported: its output {name} has shape {x.shape} for N observations, so that it "
-                "mixes them: compute one row for each observation"
-            )
+            says = f"the policy cannot be exported: its output {name} has shape {x.shape} for N observations"
+            raise UserValueError(f"{says}, so that it mixes them: compute one row for each observation")
     function = jax.extend.core.jaxpr_as_fun(closed)
     try:
         names_of = {"model_name": "policy", "input_names": list(specs), "output_names": names}
@@ -124,8 +115,8 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
 def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
     """Compare the result of `to_onnx` with JAX on random inputs; return the largest difference.
 
-    Differences are relative to the larger of 1 and the number in JAX. Actions of discrete spaces are not compared,
-    because the order of two almost equal logits may differ; their logits are.
+    It is relative to the larger of 1 and the number in JAX. Discrete actions are not compared, because the order of two
+    almost equal logits may differ; their logits are.
     """
     runtime = require_package("onnxruntime", "export")
     act, rows = policy_function(train, state)

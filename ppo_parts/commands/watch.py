@@ -33,13 +33,9 @@ FORMATS = (".gif", ".mp4")
 def frames_of(
     train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
 ) -> Iterator[np.ndarray]:
-    """Play episodes of at most `max_steps`, and yield an image `[H, W, 3]` (uint8) before each step.
+    """Play episodes with the state of one seed, and yield an image `[H, W, 3]` (uint8) before each step.
 
-    `state` is that of one seed; `mode` plays the distribution's mode instead of a sample. The return and the length of
-    each episode are printed.
-
-    Raises:
-        UserValueError: the environment cannot be rendered.
+    `mode` plays the distribution's mode instead of a sample. The return and the length of each episode are printed.
     """
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
@@ -70,9 +66,6 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
     `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
-
-    Raises:
-        UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.
     """
     check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")

@@ -21,7 +21,7 @@ from .._base.doors import checked
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._messages import RunFolderError, RunNotFoundError
+from ._files import RunFolderError, RunNotFoundError
 
 CHECKSUM = "checksum of the rest"
 PARTIAL = ".orbax-checkpoint-tmp"
@@ -29,13 +29,9 @@ PARTIAL = ".orbax-checkpoint-tmp"
 
 
 class Checkpoints:
-    """Numbered checkpoints of one run in one folder. Each is complete or absent, even if the process dies.
+    """Numbered checkpoints in one folder, of which `save` keeps the latest `keep` (None: all).
 
-    A checkpoint stores a checksum, so that one that was damaged is detected. Reading does not change the folder.
-
-    Args:
-        directory: the folder; the first `save` creates it if it is missing.
-        keep: how many of the latest checkpoints to keep; None: all.
+    Each is complete or absent, even if the process dies, and stores a checksum, which detects damage.
     """
 
     @checked
@@ -50,9 +46,7 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdecimal())
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
-        """Write `state` as checkpoint `step`, and remove the older ones, except for the latest `keep` and `best`.
-
-        The state may contain keys and empty arrays.
+        """Write a tree of arrays and keys as checkpoint `step`; remove older ones, except for the latest and `best`.
 
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones are intact.
@@ -76,10 +70,10 @@ class Checkpoints:
                 shutil.rmtree(partial)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """Return the number and the state of the latest readable checkpoint (or of `step`); `like` has its structure.
+        """Return the number and the state of the latest readable checkpoint (or of `step`).
 
-        `like` is a pytree of arrays or of their shapes and dtypes. A damaged checkpoint is skipped with a warning. One
-        that disappears during the call, because another process writes to the folder, is skipped without a warning.
+        `like` is a tree of arrays, or of their shapes and dtypes, with the structure of the state. A damaged checkpoint
+        is skipped with a warning, and one that another process removes during the call without.
 
         Raises:
             RunNotFoundError: there is no checkpoint.
@@ -89,7 +83,7 @@ class Checkpoints:
         steps = self.steps()
         if not steps or step not in (None, *steps):
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-            raise RunNotFoundError(f"no checkpoint{'' if step is None else f' {step}'} in {self.directory}: {there}")
+            raise RunNotFoundError(f"no checkpoint {'' if step is None else f'{step} '}in {self.directory}: {there}")
         failures = []
         for number in reversed(steps if step is None else [step]):
             try:
@@ -100,11 +94,8 @@ class Checkpoints:
                     failures.append(f"{number}: {error if isinstance(error, UserError) else damage}")
                 continue
             if failures:
-                warnings.warn(
-                    f"damaged checkpoint in {self.directory}, going back to {number}; {'; '.join(failures)}",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
+                message = f"damaged checkpoint in {self.directory}, going back to {number}; {'; '.join(failures)}"
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
             return number, _fitted(like, found, f"{self.directory / str(number)}")
         raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
@@ -155,12 +146,10 @@ def as_key(like: Any, data: Any) -> jax.Array:
 def raw(tree: Any) -> Any:
     """Replace keys by their data, which NumPy can store; a tree of shapes becomes a tree of shapes."""
 
-    def of_leaf(x: Any) -> Any:
-        if not is_key(x):
-            return x
+    def data_of(x: Any) -> Any:
         return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
 
-    return jax.tree.map(of_leaf, tree)
+    return jax.tree.map(lambda x: data_of(x) if is_key(x) else x, tree)
 
 
 def _named(state: Any) -> dict[str, Any]:
@@ -182,8 +171,6 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
-    restored = [
-        as_key(x, found[name]) if is_key(x) else jnp.asarray(found[name])
-        for name, x in zip(wanted, leaves, strict=True)
-    ]
+    arrays = (found[name] for name in wanted)
+    restored = [as_key(x, new) if is_key(x) else jnp.asarray(new) for x, new in zip(leaves, arrays, strict=True)]
     return jax.tree.unflatten(tree, restored)

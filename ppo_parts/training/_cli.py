@@ -5,27 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from .._base.command_line import whole_number
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
-from ..envs import is_discrete
-from ..envs._registry import without_settings
 from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
 from ._config import RunOptions, as_finite, check_config, declared
-from ._messages import logger, printed_messages
-from ._processes import initialize
+from ._processes import initialize, logger, printed_messages
 from ._program import devices_of, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import check_recipe, check_trusted, recipe, recipe_of, stored_config, stored_options, stored_run
+from ._stored import check_trusted, recipe, stored_config, stored_options, stored_run
 from ._train import Train
 
 
@@ -43,9 +39,7 @@ def main(
 
     Args:
         make_train: `make_train(config) -> Train`.
-        presets: configurations by name; the first is the default. A name states which environments the preset is for:
-            those whose own names contain it ("minatar" in "Breakout-MinAtar"), or those with "discrete" or "continuous"
-            actions. If no preset was chosen and another one fits, a note is printed.
+        presets: configurations by name; the first is the default.
         argv: arguments; None: those of the process.
         run: the function that trains, such as `functools.partial(training.run, on_rows=...)`.
 
@@ -61,9 +55,8 @@ def main(
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
         if (file := _known(words, prog).config) is not None:
             words = [*_words_in_file(file, hints), *words]
-        known = _known(words, prog)
-        default = _defaults(known, presets, recipe_of(make_train))
-        given = _parsed(default, tuple(presets), words, prog, sys.modules[make_train.__module__].__doc__)
+        known, about = _known(words, prog), sys.modules[make_train.__module__].__doc__
+        given = _parsed(_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
         check_config(options)
@@ -77,15 +70,7 @@ def main(
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
             return _swept(make_train, config, options, given.sweep)
-        train = recipe(make_train)(config)
-        chosen = known.preset or known.resume or known.init_from
-        fitting = given.preset if chosen else fitting_preset(presets, config.env_id, train.env)
-        if fitting != given.preset:
-            logger.warning(
-                f"note: {config.env_id} is trained with the settings of --preset {given.preset}; --preset {fitting} is "
-                "meant for environments like it"
-            )
-        result = run(train, config, options)
+        result = run(recipe(make_train)(config), config, options)
     number = getattr(signal, result.get("interrupted_by", ""), None)
     if number is not None:
         raise SystemExit(128 + number)
@@ -151,19 +136,16 @@ def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Return what a YAML or JSON file says by name."""
+    """Return what a YAML file, of which JSON is a kind, says by name."""
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
-        if path.suffix == ".json":
-            content, pairs = json.loads(text), json.loads(text, object_pairs_hook=list)
-        else:
-            content, pairs = yaml.safe_load(text), getattr(yaml.compose(text), "value", None)
+        content, node = yaml.safe_load(text), yaml.compose(text)
     except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [getattr(key, "value", key) for key, _ in pairs]  # nodes of YAML, or words
+    names = [key.value for key, _ in node.value]  # of which `content` has the last of each
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content
@@ -176,8 +158,6 @@ def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
-        if isinstance(value, list) and field in hints and get_origin(hints[field]) is not tuple:
-            raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, list):
@@ -187,7 +167,7 @@ def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], name: str) -> Arguments:
+def _defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> Arguments:
     """Return what the other flags modify: the settings of a preset, or those of an older run."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_as("", "--preset", preset, Literal[tuple(presets)])
@@ -199,8 +179,6 @@ def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], name: str) 
             f"--preset {preset} is for new runs, and {flag} takes the settings of {before}: leave one of them out"
         )
     stored = stored_run(before)
-    if known.resume is not None:
-        check_recipe(stored, name)
     check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
     return Arguments(stored_config(type(presets[preset]), stored), stored_options(stored), preset)
 
@@ -234,19 +212,11 @@ def _parsed(
         for name, limits in declared(info.type, Range).items():
             texts[name] = f"{texts.get(name, 'a number')}; in {as_finite(limits)}"
         fields = [
-            constructors.StructFieldSpec(name, hints[name], getattr(info.default, name), helptext=texts.get(name))
-            for name in (field.name for field in dataclasses.fields(info.type))
+            constructors.StructFieldSpec(x.name, hints[x.name], getattr(info.default, x.name), texts.get(x.name))
+            for x in dataclasses.fields(info.type)
         ]
         return constructors.StructConstructorSpec(info.type, tuple(fields))
 
     settings = {"config": (tyro.conf.OmitArgPrefixes,), "prog": prog, "description": description}
     with registry:
         return tyro.cli(Arguments, default=default, args=words, **settings)
-
-
-def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
-    """Return the name of the preset that fits an environment: by its name, by its actions, or else the first."""
-    default, *_ = presets
-    named = [name for name in presets if name in without_settings(env_id).lower()]
-    kind = "discrete" if is_discrete(env.action_space) else "continuous"
-    return next((name for name in (*named, kind) if name in presets), default)

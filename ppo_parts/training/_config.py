@@ -6,9 +6,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -41,7 +40,7 @@ INHERITED: dict[str, tuple[Range | str, ...]] = {
     "activation": ("activation of the hidden layers",),
     "log_std": ("initial logarithm of the standard deviation of actions",),
 }
-"""The ranges and help texts of fields that many configurations have; `Config` declares them for its subclasses."""
+"""Ranges and help texts of fields that many configurations have, which `Config` declares for its subclasses."""
 
 
 def as_finite(limits: Range) -> str:
@@ -79,13 +78,10 @@ class Config:
         >>> from ppo_parts import training
         >>> @dataclasses.dataclass(frozen=True, kw_only=True)
         ... class Config(training.Config):
-        ...     env_id: str = "CartPole-v1"
-        ...     total_timesteps: int = 500_000
         ...     num_envs: int = 4
         ...     num_steps: int = 128
-        ...     gamma: float = 0.99
         ...     noise: Annotated[float, training.at_least(0), "standard deviation of the noise"] = 0.1
-        >>> Config().num_updates
+        >>> Config(env_id="CartPole-v1", total_timesteps=500_000).num_updates
         976
     """
 
@@ -133,17 +129,11 @@ def check_config(config: Any, where: str = "") -> None:
     first invalid field, its value and the values it may hold; they begin with `where`, or the name of the dataclass.
 
     Example:
-        >>> import dataclasses
-        >>> from typing import Annotated
         >>> from ppo_parts import training
-        >>> from ppo_parts.training import more_than
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Config:
-        ...     max_grad_norm: Annotated[float, more_than(0)] = 0.5
-        >>> training.check_config(Config(max_grad_norm=-0.5))
+        >>> training.check_config(training.Config(env_id="a", total_timesteps=32, num_envs=0, num_steps=8))
         Traceback (most recent call last):
         ...
-        ppo_parts.errors.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
+        ppo_parts.errors.UserValueError: Config: num_envs must be at least 1, got 0
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
@@ -200,9 +190,8 @@ class RunOptions:
     checkpoint_minutes: Annotated[float, more_than(0), "longest time between checkpoints, in minutes"] = 5.0
     keep_checkpoints: Annotated[int | None, at_least(1), "number of the latest checkpoints to keep; None: all"] = 2
     best_metric: Annotated[
-        str | None, "also keep the checkpoint at which this metric was best, e.g. episode_return or evaluation/won"
+        str | None, "also keep the checkpoint at which this metric was largest, e.g. episode_return or evaluation/won"
     ] = None
-    best_mode: Annotated[Literal["max", "min"], "whether that metric is best at its maximum or its minimum"] = "max"
     log_every: Annotated[
         int | None, at_least(1), "updates averaged into a record of TensorBoard or wandb; None: 1/200 of the run"
     ] = None
@@ -214,36 +203,32 @@ class RunOptions:
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 
-def validate(options: RunOptions, train: Train) -> RunOptions:
-    check_config(options, where="run")
-    for name, message in _contradictions(options, train):
+def validate(options: RunOptions, train: Train) -> None:
+    """Raise if options are out of range, or do not go together, or not with the run."""
+
+    def refuse(name: str, message: str) -> NoReturn:
         raise UserValueError(message, where="run", argument=name)
-    if options.track:
-        require_package("wandb", "track")  # fails now rather than after compiling
-    return options
 
-
-def _contradictions(options: RunOptions, train: Train) -> Iterator[tuple[str, str]]:
-    """Yield the options that do not go together, or not with the run: the name of one, and what is wrong with it."""
+    check_config(options, where="run")
     name, resume, directory = options.name, options.resume, options.directory
     path = Path("run" if name is None else name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
-        yield "name", f"must name a folder inside directory, got {name!r}: give the path before it as directory"
+        refuse("name", f"must name a folder inside directory, got {name!r}: give the path before it as directory")
     if options.distributed and not jax.distributed.is_initialized():
-        yield "distributed", "needs jax.distributed.initialize() before anything uses a device: call it first"
+        refuse("distributed", "needs jax.distributed.initialize() before anything uses a device: call it first")
     if resume is not None:
         continues = f"and resume continues {resume}"
         if name is not None and resume.name != path.name:
-            yield "name", f"is for new runs, got {name!r}, {continues} where it is"
+            refuse("name", f"is for new runs, got {name!r}, {continues} where it is")
         if directory != RunOptions.directory and directory.resolve() not in resume.resolve().parents:
-            yield "directory", f"is for new runs, got {directory}, {continues}: leave it out"
+            refuse("directory", f"is for new runs, got {directory}, {continues}: leave it out")
         if options.init_from is not None:
-            yield "init_from", f"begins a new run from {options.init_from}, {continues}: give one of them"
+            refuse("init_from", f"begins a new run from {options.init_from}, {continues}: give one of them")
     elif options.checkpoint != "latest" and options.init_from is None:
-        yield "checkpoint", f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it"
+        refuse("checkpoint", f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it")
     for name in ("eval_every", "eval_mode"):
         if getattr(options, name) and not options.eval_episodes:
-            yield name, "needs eval_episodes, the number of episodes in an evaluation"
+            refuse(name, "needs eval_episodes, the number of episodes in an evaluation")
     best, measured = options.best_metric, set(train.shapes[1])
     if options.eval_episodes:
         play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
@@ -254,4 +239,6 @@ def _contradictions(options: RunOptions, train: Train) -> Iterator[tuple[str, st
         without = best.startswith(EVALUATION) and options.eval_every is None
         hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
         there = ", ".join(map(repr, sorted(measured)))
-        yield "best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}"
+        refuse("best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}")
+    if options.track:
+        require_package("wandb", "track")  # fails now rather than after compiling

@@ -1,8 +1,8 @@
 """Why does a run not learn? One table of rules over its metrics, its configuration and `probe`.
 
 Each rule compares a number with its normal range. Ranges of settings contain the defaults of ten libraries
-(docs/libraries.md). Other ranges contain all healthy runs of the training split of `python -m benchmarks doctor`, which
-plants each fault on other tasks and seeds, and measures how often it is found.
+(docs/libraries.md), other ranges all healthy runs of the training split of `python -m benchmarks doctor`, which plants
+faults on other tasks and seeds.
 """
 
 from __future__ import annotations
@@ -16,20 +16,14 @@ from .._base.doors import checked
 from ._probe import fields_of
 from ._run import first_nonfinite
 
-FINDINGS = 5  # at most
 Confidence = Literal["certain", "likely", "possible"]
 
 
 class Finding(NamedTuple):
-    """A cause that explains what was measured.
+    """A cause that explains the `value` of a `metric`, which without the fault is in the range `normal`.
 
-    Attributes:
-        name, cause: the rule's name, and what is wrong.
-        metric, value: what was measured.
-        normal: the range of the value in runs without the fault.
-        advice: what to change, or what to look at.
-        confidence: "certain", it is wrong by definition; "likely", a setting or a measurement singles out this cause;
-            "possible", other causes look the same.
+    Its confidence is "certain" if it is wrong by definition, "likely" if a setting or a measurement singles it out, and
+    "possible" if other causes look the same.
     """
 
     name: str
@@ -129,11 +123,6 @@ def lost_in_evaluation(run: Evidence) -> float:
     return progress * lost / (late - early) if progress > 2 and lost > (late - early) / 2 else np.nan
 
 
-def changed_output(run: Evidence) -> float:
-    """Return how far log-probabilities or values change if they are computed again, the larger of what is known."""
-    return float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change")))
-
-
 def motion_left(run: Evidence) -> float:
     """Return the divergence in the second half, without its end, divided by that of the beginning."""
     kl, first = run.series("approx_kl"), run.early("approx_kl")
@@ -164,7 +153,7 @@ def learned_values_long(run: Evidence) -> bool:
 
 
 class Rule(NamedTuple):
-    """A row of the table: a `Finding` if `value` (None: the late `metric`) is not in its normal range, `low` to `high`.
+    """A `Finding` if `value` (None: the late `metric`) is not between `low` and `high`.
 
     It applies only `when` a condition holds, `unless` another rule before it explains the same numbers.
     """
@@ -196,7 +185,8 @@ RULES = (
          when=lambda run: run.late("probe/action_beyond") == 0 and not run.late("probe/log_ratio_inside") > 1e-2),
     Rule("policy_differs", "certain", "change of log-probability or value", -INF, 1e-2,
          "training evaluates another policy, or other observations, than the rollout did",
-         "store observations as the policy saw them; no dropout and no batch statistics in evaluate", changed_output,
+         "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
+         lambda run: float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change"))),
          unless=("memory_not_reset", "action_changed")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
@@ -303,9 +293,6 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
             `TrainResult`; NaN where not measured. With those of `probe`, it finds more.
         config: the configuration, a dataclass or a mapping; None: unknown.
 
-    Raises:
-        TypeError: `metrics` is not a mapping.
-
     Example:
         >>> import numpy as np
         >>> from ppo_parts import training
@@ -323,4 +310,4 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
     if "not_finite" in seen and (first := first_nonfinite(run.metrics)) is not None:
         seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0]}{first[1]}")
     levels = get_args(Confidence)
-    return sorted(seen.values(), key=lambda finding: levels.index(finding.confidence))[:FINDINGS]
+    return sorted(seen.values(), key=lambda finding: levels.index(finding.confidence))[:5]

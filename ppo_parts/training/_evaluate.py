@@ -21,10 +21,9 @@ EVALUATION = "evaluation/"
 
 
 class EpisodeResults(NamedTuple):
-    """One entry per episode, `[episodes]`: return, length, and how it ended (neither flag: cut by `max_steps`).
+    """One entry per episode, `[episodes]`: return (of A agents `[episodes, A]`), length, and how it ended.
 
-    With several agents the return has shape `[episodes, A]`. `info` contains the environment's own numbers about each
-    episode, by name.
+    Neither flag: it was cut by `max_steps`. `info` has the environment's own numbers about each episode, by name.
     """
 
     episode_return: Array
@@ -61,20 +60,15 @@ def evaluate_episodes(
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Only the first episode of each environment counts, so that short episodes are not over-represented. The function is
-    pure, so it can be jitted and vmapped.
+    Only the first episode of each environment counts, so that short episodes are not over-represented. It is pure.
 
     Args:
         env: `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.
-        policy: as in `ppo_parts.rollout`.
-        params: parameters of the policy.
-        key: PRNG key.
+        policy, params: as in `ppo_parts.rollout`.
+        key: one key.
         episodes: number of episodes.
         mode: play the distribution's mode instead of a sample.
         max_steps: largest number of steps, for environments without a time limit.
-
-    Returns:
-        `EpisodeResults`.
     """
     check_env("evaluate_episodes", env)
     check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))

@@ -1,4 +1,4 @@
-"""Files: those that are written atomically, and `metrics.jsonl`, which has one JSON object for each update."""
+"""Files: those that are written atomically, `metrics.jsonl` with one JSON object for each update, and their errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,29 @@ from typing import Any
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
-from ._messages import MetricNotFoundError
+from .._base.errors import UserError, UserTypeError, UserValueError
 
 
-@checked
+class RunFolderError(UserError, OSError):
+    """The folder of a run cannot be used, or can no longer be used."""
+
+
+class RunExistsError(RunFolderError, FileExistsError):
+    """The folder already contains a run, or another process is writing to it."""
+
+
+class RunNotFoundError(RunFolderError, FileNotFoundError):
+    """The run, or the checkpoint in it, does not exist."""
+
+
+class NonFiniteError(UserError, FloatingPointError):
+    """A run ended because of non-finite numbers."""
+
+
+for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError):
+    _error.__module__ = "ppo_parts.training"  # the public module, so that tracebacks show the public name
+
+
 def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file atomically."""
     write_whole(Path(path), (json.dumps(plain(content), indent=2) + "\n").encode())
@@ -51,6 +69,13 @@ def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+
+
+def finite_mean(x: Any) -> float:
+    """Compute the mean of the numbers that are finite; NaN without any."""
+    x = np.asarray(x, float)
+    known = np.isfinite(x)
+    return float(np.mean(x, where=known)) if known.any() else np.nan
 
 
 def plain(x: Any) -> Any:
@@ -111,17 +136,13 @@ def column(rows: list[Row], name: str) -> np.ndarray:
     """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
 
     Raises:
-        KeyError: no row has it; the message names the metrics that there are.
+        ValueError: no row has it; the message names the metrics that there are.
     """
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise UserTypeError(
             f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}", where="column", argument="rows"
         )
-    if rows and not any(name in row for row in rows):
-        raise MetricNotFoundError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
-    missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
-    try:
-        return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
-    except (TypeError, ValueError):
-        given = [row[name] for row in rows if name in row]
-        raise UserValueError(f"{name} must be numbers, and as many in each row, got {given!r:.100}") from None
+    known = [row[name] for row in rows if name in row]
+    if rows and not known:
+        raise UserValueError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
+    return np.asarray([np.broadcast_to(np.asarray(row.get(name, np.nan), float), np.shape(known[0])) for row in rows])

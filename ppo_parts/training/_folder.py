@@ -20,26 +20,11 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..envs._registry import without_settings
+from . import _files, _stored
 from ._checkpoint import Checkpoints
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row, column, lines_of, valid_rows, write_json, write_whole
-from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
-from ._processes import broadcast_first, is_first, together
-from ._statistics import finite_mean
-from ._stored import (
-    changes,
-    check_trusted,
-    check_unchanged,
-    config_json,
-    config_type,
-    import_recipe,
-    kept_options,
-    listed,
-    stored_config,
-    stored_options,
-    stored_run,
-)
+from ._processes import broadcast_first, is_first, logger, together
 from ._train import Train, TrainState
 
 
@@ -48,20 +33,18 @@ class RunFolder:
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
         self.path, self.log_path, self.result_path = path, path / "metrics.jsonl", path / "result.json"
-        self.stored = stored_run(self.path) if stored is None else stored
-        self.options = stored_options(self.stored) if options is None else options
+        self.stored = _stored.stored_run(self.path) if stored is None else stored
+        self.options = _stored.stored_options(self.stored) if options is None else options
         self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
-        number = None if which in ("latest", "best") else int(which)
-        if which == "best":
-            if (found := self.best()) is None:
-                metric = self.options.best_metric
-                reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
-                there = ", ".join(map(str, self.checkpoints.steps()))
-                raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
-            number, _ = found
+        found = self.best() if which == "best" else None
+        if which == "best" and found is None:
+            there = ", ".join(map(str, self.checkpoints.steps()))
+            reason = f"best_metric was {self.options.best_metric}"
+            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
+        number = found[0] if found else None if which == "latest" else int(which)
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:
@@ -76,24 +59,23 @@ class RunFolder:
         window = 1 if metric.startswith(EVALUATION) else max(1, self.stored.get("num_updates", 1) // 10)
         found = {}
         for step in sorted({*self.checkpoints.steps(), *(() if new is None else (new,))}):
-            mean = finite_mean([self.judged.get(update, np.nan) for update in range(step - window, step)])
+            mean = _files.finite_mean([self.judged.get(update, np.nan) for update in range(step - window, step)])
             if np.isfinite(mean):
                 found[step] = mean
-        best = (min if self.options.best_mode == "min" else max)(found, key=found.__getitem__, default=None)
-        return None if best is None else (best, found[best])
+        return max(found.items(), key=lambda x: x[1], default=None)
 
     @functools.cached_property
     def judged(self) -> dict[int, float]:
         """The `best_metric` of each update."""
-        return self.judge(row for row, _ in valid_rows(self.log_path))
+        return self.judge(row for row, _ in _files.valid_rows(self.log_path))
 
-    def judge(self, rows: Iterable[Row]) -> dict[int, float]:
-        return {row["update"]: finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
+    def judge(self, rows: Iterable[_files.Row]) -> dict[int, float]:
+        return {row["update"]: _files.finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
-    def rows(self, before: int) -> Iterator[tuple[Row, int]]:
+    def rows(self, before: int) -> Iterator[tuple[_files.Row, int]]:
         """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
         known = 0
-        for row, end in valid_rows(self.log_path):
+        for row, end in _files.valid_rows(self.log_path):
             if row["update"] >= before:
                 break
             known = row["update"] + 1
@@ -108,9 +90,8 @@ class RunFolder:
 def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter | None, int, Any]]:
     """Open the folder of a new run, or of the run to resume, and lock it against other writers.
 
-    Yields the folder, how many updates are done, and the state after them (None for a new run). Processes other than
-    the first get no folder, and what the first one has read. No folder is created if a configuration, a recipe or a
-    state does not fit.
+    Yields the folder (None in processes other than the first), how many updates are done, and the state after them
+    (None for a new run). No folder is created if a configuration, a recipe or a state does not fit.
     """
     with contextlib.ExitStack() as stack:
         folder, done, state = None, 0, None
@@ -127,13 +108,13 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
 @contextlib.contextmanager
 def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter, int, Any]]:
     if options.resume is not None:
-        stored = stored_run(options.resume)
-        check_unchanged(stored, config, options, train.recipe)
+        stored = _stored.stored_run(options.resume)
+        _stored.check_unchanged(stored, config, options, train.recipe)
         with _locked(options.resume):
             folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
-    stored = config_json(config, options, train)
+    stored = _stored.config_json(config, options, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -141,17 +122,16 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         path = _unused(options.directory / name) if options.name is None else options.directory / options.name
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(
-            f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
-        ) from error
+        says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
+        raise _files.RunFolderError(says) from error
     with _locked(path):
         if (path / "config.json").exists():
-            raise RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
+            raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
         folder = RunWriter(path, stored, options)
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
-            changed = changes(source.stored, config, options)
+            changed = _stored.changes(source.stored, config, options)
             stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-            write_whole(folder.log_path, lines_of(row for row, _ in source.rows(done)))
+            _files.write_whole(folder.log_path, _files.lines_of(row for row, _ in source.rows(done)))
             folder.write_checkpoint(done, state)
         yield folder, *folder.begin(train)
 
@@ -167,7 +147,7 @@ class RunWriter(RunFolder):
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()
         if not steps and which != "latest":
-            raise RunNotFoundError(f"{self.path} has no checkpoints, so not {which!r} either")
+            raise _files.RunNotFoundError(f"{self.path} has no checkpoints, so not {which!r} either")
         done, state = self.restore(train, which) if steps else (0, None)
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
@@ -178,26 +158,22 @@ class RunWriter(RunFolder):
             os.truncate(self.log_path, size)
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
-        write_json(self.path / "config.json", {**self.stored, "run": kept_options(self.options)})
+        _files.write_json(self.path / "config.json", {**self.stored, "run": _stored.kept_options(self.options)})
         if done < train.num_updates and self.result_path.exists():  # the run is not complete
             os.rename(self.result_path, self._aside("result.json"))
         self.log_path.touch()
         return done, state
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: list[_files.Row]) -> None:
         try:
-            os.stat(self.log_path)  # raises if somebody removed it
             with self.log_path.open("ab") as file:
-                file.write(lines_of(rows))
+                file.write(_files.lines_of(rows))
         except OSError as error:
             last = max(self.checkpoints.steps(), default=None)
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
-            raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
+            raise _files.RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
         if self.options.best_metric is not None:
             self.judged.update(self.judge(rows))
-
-    def tail(self, first: int) -> Iterator[Row]:
-        return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
 
     def write_checkpoint(self, update: int, state: Any) -> None:
         """Write a checkpoint; the latest ones and the best one are kept."""
@@ -214,12 +190,10 @@ def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, 
     """Return the run that a new one starts from, its update and its state; raise if they do not fit."""
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
-    changed = changes(run.stored, config, options)
+    changed = _stored.changes(run.stored, config, options)
     if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
-        raise UserValueError(
-            f"a run that begins with the state of {run.path} continues its keys; {listed(fixed)}: keep these, or "
-            "begin a run without --init-from"
-        )
+        says = f"a run that begins with the state of {run.path} continues its keys; {_stored.listed(fixed)}"
+        raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
@@ -252,22 +226,17 @@ def _locked(folder: Path) -> Iterator[None]:
             with contextlib.suppress(NotImplementedError):  # no locks on this file system
                 held.enter_context(filelock.FileLock(folder / ".lock", timeout=0))
         except filelock.Timeout:
-            raise RunExistsError(f"{folder} is being written by another process") from None
+            raise _files.RunExistsError(f"{folder} is being written by another process") from None
         except OSError as error:
-            raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
+            raise _files.RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
         yield
 
 
 class LoadedRun(NamedTuple):
-    """A run after `update` updates.
+    """A run after `update` updates: its configuration, the result of `make_train(config)`, and its state.
 
-    Attributes:
-        config: its configuration.
-        train: the result of `make_train(config)`.
-        state: the whole state; with several seeds, the seeds are its first axis.
-        metrics: every metric up to this update by name, `[update]` or `[update, seeds]`; NaN where it was not measured
-            or its row is lost. Empty if the whole log is lost.
-        update: number of updates.
+    With several seeds, they are the first axis of the state. `metrics` has every metric up to this update by name,
+    `[update]` or `[update, seeds]`: NaN where it was not measured or its row is lost, empty if the whole log is lost.
     """
 
     config: Any
@@ -285,7 +254,7 @@ def load(
     checkpoint: Literal["latest", "best"] | int = "latest",
     trust: bool = False,
 ) -> LoadedRun:
-    """Load a run from its folder. The folder is only read, and another process may be writing to it.
+    """Load a run from its folder, which is only read, and to which another process may be writing.
 
     A lost or damaged `metrics.jsonl` causes only a warning, because the policy does not depend on it.
 
@@ -297,23 +266,19 @@ def load(
         trust: whether `config.json` may choose what is imported: a recipe outside `ppo_parts.recipes`, or the module
             of an environment like "gym:module:Env-v0", that is not imported yet.
 
-    Returns:
-        `LoadedRun`.
-
     Raises:
         FileNotFoundError: the run or the checkpoint does not exist.
-        ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
-            imported.
+        ValueError: the recipe cannot be imported, or the run is not of it; the message names the difference.
     """
     run = RunFolder(Path(folder))
-    check_trusted(run.stored, run.path, trust, recipe=make_train is None)
+    _stored.check_trusted(run.stored, run.path, trust, recipe=make_train is None)
     if make_train is None:
-        make_train = import_recipe(run.stored.get("recipe"), run.path)
-    config = stored_config(config_type(make_train), run.stored)
+        make_train = _stored.import_recipe(run.stored.get("recipe"), run.path)
+    config = _stored.stored_config(_stored.config_type(make_train), run.stored)
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
-    rows: list[Row] = [{}] * update
+    rows: list[_files.Row] = [{}] * update
     for row, _ in run.rows(update):
         rows[row["update"]] = row
-    metrics = {name: column(rows, name) for name in sorted(set().union(*rows))}
+    metrics = {name: _files.column(rows, name) for name in sorted(set().union(*rows))}
     return LoadedRun(config, train, state, metrics, update)

@@ -16,7 +16,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
 from .._core.types import Array
-from ..functional._arguments import IN_0_1, POSITIVE, check_key
+from ..functional._arguments import POSITIVE, check_key
 from ..functional._common import Range
 from ._config import check_config
 from ._search import check_fields, check_metric
@@ -24,13 +24,15 @@ from ._train import Collected, Train, TrainState
 
 PARENT = "population/parent"
 """The metric that only populations have: the member whose state each member continues."""
+RESAMPLE = 0.25
+"""Probability with which a selection draws a hyperparameter again, instead of multiplying it."""
 
 
 class PopulationState(NamedTuple):
     """The whole state of a population; arrays have shape `[members, ...]`, except for the key.
 
     `total` and `number` are the sum and the number of the values of the metric since the last selection, and `score` is
-    their mean at the last selection, NaN if there was no value yet.
+    their mean at it, NaN if there was no value yet.
     """
 
     key: Array
@@ -58,10 +60,9 @@ class PopulationState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Population(Train):
-    """A run of `members` runs: the state is a `PopulationState`, and metrics have shape `[updates, members]`.
+    """A run of `members` runs, see `population`: the state is a `PopulationState`, metrics are `[updates, members]`.
 
-    See `population`. `env`, `policy`, `rollout`, `learner` and `schedules` are those of a single run with the
-    configuration's own hyperparameters.
+    The fields of `Train` are those of a single run with the configuration's own hyperparameters.
     """
 
     member: Callable[..., Train]  # the run with these hyperparameters
@@ -70,7 +71,6 @@ class Population(Train):
     every: int
     fraction: float
     factors: tuple[float, float]
-    resample: float
     metric: str
 
     def init(self, key: Array) -> PopulationState:  # type: ignore[override]
@@ -89,7 +89,6 @@ class Population(Train):
         if self.members % mesh.size:
             says = f"must be a multiple of the {mesh.size} devices"
             raise UserValueError(says, where="population", argument="members")
-
         divided, whole = (NamedSharding(mesh, PartitionSpec(*names)) for names in (mesh.axis_names, ()))
         return jax.tree.map(lambda x: divided if x.shape else whole, self.state_shapes())
 
@@ -120,7 +119,7 @@ class Population(Train):
         members = members._replace(key=state.members.key)  # so that a member and its copy act differently
         new, hyperparameters, shape = self.sample(drawn), {}, (len(self.ranges), self.members)
         factors = jax.random.choice(scaled, jnp.array(self.factors), shape)
-        again = jax.random.bernoulli(chance, self.resample, shape)
+        again = jax.random.bernoulli(chance, RESAMPLE, shape)
         for i, (name, limits) in enumerate(self.ranges.items()):
             explored = jnp.where(again[i], new[name], jnp.clip(old[name] * factors[i], limits.low, limits.high))
             hyperparameters[name] = jnp.where(parent == own, old[name], explored)
@@ -144,16 +143,14 @@ def population(
     every: int = 10,
     fraction: float = 0.2,
     factors: tuple[float, float] = (0.8, 1.2),
-    resample: float = 0.25,
     metric: str = "episode_return",
 ) -> Callable[..., Population]:
     """Transform a recipe's `make_train` so that its runs are populations that search their own hyperparameters.
 
-    All members train in one program. After every `every` updates, each of the worst `fraction` copies the state
-    (parameters, optimizer, environments with their running statistics) and the hyperparameters of a random one of the
-    best `fraction`; then each hyperparameter is drawn again with probability `resample`, or else multiplied by one of
-    the `factors`. At least `every` updates follow the last selection, and decide which member is the best. With
-    `fraction=0`, this is a random search.
+    All members train in one program. After every `every` updates, each of the worst `fraction` copies the state and the
+    hyperparameters of a random one of the best `fraction`; then each hyperparameter is drawn again with probability
+    1/4, or else multiplied by one of the `factors`. At least `every` updates follow the last selection, and decide
+    which member is the best. With `fraction=0`, this is a random search.
 
     The result runs wherever another `make_train` does: as a function of a key, in `training.run` and `training.main`
     with checkpoints, on several devices, and with several seeds, each a population. `total_timesteps` are those of each
@@ -167,14 +164,12 @@ def population(
             log-uniform, or uniform if `low` is not positive.
         members: number of runs.
         every: updates between selections.
-        fraction: part of the members that is replaced, in [0, 0.5]; it must be at least one member, or 0.
+        fraction: part of the members that is replaced, in [0, 0.5]: at least one member, or 0.
         factors: those of which one multiplies a hyperparameter; the product is clipped to the range.
-        resample: probability with which a hyperparameter is drawn again instead.
         metric: the metric to maximize; a score is its mean since the last selection over updates in which it is finite.
 
     Returns:
-        `make_train(config, ...) -> Train`; `state.best` is the `TrainState` and the hyperparameters of the member
-        with the highest score.
+        `make_train(config, ...) -> Train`; `state.best` is the `TrainState` and the hyperparameters of the best member.
 
     Example:
         >>> from ppo_parts import training
@@ -192,7 +187,6 @@ def population(
     check_count("population", "members", members, 2)
     check_count("population", "every", every)
     check_number("population", "fraction", fraction, Range(0, 0.5), schedule=False)
-    check_number("population", "resample", resample, IN_0_1, schedule=False)
     if fraction and round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
@@ -226,7 +220,7 @@ def population(
         fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
         fields |= {"steps_per_update": members * one.steps_per_update, "recipe": None}
         own: Any = {"ranges": ranges, "members": members, "every": every, "fraction": fraction, "factors": factors}
-        return Population(**fields, **own, member=member, resample=resample, metric=metric)
+        return Population(**fields, **own, member=member, metric=metric)
 
     make_population.__module__ = "__main__"  # not that of the recipe, whose `make_train` is another function
     return make_population

@@ -1,4 +1,4 @@
-"""Processes that train together, and signals that ask them to stop or to save.
+"""Processes that train together, what they print, and signals that ask them to stop or to save.
 
 Processes run the same programs in the same order. They must agree on all that depends on one of them, such as a signal,
 a clock or a file, before they choose a program.
@@ -6,11 +6,11 @@ a clock or a file, before they choose a program.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,17 +22,37 @@ from jax.experimental import multihost_utils
 
 from .._base.errors import UserError, UserValueError
 from ._checkpoint import as_key, is_key, raw
-from ._messages import logger
+
+logger = logging.getLogger("ppo_parts.training")
+"""What runs log; a command line prints it."""
+
+
+class _Printer(logging.Handler):
+    """Prints warnings on stderr, and everything else on stdout, in the first process of a run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+        elif is_first():
+            print(record.getMessage(), flush=True)
+
+
+@contextlib.contextmanager
+def printed_messages() -> Iterator[None]:
+    """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
+    before, level = (logger.handlers, logger.propagate), logger.level
+    others = [x for x in logger.handlers if not isinstance(x, _Printer)]  # only one prints where contexts are nested
+    logger.handlers, logger.propagate = [*others, _Printer()], False  # the root logger would print them again
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+        logger.setLevel(level)
+
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 """Variables that torchrun sets."""
-
-LOST = ("Gloo", "NCCL", "RCCL", "coordination service", "Connection reset", "heartbeat")
-"""If another process is gone, the error of a collective operation contains one of these words."""
-
-
-class ProcessLostError(UserError, ConnectionError):
-    """Another process of a distributed run has ended."""
 
 
 def initialize(heartbeat_timeout: int) -> None:
@@ -46,8 +66,8 @@ def initialize(heartbeat_timeout: int) -> None:
     given: dict[str, Any] = dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_timeout)
     if all(os.environ.get(name) for name in TORCHRUN):
         address, port, size, rank = (os.environ[name] for name in TORCHRUN)
-        given |= {"coordinator_address": f"{address}:{int(port) + 1}", "num_processes": int(size)}
-        given["process_id"] = int(rank)
+        given["coordinator_address"] = f"{address}:{int(port) + 1}"
+        given |= {"num_processes": int(size), "process_id": int(rank)}
         if "LOCAL_RANK" in os.environ:
             given["local_device_ids"] = int(os.environ["LOCAL_RANK"])
     try:
@@ -92,21 +112,6 @@ def together(what: str) -> Iterator[None]:
         raise failed
     if some:
         raise UserError(f"another process could not {what}: its own message says why")
-
-
-@contextlib.contextmanager
-def noticing_losses() -> Iterator[None]:
-    """Turn the error of a collective operation into a sentence that says that another process is lost."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        of_collective = any(word in str(error) for word in LOST)
-        if jax.process_count() == 1 or isinstance(error, UserError) or not of_collective:
-            raise
-        raise ProcessLostError(
-            f"another process of this run does not answer, so it ends here ({' '.join(str(error).split())[:200]}). Its "
-            "last checkpoint is sound: start all processes again with --resume"
-        ) from error
 
 
 STOP = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")  # the last is submitit's
@@ -156,9 +161,6 @@ class Interrupt:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.asked:
-            # Without this, Python would collect garbage among JAX's objects on exit, which takes longer than saving.
-            atexit.register(gc.freeze)
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 

@@ -21,8 +21,7 @@ from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._config import RunOptions
 from ._evaluate import metrics_of
-from ._messages import logger
-from ._processes import agree
+from ._processes import agree, logger
 from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 0.5
@@ -39,14 +38,10 @@ Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 
 @dataclasses.dataclass
 class Program:
-    """The computations of a run on its device, for all its seeds at once.
+    """The computations of a run on its devices, for all its seeds at once.
 
-    The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
-    methods can train in a different way.
-
-    Attributes:
-        train, seed, options: the run, its first seed, and its options.
-        placed: how the run is divided over devices.
+    The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`, which a subclass may
+    override. `seed` is the first seed, and `placed` says how the run is divided over devices.
     """
 
     train: Train
@@ -68,11 +63,7 @@ class Program:
             return jax.block_until_ready(begin(self._keys if restored is None else restored))
 
     def advance_from(self, state: Any) -> Advance:
-        """Compile `advance(state, most) -> (state, metrics)` for states like this one.
-
-        Dividing a run into different calls (because of a checkpoint, an interruption or a slower machine) does not
-        change a single bit.
-        """
+        """Compile `advance(state, most) -> (state, metrics)`; how a run is divided into calls changes no bit of it."""
         program = self.compile_updates(state)
 
         def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
@@ -112,7 +103,7 @@ class Program:
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
-        Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
+        Its keys depend only on the seed and the update, so that it does not affect training and can be repeated.
         """
         with host_errors():
             played = jax.device_get(self.placed.gathered(self._play(self._keys, state, np.int32(update))))
@@ -135,19 +126,15 @@ class Program:
 def compiler_options() -> dict[str, Any]:
     """Return the options of `jax.jit` with which runs are compiled.
 
-    On CPUs, the second level of LLVM's optimizations compiles a training run in about three quarters of the time of the
-    third, the default, and its programs are equally fast.
+    On CPUs, the second level of LLVM's optimizations compiles a run in about three quarters of the time of the third,
+    the default, and its programs are equally fast.
     """
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]
     return {"xla_backend_optimization_level": 2} if by_default else {}
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win.
-
-    JAX neither keeps programs that call the host (environments on the host), nor writes programs in other processes
-    than the first of a distributed run.
-    """
+    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win."""
     settings = jax.config.values
     if settings["jax_compilation_cache_dir"] is not None or not settings["jax_enable_compilation_cache"]:
         return
@@ -155,10 +142,7 @@ def keep_compiled_programs() -> None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo_parts" / "jax"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it: nobody else may write there
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        logger.warning(
-            f"compiled programs are not kept: {error}; XDG_CACHE_HOME is the folder for them, and "
-            "JAX_ENABLE_COMPILATION_CACHE=0 keeps none"
-        )
+        logger.warning(f"compiled programs are not kept: {error}; XDG_CACHE_HOME names another folder for them")
         return
     require_package("filelock", "train")  # JAX needs it to limit the size and to share the folder
     options = {"persistent_cache_min_compile_time_secs": 0.0, "compilation_cache_max_size": CACHE_LIMIT}
@@ -202,17 +186,12 @@ def placement(train: Train, options: RunOptions) -> Placement:
     if number == 1 and jax.process_count() == 1:
         return Placement()
     if train.rollout.restart is not None:
-        raise _cannot_place(
-            f"must be 1 for environments on the host, got {number}: leave it out; such environments can be divided "
-            "over processes of the host instead"
-        )
+        raise _cannot_place(f"must be 1 for environments on the host, got {number}: leave it out")
     mesh = Mesh(np.array(devices[:number]), (AXIS,))
     if options.num_seeds == 1:
         return Placement(mesh, train.sharding(mesh))
     if options.num_seeds % number:
-        raise _cannot_place(
-            f"must divide the {options.num_seeds} seeds, got {number}: each device trains as many seeds as the others"
-        )
+        raise _cannot_place(f"must divide the {options.num_seeds} seeds, got {number}")
     return Placement(mesh, NamedSharding(mesh, SEEDS), over_seeds=True)
 
 
@@ -221,16 +200,10 @@ def devices_of(options: RunOptions) -> int:
     there, several = jax.device_count(), jax.process_count() > 1
     number = options.num_devices or (there if several else 1)
     if number > there:
-        backend = jax.default_backend()
-        simulated = f"; XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
-        raise _cannot_place(
-            f"must be at most the {there} that JAX finds ({backend}), got {number}{simulated * (backend == 'cpu')}"
-        )
+        simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
+        raise _cannot_place(f"must be at most the {there} that JAX finds, got {number}; {simulated}")
     if several and number != there:
-        raise _cannot_place(
-            f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out to use all of "
-            "them, or start fewer processes"
-        )
+        raise _cannot_place(f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out")
     return number
 
 

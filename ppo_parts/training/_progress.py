@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ import numpy as np
 from .._base.extras import require_package
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row
+from ._files import Row, finite_mean
 from ._folder import RunWriter
-from ._statistics import finite_mean
 from ._train import NONFINITE, Train
 
 OnRows = Callable[[list[Row]], object]
@@ -51,7 +50,7 @@ def listeners(
             loggers.append(tensorboard(folder, done * train.steps_per_update if continued else None))
         if options.track:
             loggers.append(weights_and_biases(folder))
-        writers = [records(train, options, folder.tail, done, stack.enter_context(each)) for each in loggers]
+        writers = [records(train, options, stack.enter_context(each)) for each in loggers]
         yield [show, *writers, *([] if on_rows is None else [on_rows])]
 
 
@@ -71,12 +70,11 @@ def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRo
         yield show
 
 
-def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Row]], done: int, write: Write) -> OnRows:
+def records(train: Train, options: RunOptions, write: Write) -> OnRows:
     """Return a listener that writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
-    A record ends at a multiple of `log_every`, at an evaluation, and with the run. Records therefore depend neither on
-    the number of updates per device call nor on interruptions: of the first record, `tail(first)` yields the rows of
-    the `done` updates from `first` on.
+    A record ends at a multiple of `log_every`, at an evaluation, and with the run, so that records do not depend on the
+    number of updates per device call. The first one of a resumed run is of the updates after the checkpoint.
     """
     every = options.log_every or max(1, train.num_updates // 200)
     steps = train.steps_per_update * options.num_seeds
@@ -84,9 +82,9 @@ def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Ro
     seconds: list[float] = []  # of each row; NaN in the first call, which begins with compiling
     before: float | None = None  # the end of the call before
 
-    def listen(rows: Iterable[Row], write: Write = write) -> None:
+    def listen(rows: list[Row]) -> None:
         nonlocal before
-        rows, now = list(rows), time.perf_counter()
+        now = time.perf_counter()
         each = np.nan if before is None else (now - before) / len(rows)
         before = now
         for row in rows:
@@ -102,8 +100,6 @@ def records(train: Train, options: RunOptions, tail: Callable[[int], Iterable[Ro
             record.clear()
             seconds.clear()
 
-    listen(tail(done - done % every), lambda numbers, step: None)  # whose records are written already
-    before = None
     return listen
 
 

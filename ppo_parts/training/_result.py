@@ -1,27 +1,96 @@
-"""The result of a run: `result.json`, the learning curve, and a printed summary."""
+"""The result of a run: statistics over seeds, `result.json`, the learning curve, and a printed summary."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._base.errors import UserValueError
+from .._base.doors import checked
+from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_count, check_number
+from ..functional._common import Range, is_real
 from ._evaluate import EVALUATION
-from ._files import Row, check_writable, replacing, write_json
+from ._files import Row, check_writable, column, replacing, valid_rows, write_json
 from ._folder import RunWriter
-from ._messages import logger
 from ._population import PARENT
-from ._statistics import iqm_interval, summary
+from ._processes import logger
 from ._train import NONFINITE, last_episodes_return
 
 WINDOW = 25  # updates that a point of the learning curve averages
 POINTS = 200  # of a curve
 FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their range
+
+
+def iqm(x: np.ndarray) -> float:
+    """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
+    return float(iqm_over_seeds(_numbers("iqm", x)))
+
+
+def _numbers(where: str, x: Any) -> np.ndarray:
+    """Return the numbers as one axis; raise if there are none."""
+    try:
+        numbers = np.asarray(x).ravel()
+    except ValueError:  # a ragged list
+        numbers = np.asarray(None)
+    if numbers.size and not is_real(numbers):
+        raise UserTypeError(f"must be numbers, one per seed, got {x!r}", where=where, argument="x")
+    if not numbers.size:
+        raise UserValueError(f"must be at least one number, got {x!r}", where=where, argument="x")
+    return numbers.astype(float)
+
+
+def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
+    """Compute the interquartile mean over the last axis: without a quarter (or a fraction of a number) at each end."""
+    n = x.shape[-1]
+    weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
+    return np.sort(x, axis=-1) @ (weight / np.sum(weight))
+
+
+@checked
+def bootstrap(
+    x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: int = 5000
+) -> list[float]:
+    """Compute the percentile bootstrap interval of a statistic over seeds."""
+    x, samples = _numbers("bootstrap", x), check_count("bootstrap", "samples", samples)
+    check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
+    draws = np.random.default_rng(0).choice(x, (samples, len(x)))
+    if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
+        values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
+    else:
+        values = np.array([statistic(draw) for draw in draws])
+    return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
+
+
+def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
+
+    Each of the `samples` draws as many seeds of `values` `[points, seeds]` as there are, with replacement, and takes
+    their whole curves: the stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and
+    both ends of the interval, each `[points]`; the ends are NaN with one seed.
+    """
+    if values.shape[1] == 1:
+        return values[:, 0], *np.full((2, len(values)), np.nan)
+    low, high = np.transpose([bootstrap(row, iqm, samples=samples) for row in values])  # each point with equal draws
+    return iqm_over_seeds(values), low, high
+
+
+def summary(x: np.ndarray) -> dict[str, object]:
+    """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
+    x = _numbers("summary", x)
+    return {
+        "mean": float(np.mean(x)),
+        "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,
+        "median": float(np.median(x)),
+        "iqm": iqm(x),
+        "iqm_95": bootstrap(x, iqm) if len(x) > 1 else None,
+        "mean_95": bootstrap(x) if len(x) > 1 else None,
+        "per_seed": [float(value) for value in x],
+    }
 
 
 def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
@@ -30,26 +99,27 @@ def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dic
         result["evaluation"] = evaluation_of(played, folder.options.eval_episodes)
     if (best := folder.best()) is not None:
         result["best"] = {"metric": folder.options.best_metric, "update": best[0], "value": best[1]}
-    result |= of_metrics(folder.path / "curve.png", folder.tail(0), title=str(result["config"].get("env_id", "")))
+    rows = (row for row, _ in valid_rows(folder.log_path))
+    result |= of_metrics(folder.path / "curve.png", rows, title=str(result["config"].get("env_id", "")))
     write_json(folder.result_path, result)
     return result
 
 
 def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
-    columns: dict[str, list[Any]] = {}
+    played = EVALUATION + "episode_return"
+    few: list[Row] = []  # without the other metrics, which would not all fit into memory
     lost, total, population = 0.0, 0.0, False
     for row in rows:
         population = PARENT in row
-        for name in ("env_steps", "episode_return", "episodes", EVALUATION + "episode_return"):
-            columns.setdefault(name, []).append(row.get(name))
+        few.append({name: row[name] for name in ("env_steps", "episode_return", "episodes", played) if name in row})
         bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
         minibatches = sum(np.asarray(x, float) for name, x in row.items() if name.split("/")[-1] == "minibatches")
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
-    if not columns:
+    if not few:
         return {}
-    env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
-    episodes = np.nan_to_num(episodes)
+    env_steps, returns, episodes = (column(few, name) for name in ("env_steps", "episode_return", "episodes"))
+    evaluation = column(few, played) if any(played in row for row in few) else None
     if population:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
@@ -59,8 +129,7 @@ def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     if lost:
         result |= {"skipped_minibatches": int(lost), "skipped_share": lost / total}
     if np.isfinite(returns).any():
-        played = evaluation if np.isfinite(evaluation).any() else None
-        plot_curve(path, env_steps, returns, title, evaluation=played)
+        plot_curve(path, env_steps, returns, title, evaluation=evaluation)
         result["curve"] = str(path)
     return result
 
@@ -70,12 +139,6 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     returns = summary(played[EVALUATION + "episode_return"])
     ends = {name: int(np.sum(played[EVALUATION + name])) for name in ("terminated", "truncated")}
     return {**means, "episodes": episodes, "episode_return": returns, **ends}
-
-
-def _stacked(values: list[Any]) -> np.ndarray:
-    """Return `[rows]` or `[rows, seeds]`; a missing value, of any number of seeds, is NaN."""
-    shape = max((np.shape(x) for x in values), key=len)
-    return np.stack([np.broadcast_to(np.asarray(x, float), shape) for x in values])
 
 
 def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
@@ -179,9 +242,7 @@ def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
 def check_picture(path: Path) -> None:
     """Raise if a picture cannot be written to a path."""
     formats = require_package("matplotlib.backend_bases", "train").FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
-    check_writable(path)
+    check_writable(path, tuple(f".{name}" for name in sorted(formats)))
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:

@@ -16,11 +16,10 @@ import numpy as np
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
-from ._files import Row, write_json
+from ._files import NonFiniteError, Row, RunFolderError, write_json
 from ._folder import RunWriter, open_run
-from ._messages import NonFiniteError, RunFolderError, logger
 from ._population import PARENT
-from ._processes import Interrupt, agree, noticing_losses
+from ._processes import Interrupt, agree, is_first, logger
 from ._program import Advance, Program, devices_of
 from ._progress import OnRows, StopRun, listeners
 from ._result import announce, finish
@@ -38,10 +37,9 @@ def run(
 ) -> dict[str, Any]:
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
-    The folder contains `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png`
-    and `result.json`. `resume` continues an interrupted run from its last checkpoint; on a CPU the result is
-    bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run and end it; a second
-    one ends it at once. SIGUSR1 saves and continues. Messages go to the logger `ppo_parts.training`.
+    `resume` continues an interrupted run from its last checkpoint; on a CPU the result is bit-identical to that of an
+    uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run and end it; a second one ends it at once.
+    SIGUSR1 saves and continues. Messages go to the logger `ppo_parts.training`.
 
     All processes of a distributed run call this function with the same arguments. The first one writes the files and
     calls `on_rows`; a signal to one of them stops all.
@@ -56,37 +54,42 @@ def run(
         make_program: makes the object that computes updates and evaluations; see `Program`.
 
     Returns:
-        The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. An interrupted run,
-        and any process but the first, returns only `config`, `num_seeds`, `env_steps`, `versions`, `interrupted_by`
-        (the name of the signal, or "StopRun") and `reason`, the message of `StopRun`.
+        The content of `result.json`. An interrupted run, and any process but the first, returns only `config`,
+        `num_seeds`, `env_steps`, `versions`, `interrupted_by` (the name of the signal, or "StopRun") and `reason`, the
+        message of `StopRun`.
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
         ValueError: it has another configuration. OSError: the folder cannot be written.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
-    for name, given, right, what in (
-        ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
-        ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
-        ("config", config, dataclasses.is_dataclass(type(config)), "an instance of a dataclass"),
-    ):
-        if not right:
-            raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
-    options = validate(options or RunOptions(), train)
+    if not isinstance(train, Train):
+        says = f"must be what a recipe's make_train returns, got {train!r}"
+        raise UserTypeError(says, where="run", argument="train")
+    options = RunOptions() if options is None else options
+    validate(options, train)
     program = make_program(train, config.seed, options)
     result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
-    with noticing_losses(), open_run(train, config, options) as (folder, done_before, state):
+    with open_run(train, config, options) as (folder, done_before, state):
         path = folder.path if folder else Path("the folder of the first process")
-        logger.info(introduction(train, options, path, done_before))
+        devices, updates = devices_of(options), train.num_updates
+        logger.info(
+            f"{path}: {updates} updates of {train.steps_per_update} steps = "
+            f"{updates * train.steps_per_update:,} environment steps"
+            + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
+            + (f", on {devices} devices" if devices > 1 else "")
+            + (f", from update {done_before}" if 0 < done_before < updates else "")
+            + (f", all done; --init-from {path} trains it further" if done_before == updates else "")
+        )
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, done_before, state)
-        with listeners(train, options, folder, done_before, on_rows) as opened:
-            loop.run(opened, f"{train.recipe} {getattr(config, 'env_id', '')}")
+        with listeners(train, options, folder, done_before, on_rows) as loop.listeners:
+            loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
         result["env_steps"] = loop.done * train.steps_per_update
-        interrupted = loop.done < train.num_updates
+        interrupted = loop.done < updates
         if interrupted:
-            logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
+            logger.info(f"interrupted after update {loop.done} of {updates}; continue with --resume {path}")
         played = loop.evaluate() if options.eval_episodes and not interrupted else None  # in all processes
         if interrupted or folder is None:
             return result | loop.interrupt.reason
@@ -117,7 +120,7 @@ def compiling(name: str) -> Iterator[None]:
     yield
     known[name] = time.monotonic() - began
     logger.info(f"compiled in {known[name]:.1f} s")
-    if path and jax.process_index() == 0:
+    if path and is_first():
         with contextlib.suppress(OSError):  # only informative
             write_json(path, known)
 
@@ -132,6 +135,7 @@ class Loop:
     program: Program
     done: int  # updates so far
     state: Any  # the state after them; None before the first, and while a call overwrites it
+    listeners: list[OnRows] = dataclasses.field(default_factory=list)  # called with each new row
     rows: list[Row] = dataclasses.field(default_factory=list)  # those that are not written yet
     interrupt: Interrupt = dataclasses.field(default_factory=Interrupt)
     seconds: float = 0.0  # how long the updates took, without compiling and evaluations
@@ -141,11 +145,8 @@ class Loop:
         self.saved, self.last_save = self.done, 0.0  # the update of the latest checkpoint, and when it was written
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
-    def run(self, listeners: list[OnRows], name: str) -> None:
-        """Run all updates that remain, or those before a request to stop; call `listeners` with each row.
-
-        `name` is that of the program; see `compiling`.
-        """
+    def run(self, name: str) -> None:
+        """Run all updates that remain, or those before a request to stop; `name` is that of the program."""
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
@@ -156,14 +157,12 @@ class Loop:
         with self.interrupt:
             try:
                 while self.done < self.train.num_updates and not self.interrupt.agree():
-                    self.update(advance, listeners)
+                    self.update(advance)
                     if evaluated := self.is_due(self.options.eval_every):
                         paused = time.monotonic()
                         self.rows[-1] |= self.evaluate()
                         self.seconds -= time.monotonic() - paused
-                    rows = self.rows
-                    self.write_rows()
-                    self.tell(listeners, rows)
+                    self.report()
                     self.save_if_due(evaluated)
                 if self.saved < self.done:  # the run was asked to stop
                     self.write_checkpoint()
@@ -172,16 +171,55 @@ class Loop:
                 raise
         self.seconds += time.monotonic() - began
 
-    def update(self, advance: Advance, listeners: list[OnRows]) -> None:
-        """Run updates in one call, which ends where the host has to evaluate or to save."""
+    def update(self, advance: Advance) -> None:
+        """Run updates in one call, which ends where the host has to evaluate or to save.
+
+        Raise at the first update with non-finite numbers, after recording the rows up to it.
+        """
         state, overwrites = self.state, self.train.rollout.restart is None
         self.state = None if overwrites else state
         intervals = (self.checkpoint_every, self.options.eval_every or self.train.num_updates)
         goal = min((self.done // every + 1) * every for every in intervals)
         state, metrics = advance(state, min(goal, self.train.num_updates) - self.done)
-        rows = rows_of(metrics, self.done, self.train.steps_per_update)
-        self.check_finite(metrics, rows, listeners)
+        each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
+        steps = self.train.steps_per_update
+        rows = [{"update": i, "env_steps": (i + 1) * steps} | row for i, row in enumerate(each, self.done)]
+        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
+        if found is not None:
+            index, report = found
+            self.rows = rows[: index + 1]
+            self.report()
+            last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint"
+            raise NonFiniteError(
+                f"update {rows[index]['update'] + 1}{report}. The run ends here; {last}. --on-nonfinite skip skips "
+                "such updates and counts them"
+            )
         self.done, self.state, self.rows = self.done + len(rows), state, rows
+
+    def report(self) -> None:
+        """Write the new rows, and then call the listeners with them."""
+        rows = self.rows
+        self.write_rows()
+        for listen in self.listeners:
+            try:
+                listen([dict(row) for row in rows])
+            except StopRun as stop:
+                self.interrupt.ask("StopRun", str(stop))
+
+    def write_rows(self) -> None:
+        if self.folder is not None:
+            self.folder.append(self.rows)
+        self.rows = []
+
+    def evaluate(self) -> Row:
+        """Play the evaluation after the updates so far, unless it was the last one played."""
+        if self.played is None or self.played[0] != self.done:
+            self.played = self.done, self.program.evaluate(self.state, self.done)
+        return self.played[1]
+
+    def is_due(self, every: int | None) -> bool:
+        """Return whether it is time for something that happens every so many updates and at the end."""
+        return every is not None and (self.done % every == 0 or self.done == self.train.num_updates)
 
     def save_if_due(self, evaluated: bool) -> None:
         """Write a checkpoint at its interval, on request, after some minutes, or if an evaluation was the best one."""
@@ -194,29 +232,11 @@ class Loop:
             self.write_checkpoint()
             self.interrupt.save = False
 
-    def evaluate(self) -> Row:
-        """Play the evaluation after the updates so far, unless it was the last one played."""
-        if self.played is None or self.played[0] != self.done:
-            self.played = self.done, self.program.evaluate(self.state, self.done)
-        return self.played[1]
-
-    def write_rows(self) -> None:
-        if self.folder is not None:
-            self.folder.append(self.rows)
-        self.rows = []
-
     def write_checkpoint(self) -> None:
         state = self.program.placed.gathered(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
         self.saved, self.last_save = self.done, time.monotonic()
-
-    def tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
-        for listen in listeners:
-            try:
-                listen([dict(row) for row in rows])
-            except StopRun as stop:
-                self.interrupt.ask("StopRun", str(stop))
 
     def rescue(self, error: Exception) -> None:
         """Save what an error of an environment or of a listener left of the run.
@@ -230,41 +250,6 @@ class Loop:
         if self.saved < self.done:
             self.write_checkpoint()
             logger.info(f"saved after update {self.done}; --resume continues the run")
-
-    def is_due(self, every: int | None) -> bool:
-        """Return whether it is time for something that happens every so many updates and at the end."""
-        return every is not None and (self.done % every == 0 or self.done == self.train.num_updates)
-
-    def check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], listeners: list[OnRows]) -> None:
-        """Raise at the first update with non-finite numbers, after recording the rows up to it."""
-        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
-        if found is None:
-            return
-        index, report = found
-        self.rows = sound = rows[: index + 1]
-        self.write_rows()
-        self.tell(listeners, sound)
-        last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint yet"
-        raise NonFiniteError(
-            f"update {rows[index]['update'] + 1}{report}. The run ends here; {last}. --on-nonfinite skip skips such "
-            "updates and counts them"
-        )
-
-
-def introduction(train: Train, options: RunOptions, path: Path, done: int) -> str:
-    return (
-        f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
-        f"{train.num_updates * train.steps_per_update:,} environment steps"
-        + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
-        + (f", on {devices_of(options)} devices" if devices_of(options) > 1 else "")
-        + (f", from update {done}" if 0 < done < train.num_updates else "")
-        + (f", all done; --init-from {path} trains it further" if done == train.num_updates else "")
-    )
-
-
-def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int) -> list[Row]:
-    each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
-    return [{"update": i, "env_steps": (i + 1) * steps_per_update} | row for i, row in enumerate(each, done)]
 
 
 def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

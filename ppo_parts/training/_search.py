@@ -1,9 +1,4 @@
-"""Search the hyperparameters of a recipe with Optuna or Ray Tune: `sweep` is the command, the others are functions.
-
-    python -m ppo_parts.recipes.cleanrl_ppo --sweep sweep.yaml --total-timesteps 5e4 --name sweep
-
-`objective` is for an Optuna study of your own, and `trainable` for searches and schedulers of Ray Tune.
-"""
+"""Search the hyperparameters of a recipe: `--sweep`, functions for Optuna and Ray Tune, and what both share."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from .._base.command_line import whole_number
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
@@ -26,9 +22,8 @@ from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
-from ._files import plain, write_json, write_whole
+from ._files import finite_mean, plain, write_json, write_whole
 from ._program import compiler_options, keep_compiled_programs
-from ._statistics import finite_mean
 from ._stored import config_type, differences, import_recipe, in_json, listed, recipe_of, stored_config
 from ._train import Train, seed_keys
 
@@ -47,9 +42,8 @@ def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping
     path, now = folder / "search.json", plain({**in_json(config), "num_seeds": num_seeds, "search": search})
     then = json.loads(path.read_text()) if path.exists() else now
     if changed := differences(then, now):
-        raise UserValueError(
-            f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
-        )
+        says = f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
+        raise UserValueError(says)
     write_json(path, now)
 
 
@@ -92,36 +86,32 @@ def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: i
 def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return for each field of a search the method of Optuna's trials that draws it, and its arguments."""
     check_fields("sweep", config, search)
-    return {name: _suggestion(name, getattr(config, name), given) for name, given in search.items()}
+    distributions, found = require_package("optuna", "optuna").distributions, {}
+    for name, given in search.items():
+        now, entries = getattr(config, name), set(given) if isinstance(given, Mapping) else set()
+        kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
+        numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
+        numeric = numeric and not isinstance(now, (bool, str, tuple))
+        if kind != "categorical" and not numeric:
+            says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
+            raise UserValueError(says, where="sweep", argument=name)
+        number = whole_number if kind == "int" else float  # YAML reads 1e-5 as a word
+        try:
+            if kind == "categorical":
+                choices = [float(x) if isinstance(now, float) else x for x in given["choices"]]
+                arguments: dict[str, Any] = {"choices": choices}
+            else:
+                arguments = {at: x if at == "log" else number(str(x)) for at, x in given.items()}
+            getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
+        except (TypeError, ValueError) as error:
+            raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
+        found[name] = f"suggest_{kind}", arguments
+    return found
 
 
 def drawn(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
     """Draw the fields of a trial of Optuna."""
     return {name: getattr(trial, how)(name, **given) for name, (how, given) in suggested.items()}
-
-
-def _suggestion(name: str, now: Any, given: Any) -> tuple[str, dict[str, Any]]:
-    entries = set(given) if isinstance(given, Mapping) else set()
-    kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
-    numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"} and not isinstance(now, (bool, str, tuple))
-    if kind != "categorical" and not numeric:
-        says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
-        raise UserValueError(says, where="sweep", argument=name)
-    found: dict[str, Any]
-    try:
-        if kind == "categorical":
-            found = {"choices": [float(x) if isinstance(now, float) else x for x in given["choices"]]}
-        else:
-            found = {at: x if at == "log" else float(x) for at, x in given.items()}  # YAML reads 1e-5 as a word
-        if kind == "int":
-            if not all(float(x).is_integer() for x in found.values()):
-                raise ValueError("must have limits that are whole numbers")
-            found = {at: x if at == "log" else int(x) for at, x in found.items()}
-        distributions = require_package("optuna", "optuna").distributions
-        getattr(distributions, f"{kind.title()}Distribution")(**found)  # raises if its limits cannot be
-    except (TypeError, ValueError) as error:
-        raise UserValueError(f"{error}, got {given!r}", where="sweep", argument=name) from None
-    return f"suggest_{kind}", found
 
 
 @checked
@@ -136,8 +126,7 @@ def objective(
     """Make the objective of an Optuna study: a run with the hyperparameters of a trial, and its metric at the end.
 
     A trial reports the metric after each tenth of its updates (rounded down), and a pruner may end it there. Floats are
-    arguments of one compiled program that all trials share; each combination of other values compiles its own. All
-    trials have the same seeds, `config.seed` and those after it: confirm the best trial with others.
+    arguments of one compiled program that all trials share; each combination of other values compiles its own.
 
     Args:
         make_train: a recipe's `make_train(config) -> Train`.
@@ -145,7 +134,7 @@ def objective(
         search: for each field the arguments of Optuna's `suggest_float`, `suggest_int` or `suggest_categorical`, such
             as `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "num_steps": {"choices": [32, 64]}}`.
         metric: the metric; its value is the mean over the seeds and the updates since the last report.
-        num_seeds: seeds of each trial, trained in one program.
+        num_seeds: seeds of each trial, from `config.seed` on, in one program: confirm the best trial with others.
 
     Returns:
         `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
@@ -175,21 +164,11 @@ def objective(
 
 @checked
 def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: int = 10, num_seeds: int = 1) -> type:
-    """Make a `ray.tune.Trainable` of a recipe, whose trials change fields of its configuration.
+    """Make a `ray.tune.Trainable` of a recipe, for a `ray.tune.Tuner` with fields of `config` as its `param_space`.
 
     An iteration is `updates` updates. It reports the mean of each metric over them and over the seeds (an earlier one
     where no value is finite, or NaN), and "updates", their number so far. A trial ends when no whole iteration is left.
-    Floats are arguments of one compiled program, so that population-based training compiles nothing anew; each
-    combination of other values compiles its own.
-
-    Args:
-        make_train: a recipe's `make_train(config) -> Train`.
-        config: the configuration, whose other fields keep their values.
-        updates: updates of an iteration.
-        num_seeds: seeds of each trial, `config.seed` and those after it, trained in one program.
-
-    Returns:
-        The class, for `ray.tune.Tuner`; the keys of its `param_space` are fields of the configuration.
+    Programs and seeds are shared as in `objective`, so that population-based training compiles nothing anew.
     """
     check_count("trainable", "updates", updates)
     check_count("trainable", "num_seeds", num_seeds)

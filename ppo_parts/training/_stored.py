@@ -23,10 +23,12 @@ import jax
 from .. import __version__
 from .._base.errors import UserTypeError, UserValueError
 from ._config import RunOptions, check_config
-from ._files import plain
-from ._messages import RunNotFoundError, logger
+from ._files import RunNotFoundError, plain
+from ._processes import logger
 from ._train import Train
 
+JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
+"""They change the arrays of a state, or the last bits of its numbers."""
 ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
 MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
 KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
@@ -44,28 +46,24 @@ def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     return options
 
 
-JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
-"""They change the arrays of a state, or the last bits of its numbers."""
-
-
 def stored_run(folder: Path) -> dict[str, Any]:
     """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
     path = folder / "config.json"
     try:
         stored = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        around, what = (folder, "no config.json") if folder.is_dir() else (folder.parent, "no such folder")
+        around = folder if folder.is_dir() else folder.parent
         runs = sorted(found.parent.name for found in around.glob("*/config.json"))
         there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
-        raise RunNotFoundError(f"{folder} holds no run: there is {what}{there}") from None
+        raise RunNotFoundError(f"{folder} holds no run, which has a config.json{there}") from None
     except (ValueError, RecursionError) as error:
         raise UserValueError(f"{path} cannot be read: {error}") from None
     kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
     wrong = [name for name, kind in kinds.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind]
     if wrong or "num_seeds" not in stored["run"]:
         raise UserValueError(
-            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; the checkpoints are not affected: write "
-            "the file of a run with the same configuration in its place"
+            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; write the file of a run with the same "
+            "configuration in its place"
         )
     return stored
 
@@ -84,19 +82,11 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
 
 def recipe_of(defined: Any) -> str:
     """Return the name of the module that defines a function or a class, as it can be imported later."""
-    name = None
-    while isinstance(defined, functools.partial):
-        if defined.args or defined.keywords:  # another function, which the program that runs defines
-            name = "__main__"
-        defined = defined.func
-    name = name or defined.__module__
+    name = "__main__" if isinstance(defined, functools.partial) else defined.__module__
     if name != "__main__":
         return name
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # python -m ppo_parts.recipes.cleanrl_ppo
-        return spec.name
-    return name if file is None else Path(file).stem  # python my_recipe.py
+    spec = getattr(main := sys.modules["__main__"], "__spec__", None)  # of python -m ppo_parts.recipes.cleanrl_ppo
+    return Path(getattr(main, "__file__", name)).stem if spec is None else spec.name
 
 
 def config_json(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
@@ -137,25 +127,14 @@ def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
 
 
-def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own recipe."""
-    own = stored.get("recipe")
-    if str(own).rpartition(".")[2] == str(recipe).rpartition(".")[2]:  # a package may have moved
-        return
-    if own is None or recipe is None:
-        raise UserValueError(
-            f"the run records the recipe {own}, got {recipe}: a run with an environment, a chain or a policy of your "
-            "own is resumed with the same ones, training.run(make_train(config, ...), config, options)"
-        )
-    raise UserValueError(
-        f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
-        f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
-    )
-
-
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
     """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
-    check_recipe(stored, recipe)
+    own = stored.get("recipe")
+    if str(own).rpartition(".")[2] != str(recipe).rpartition(".")[2]:  # a package may have moved
+        raise UserValueError(
+            f"the run records the recipe {own}, got {recipe}: resume it with the module, or with the environment, "
+            'chain or policy of your own, that made it; if the module was renamed, change "recipe" in config.json'
+        )
     if changed := changes(stored, config, options):
         raise UserValueError(
             f"a resumed run keeps its configuration; {listed(changed)}. A new run with --init-from starts from "
@@ -180,17 +159,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-RECIPES = "ppo_parts.recipes"
-"""The package whose modules a run may name as its recipe; the user has to trust any other."""
-
-
 def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
 
-    `training.main` does the same.
-
-    A run that was given more than the configuration, such as an environment of your own, records no recipe: otherwise
-    `load` and the commands would play the configured environment in its place. They ask for a `make_train` instead.
+    `training.main` does the same. A run that was given more than the configuration, such as an environment of your own,
+    records no recipe: otherwise `load` and the commands would play the configured environment in its place.
     """
 
     @functools.wraps(make_train)
@@ -205,28 +178,22 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
 
 def config_type(make_train: Callable[[Any], Train]) -> type:
     names = list(inspect.signature(make_train).parameters)
-    while isinstance(make_train, functools.partial):
-        make_train = make_train.func
-    kind = typing.get_type_hints(make_train).get(names[0]) if names else None
+    kind = typing.get_type_hints(getattr(make_train, "func", make_train)).get(names[0]) if names else None
     if not isinstance(kind, type):
-        raise UserTypeError(
-            "load: the argument of make_train has no annotation that says what the configuration is: "
-            "write def make_train(config: Config)"
-        )
+        raise UserTypeError("load: make_train must say what its configuration is: def make_train(config: Config)")
     return kind
 
 
 def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recipe: bool = True) -> None:
     """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
 
-    Its recipe may be one of `ppo_parts.recipes`, and its environment one of a registered family, such as "brax:ant". A
-    module that is already imported runs nothing new. `recipe` says whether the recipe is imported, too, and not only
-    the module in an `env_id` like "gym:module:Env-v0".
+    These are a recipe outside `ppo_parts.recipes` (unless `recipe=False`: it is not imported), and the module in an
+    `env_id` like "gym:module:Env-v0". A module that is already imported runs nothing new.
     """
     named, env_id = stored.get("recipe"), stored["config"].get("env_id")
     module, colon, _ = str(env_id).partition(":")[2].partition(":")
     chosen = {f"the environment {env_id}": module} if colon else {}
-    if recipe and isinstance(named, str) and not named.startswith(f"{RECIPES}."):
+    if recipe and isinstance(named, str) and not named.startswith("ppo_parts.recipes."):
         chosen[f"the recipe {named}"] = named
     for what, module in chosen.items():
         if not trust and module not in sys.modules:
@@ -240,10 +207,8 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
 def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
     """Return the `make_train` of the module that a run in `folder` names, which may be in the current folder."""
     remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
-    if not isinstance(name, str):
-        raise UserValueError(f"{folder} does not say which recipe it is of: {remedy}")
-    if not all(map(str.isidentifier, name.split("."))):
-        raise UserValueError(f"{name!r} is not the name of a module, such as my_package.my_module: {remedy}")
+    if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
+        raise UserValueError(f"the recipe of {folder}, {name!r}, is not the name of a module: {remedy}")
     if os.getcwd() not in sys.path:  # as `python -m` does
         sys.path.insert(0, os.getcwd())
     try:

@@ -28,14 +28,6 @@ from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
-class UpdateKeys(NamedTuple):
-    """The keys of an update: for the state after it, for its rollout, and for the learner."""
-
-    next: Array
-    collect: Array
-    learn: Array
-
-
 class TrainState(NamedTuple):
     """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
 
@@ -44,9 +36,9 @@ class TrainState(NamedTuple):
     rollout: RolloutState
 
     @property
-    def keys(self) -> UpdateKeys:
-        """The keys of the next update."""
-        return UpdateKeys(*jax.random.split(self.key, 3))
+    def keys(self) -> Array:
+        """The keys `[3]` of the next update: for the state after it, for its rollout, and for the learner."""
+        return jax.random.split(self.key, 3)
 
     @property
     def acting(self) -> TrainState:
@@ -92,8 +84,6 @@ class Train:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("train", "num_updates", self.num_updates)
-        check_count("train", "steps_per_update", self.steps_per_update)
         if not isinstance(jnp.zeros(()), jax.core.Tracer):  # inside a traced function, the step is traced anyway
             _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
 
@@ -114,12 +104,12 @@ class Train:
 
     @functools.cached_property
     def compiled_init(self) -> Callable[[Array], TrainState]:
-        """`jax.jit(init)`, cached so that it is traced only once."""
+        """`jax.jit(init)`, which is traced only once."""
         return jax.jit(self.init)
 
     @functools.cached_property
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
-        """`jax.jit(step)`, cached so that it is traced only once."""
+        """`jax.jit(step)`, which is traced only once."""
         return jax.jit(self.step)
 
     @classmethod
@@ -152,13 +142,10 @@ class Train:
         Raises:
             ValueError: the policy plays both sides of a game, and no part of the chain tells them apart.
         """
-        fields = ("num_envs", "num_steps", "microbatch", "shards", "total_timesteps")
-        if lacking := [name for name in fields if not hasattr(config, name)]:
-            raise UserTypeError(
-                f"must be a training.Config, got {config!r}, which has no {lacking[0]}",
-                where="Train.of",
-                argument="config",
-            )
+        for name in ("num_envs", "num_steps", "microbatch", "shards", "total_timesteps"):
+            if not hasattr(config, name):
+                says = f"must be a training.Config, got {config!r}, which has no {name}"
+                raise UserTypeError(says, where="Train.of", argument="config")
         if not isinstance(policy, Policy):
             raise UserTypeError(f"must be a ppo_parts.Policy, got {policy!r}", where="Train.of", argument="policy")
         check_env("Train.of", env)
@@ -216,16 +203,13 @@ class Train:
 
     def collect(self, state: TrainState) -> Collected:
         """Run one rollout with the policy of `state`."""
-        return self.rollout.collect(state.keys.collect, state.learner.params, state.rollout)
+        return self.rollout.collect(state.keys[1], state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
-        """Run one update on a rollout.
-
-        An update in which a number is not finite leaves the parameters, the optimizer and the parts as they were.
-        """
+        """Run one update on a rollout; one in which a number is not finite changes no more than the step."""
         rollout_state, batch, episodes = collected
-        keys = state.keys
-        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(keys.learn, state.learner, batch)
+        next_key, _, learn_key = state.keys
+        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(learn_key, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
@@ -235,7 +219,7 @@ class Train:
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
         metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
-        return TrainState(keys.next, kept._replace(step=updated.step), rollout_state), metrics
+        return TrainState(next_key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """Run the whole training in one program."""
@@ -278,10 +262,8 @@ def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..
 def seed_keys(seed: int, num_seeds: int) -> Array:
     """Make the keys of `seed`, `seed + 1`, ...; a single key has no axis."""
     if not 0 <= seed <= 2**32 - num_seeds:  # JAX would use only the last 32 bits of a larger seed
-        raise UserValueError(
-            f"must be such that all seeds lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed",
-            argument="seed",
-        )
+        says = f"must be such that all seeds lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed"
+        raise UserValueError(says, argument="seed")
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
     return keys if num_seeds > 1 else keys[0]
 
@@ -290,12 +272,9 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
     """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
     each = check_count("updates_in", "num_envs", num_envs) * check_count("updates_in", "num_steps", num_steps)
     if check_count("updates_in", "total_timesteps", total_timesteps) < each:
-        raise UserValueError(
-            f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
-            f"{total_timesteps}: raise it, or make the rollouts shorter",
-            where="updates_in",
-            argument="total_timesteps",
-        )
+        says = f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
+        says += f"{total_timesteps}: raise it, or make the rollouts shorter"
+        raise UserValueError(says, where="updates_in", argument="total_timesteps")
     return total_timesteps // each
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._messages import printed_messages
+from ppo_parts.training._processes import printed_messages
 from tests.runs import EVALUATED, UPDATES, Crash, acting, crash, go, tiny
 
 

@@ -79,7 +79,7 @@ def check_refusals():
     """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
     train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
     for run, options, message in (
-        (train, {"num_devices": 8}, "must be at most the 4 that JAX finds .*, got 8; .*device_count=8 simulates"),
+        (train, {"num_devices": 8}, "must be at most the 4 that JAX finds, got 8; .*device_count=8 simulates"),
         (train, {"num_devices": 3}, "shards=4 cannot be divided over a mesh of 3 devices"),
         (train, {"num_devices": 2, "num_seeds": 3}, "num_devices must divide the 3 seeds, got 2"),
         (host, {"num_devices": 2}, "num_devices must be 1 for environments on the host, got 2"),

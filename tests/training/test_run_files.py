@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts.errors import UserError, UserValueError
+from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _progress, _run, run
 from ppo_parts.training._files import lines_of, valid_rows
 from ppo_parts.training._folder import open_run
-from ppo_parts.training._messages import logger
+from ppo_parts.training._processes import logger
 from tests import runs
 from tests.common import assert_same
 from tests.runs import EVALUATED, UPDATES, acting, assert_same_run, checkpoint, crash, go, measuring, rows, steps, tiny
@@ -27,17 +27,14 @@ from tests.runs import EVALUATED, UPDATES, acting, assert_same_run, checkpoint, 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     folder, result = whole
-    stored = json.loads((folder / "config.json").read_text())
-    assert stored["config"]["hidden"] == [8]
-    assert stored["run"]["eval_episodes"] == 3
-    assert stored["versions"]["jax"] == jax.__version__
+    assert json.loads((folder / "config.json").read_text())["versions"]["jax"] == jax.__version__
     found = rows(folder)
     assert [row["update"] for row in found] == list(range(UPDATES))
     assert [row["env_steps"] for row in found] == [16 * (i + 1) for i in range(UPDATES)]
     rate = tiny().learning_rate
     assert [row["learning_rate"] for row in found] == pytest.approx([rate * (1 - i / UPDATES) for i in range(UPDATES)])
     ended = [row for row in found if row["episodes"]]
-    assert ended
+    assert 0 < len(ended) < UPDATES
     assert all((row["episode_return"] is None) == (row["episodes"] == 0) for row in found)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert result["curve"] == str(folder / "curve.png")
@@ -58,10 +55,8 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     seen = runs.scalars(folder)  # of TensorBoard
     assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
     assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
-    for row, after in zip(found[::2], found[1::2], strict=True):
-        assert seen["losses/loss"][after["env_steps"]] == pytest.approx(
-            (row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7
-        )
+    means = [(row["loss"] + after["loss"]) / 2 for row, after in zip(found[::2], found[1::2], strict=True)]
+    assert [*seen["losses/loss"].values()] == pytest.approx(means, rel=1e-5, abs=1e-7)
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, monkeypatch):
@@ -77,16 +72,12 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
         several, result = go(train, place, "seeds", on_rows=told.extend, num_seeds=3, eval_mode=True, **EVALUATED)
     assert traced == [{"episodes": 5}, {"mode": True}]
     assert {row["loss"].shape for row in told} == {(3,)}
-    assert [row["env_steps"] for row in told] == [16 * (i + 1) for i in range(UPDATES)]
     found = rows(several)
     for mine, alone in zip(found, rows(whole[0]), strict=True):
         assert (mine["update"], mine["env_steps"]) == (alone["update"], alone["env_steps"])
         assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # seed 1 is seed 1
     assert len({tuple(row["loss"][i] for row in found) for i in range(3)}) == 3
-    for numbers in (result["last_100_episodes_return"], result["evaluation"]["episode_return"]):
-        assert numbers["mean"] == pytest.approx(np.mean(numbers["per_seed"]))
     assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 15
-
     run, played = training.load(several, make_train), runs.evaluations(several)
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), UPDATES))
     evaluate = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
@@ -152,16 +143,11 @@ REFUSED = [  # changes of the configuration, options, and what is said
     ({"target_kl": INF}, {}, IN_JSON.format("target_kl")),
     ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
     ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
-    ({"seed": -1}, {}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
     ({}, {"checkpoint_every": -1}, "run: checkpoint_every must be at least 1, got -1"),
-    ({}, {"num_seeds": 1.5}, "run: num_seeds must be a whole number, got 1.5"),
-    ({}, {"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
     ({}, {"eval_every": 2}, f"run: eval_every {NEEDED}"),
     ({}, {"eval_mode": True}, f"run: eval_mode {NEEDED}"),
     ({}, {"best_metric": "episode_retrun"}, "got 'episode_retrun'; did you mean 'episode_return'. there are"),
     ({}, {"best_metric": "evaluation/episode_return"}, "got 'evaluation/episode_return'; .* needs eval_every; there"),
-    ({}, {"checkpoint_minutes": INF}, r"run: checkpoint_minutes must lie in \(0, inf\), got inf"),
-    ({}, {"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
     ({}, {"checkpoint": "best"}, "checkpoint is one of the run that resume or init_from names, got 'best'"),
     ({}, {"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     *(({}, {"name": name}, f"run: name must name a folder .*, got '{name}'") for name in ("", "../run", "/tmp/run")),
@@ -195,12 +181,12 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
             assert folder.stored["recipe"] == recorded
     assert train.recipe == "ppo_parts.recipes.cleanrl_ppo"
-    with pytest.raises(ValueError, match="own does not say which recipe it is of: name the module of its recipe"):
+    with pytest.raises(ValueError, match="own, None, is not the name of a module: name the module of its recipe"):
         training.load(tmp_path / "own")
-    renamed = r"records the recipe here\.mine, .* got here\.other: .* -m here\.mine; .* set .* \"here\.other\""
+    renamed = r"records the recipe here\.mine, got here\.other: .* if the module was renamed"
     for name, other, says in (
-        ("own", train, "of your own is resumed with the same ones"),
-        ("recipe", own, "of your own is resumed with the same ones"),
+        ("own", train, "records the recipe None, got ppo_parts.recipes.cleanrl_ppo"),
+        ("recipe", own, "got None: resume it with the module, or with the environment, chain or policy of your own"),
         ("named", of("here.other"), renamed),
         ("own", own, None),
         ("named", of("there.mine"), None),  # the package was moved
@@ -211,7 +197,7 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
 
 
 def test_run_paces_change_nothing(train, whole, tmp_path):
-    """Calls of any length, checkpoints in between, records of any size: the same bits."""
+    """Calls of any length, checkpoints in between, records of any size: the same bits. A call takes half a second."""
 
     class Uneven(runs.ByTwos):
         updates = 1
@@ -223,9 +209,6 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
     folder, _ = go(train, tmp_path, "run", program=Uneven, **options)
     assert_same_run(folder, whole[0])
     assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
-
-
-def test_run_pace_fits_updates_into_seconds(train):
     program = training.Program(train, 1, RunOptions())
     assert program.updates == 1
     for updates, seconds, fitting in (
@@ -239,19 +222,13 @@ def test_run_pace_fits_updates_into_seconds(train):
 
 
 def test_run_tensorboard_continues(train, tmp_path):
-    """The records of a resumed run are those of one without a crash; TensorBoard hides what a killed process wrote."""
+    """The records of a resumed run are at the steps of one without a crash; what a killed process wrote is hidden."""
     folder = tmp_path / "run"
     with pytest.raises(runs.Crash):
         go(train, tmp_path, "run", program=acting(10, crash), tensorboard=True)
     go(train, None, "", resume=folder, tensorboard=True)
     assert list(runs.scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
     assert len(list(folder.glob("events.out.tfevents.*.129"))) == 1
-
-
-def test_run_folder_that_is_removed_meanwhile_ends_the_run(train, tmp_path):
-    remove = acting(6, lambda: shutil.rmtree(tmp_path / "run"))
-    with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):
-        go(train, tmp_path, "run", program=remove)
 
 
 def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
@@ -278,77 +255,63 @@ def test_metrics_that_are_damaged_end_before(tmp_path):
         assert [end for _, end in valid_rows(path)][-1] == len(b"".join(lines[:3]))
 
 
-@pytest.mark.parametrize("how", ["lost", "damaged"])
-def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(
-    train, make_train, broken, whole, how, tmp_path
-):
-    path, known = broken / "metrics.jsonl", 0 if how == "lost" else 3
-    if how == "lost":
-        path.unlink()
-    else:
-        path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[:3], os.urandom(100)]))
-    says = r"metrics\.jsonl is (missing|damaged and has only 3).* of the 8 updates"
-    with pytest.warns(RuntimeWarning, match=says):
-        run = training.load(broken, make_train)
-    assert run.update == 8 == int(run.state.learner.step)
-    assert np.isfinite(run.metrics["loss"]).tolist() == [True] * 3 + [False] * 5 if known else run.metrics == {}
-    if how == "lost":
+def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(train, make_train, broken, whole, tmp_path):
+    damaged, expected = Path(shutil.copytree(broken, tmp_path / "damaged")), rows(whole[0])
+    path = damaged / "metrics.jsonl"
+    path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[:3], os.urandom(100)]))
+    (broken / "metrics.jsonl").unlink()
+    for stored, options, says, known in (
+        (damaged, {"resume": damaged}, "damaged and has only 3", 3),
+        (broken, {"init_from": broken}, "missing", 0),
+        (broken, {"resume": broken}, "missing", 0),
+    ):
+        says = rf"metrics\.jsonl is {says}.* of the 8 updates"
         with pytest.warns(RuntimeWarning, match=says):
-            folder, _ = go(train, tmp_path, "next", init_from=broken)
-        assert rows(folder) == rows(whole[0])[8:]
-    with pytest.warns(RuntimeWarning, match=says):
-        folder, _ = go(train, None, "", resume=broken)
-    expected = rows(whole[0])
-    assert rows(folder) == expected[:known] + expected[8:]
+            loaded = training.load(stored, make_train)
+        assert loaded.update == 8 == int(loaded.state.learner.step)
+        finite = np.isfinite(loaded.metrics.get("loss", np.array([]))).tolist()
+        assert finite == ([True] * 3 + [False] * 5 if known else [])
+        with pytest.warns(RuntimeWarning, match=says):
+            folder, _ = go(train, tmp_path, "next", **options)
+        assert rows(folder) == expected[:known] + expected[8:]
     assert_same(checkpoint(folder), checkpoint(whole[0]))
 
 
 def test_metrics_as_columns():
     table = [{"update": 0, "x": 1.0}, {"update": 1, "y": 0.0}]
     np.testing.assert_array_equal(training.column(table, "x"), [1.0, np.nan])
-    for kind in (KeyError, UserError):
-        with pytest.raises(kind, match=r"^no update has z; there are update, x, y$"):
-            training.column(table, "z")
-    with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
-        training.column([{"x": [1, 2]}, {"x": 3}], "x")
+    np.testing.assert_array_equal(training.column([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
+    with pytest.raises(UserValueError, match=r"^no update has z; there are update, x, y$"):
+        training.column(table, "z")
 
 
 @pytest.mark.slow
 def test_memory_of_a_run_does_not_grow(train, tmp_path):
-    """100,000 updates, whose numbers cost nothing, after 20,000 to warm up; then the first call after `resume`."""
-    resident, began, first = [], [], []
+    """100,000 updates, whose numbers cost nothing, after 20,000 to warm up."""
+    resident = []
 
     class Free(training.Program):
         def advance_from(self, state):
             return self.advance
 
         def advance(self, state, most):
-            first.append(time.monotonic() - began[-1])
             resident.append(int(Path("/proc/self/statm").read_text().split()[1]))
             numbers = np.linspace(0, 1, most, dtype=np.float32)
             return state, {name: numbers for name in train.shapes[1] if not name.startswith("nonfinite")}
 
-    config, seconds = tiny(120_000), []
-    long = cleanrl_ppo.make_train(config)
-    options = {"checkpoint_every": 1000, "log_every": 600}
-    for where in ({"name": "run", "place": tmp_path}, {"name": "", "place": None, "resume": tmp_path / "run"}):
-        began.append(time.monotonic())
-        first.clear()
-        stop = lambda rows: (_ for _ in ()).throw(training.StopRun) if rows[-1]["update"] == 118_999 else None  # noqa: E731
-        go(long, config=config, program=Free, on_rows=stop, **where, **options)
-        seconds.append(first[0])
-    warm, end = np.mean(resident[18:20]), np.max(resident[20:119])
-    print(f"{warm * 4 / 1024:.1f} MB after 20,000 updates, at most {end * 4 / 1024:.1f} after; first call {seconds}")
+    config = tiny(120_000)
+    go(cleanrl_ppo.make_train(config), tmp_path, "run", config, Free, checkpoint_every=1000, log_every=600)
+    warm, end = np.mean(resident[18:20]), np.max(resident[20:])
+    print(f"{warm * 4 / 1024:.1f} MB after 20,000 updates, at most {end * 4 / 1024:.1f} after")
     assert end < 1.02 * warm
-    assert seconds[1] < seconds[0] + 15
 
 
 def test_speed_is_that_of_the_call_without_compiling(train, monkeypatch):
     """Two records of one call share its time, and of the first call the beginning is unknown."""
-    clock, written = iter([0.0, 100.0, 102.0]), []
+    clock, written = iter([100.0, 102.0]), []
     monkeypatch.setattr(_progress.time, "perf_counter", lambda: next(clock))
     options = training.RunOptions(log_every=1)
-    listen = _progress.records(train, options, lambda first: [], 0, lambda record, step: written.append(record))
+    listen = _progress.records(train, options, lambda record, step: written.append(record))
     for updates in ([0], [1, 2]):
         listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]

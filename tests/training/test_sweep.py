@@ -180,10 +180,10 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     for text, message in (
         ("learning_rate: {low: -1, high: 1}", "--learning-rate must lie in .* got -1.0"),
         ("lerning_rate: {low: 1, high: 2}", "config has no field 'lerning_rate'; did you mean 'learning_rate'"),
-        ("gamma: {low: 1, high: 0}", r"--gamma .*low.*high.*, got {'low': 1, 'high': 0}"),
+        ("gamma: {low: 1, high: 0}", r"--gamma cannot be drawn from {'low': 1, 'high': 0}: .*low"),
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with low and high.* or with choices, got"),
-        ("num_envs: {low: 4.9, high: 16}", "--num-envs must have limits that are whole numbers, got"),
+        ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not a whole number"),
         ("trials: 0", "trials must be at least 1, got 0"),
     ):
         file.write_text(text)
