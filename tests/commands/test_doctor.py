@@ -132,9 +132,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    faulty = copy.copy(
-        train
-    )  # not `dataclasses.replace`, which traces it, because its learner does not know the parameters
+    faulty = copy.copy(train)  # `dataclasses.replace` traces it, and its learner does not know the parameters
     policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
     for name, x in {"policy": policy, "rollout": train.rollout._replace(collect=collect)}.items():
         object.__setattr__(faulty, name, x)

@@ -135,26 +135,6 @@ def test_beta_is_exported_with_its_parameters():
     np.testing.assert_allclose(out["action"], 4 * (alpha - 1) / (alpha + beta - 2) - 2, rtol=1e-4)
 
 
-def test_networks_of_other_libraries_are_translated():
-    """Plain functions with primitives that no network above has."""
-
-    def evaluate(params, batch):
-        x = batch.obs
-        x = jnp.concatenate([x[..., 1:], x[..., :1] ** 2, jnp.sqrt(jnp.abs(x)), jnp.log1p(jnp.abs(x))], -1)
-        x = x - jnp.mean(x, -1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
-        x = jnp.einsum("nc,hcd->nhd", x, params)
-        weight = jax.nn.softmax(jnp.einsum("nhd,nkd->nhk", x, x), -1)
-        x = jnp.einsum("nhk,nkd->nhd", weight, x)
-        x = jnp.where((x > 1) | (x < -1), jax.nn.silu(x), jax.nn.softplus(x))
-        return distributions.Categorical(x.reshape(x.shape[0], -1)), None
-
-    env = recipe.walk()._replace(action_space=envs.Discrete(6))
-    policy = Policy(lambda key: jax.random.normal(key, (2, 6, 3)), evaluate)
-    train, state = trained(env, policy)
-    assert export.largest_difference(export.to_onnx(train, state), train, state) < 5e-6
-
-
 def test_what_cannot_be_exported_is_named():
     def decomposes(params, batch):
         return distributions.Categorical(jnp.linalg.eigvalsh(batch.obs[..., None] * jnp.eye(2)) * params), None
