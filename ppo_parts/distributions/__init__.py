@@ -15,5 +15,4 @@ from ._distribution import check_distribution as check_distribution
 from ._joint import Joint as Joint
 from ._normal import Normal as Normal
 from ._normal import StateDependentNormal as StateDependentNormal
-from ._tanh_normal import StateDependentTanhNormal as StateDependentTanhNormal
 from ._tanh_normal import TanhNormal as TanhNormal

@@ -60,7 +60,8 @@ class Normal(VectorDistribution):
                   + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}{2 \sigma_{2d}^2}
         """
         self._check_comparable(other)
-        log_ratio, shift = relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
+        (loc, scale), (other_loc, other_scale) = (x._wide(self.loc.shape) for x in (self, other))
+        log_ratio, shift = jnp.log(scale / other_scale), (loc - other_loc) / other_scale
         return self._total(0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift)), other)
 
     @property
@@ -82,7 +83,7 @@ class StateDependentNormal(Normal):
     r"""Gaussian whose noise is a linear function of features of the state: generalized state-dependent exploration.
 
     .. math:: a = \mu(s) + (\sigma \odot \theta)^\top \phi(s), \qquad \theta \sim \mathcal N(0, 1)^{L \times D}, \qquad
-              \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + \epsilon}\right)
+              \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + 10^{-6}}\right)
 
     Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
     with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps.
@@ -91,7 +92,6 @@ class StateDependentNormal(Normal):
         loc: `[..., D]`, mean.
         features: `[..., L]`, :math:`\phi(s)`, usually the last hidden layer of the actor, with `jax.lax.stop_gradient`.
         std: `[L, D]`, :math:`\sigma`, >= 0; or `[..., L, D]`.
-        eps: added to the variance of log-probability, entropy and divergence.
 
     Attributes:
         scale: `[..., D]`, standard deviation of the action; the arguments are attributes, too.
@@ -107,11 +107,8 @@ class StateDependentNormal(Normal):
     Reference: Raffin et al. 2021, Smooth Exploration for Robotic Reinforcement Learning, arXiv:2005.05719, section 3.
     """
 
-    def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
+    def __init__(self, loc: Array, features: Array, std: Array) -> None:
         check_floating("StateDependentNormal", loc=loc, features=features, std=std)
-        check_arrays("StateDependentNormal", eps=eps)
-        if (known := known_values(eps)) is not None and not np.all(known >= 0):
-            raise UserValueError(f"must be at least 0, got {eps!r}", where="StateDependentNormal", argument="eps")
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:
@@ -121,7 +118,7 @@ class StateDependentNormal(Normal):
             )
         dtype = accumulator_dtype(jnp.asarray(loc))
         squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
-        super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + eps).astype(jnp.result_type(loc)))
+        super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + 1e-6).astype(jnp.result_type(loc)))
         self.features, self.std = jnp.asarray(features), jnp.broadcast_to(std, wide)
 
     def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
@@ -134,9 +131,3 @@ class StateDependentNormal(Normal):
 def log_density(value: Any, loc: Any, scale: Any) -> Array:
     """Return the log-density of a Gaussian for each dimension."""
     return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
-
-
-def relation(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, Array]:
-    """Return the log-ratio of the standard deviations, and the difference of the means in units of the second one."""
-    (loc, scale), (other_loc, other_scale) = first, second
-    return jnp.log(scale / other_scale), (loc - other_loc) / other_scale

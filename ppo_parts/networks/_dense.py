@@ -12,15 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from .._base.hyperparameters import check_count
 
 Array = jax.Array
 _normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
 _DRAW: contextvars.ContextVar[Callable[..., Array]] = contextvars.ContextVar("draw of normal numbers", default=_normal)
 
 
-def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Callable[..., Array]:
-    r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same arguments and numbers.
+def orthogonal(scale: Any = 1.0, dtype: Any = None) -> Callable[..., Array]:
+    r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same numbers.
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
     `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorization of a matrix of standard
@@ -30,12 +29,12 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
 
     Args:
         scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.
-        column_axis: the axis of the outputs.
         dtype: dtype of the weights if the network library does not pass one. Dtypes of less than 32 bits are computed
             in float32.
 
     Returns:
-        An initializer `(key, shape, dtype) -> weights`, for any library that accepts those of `jax.nn.initializers`.
+        An initializer `(key, shape, dtype) -> weights`, whose last axis is that of the outputs, for any library that
+        accepts those of `jax.nn.initializers`.
 
     Raises:
         ValueError: (from the initializer) the shape has fewer than two axes.
@@ -50,7 +49,6 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
         networks", 2014. Uniform: Mezzadri, "How to generate random matrices from the classical compact groups", 2007,
         section 5.
     """
-    check_count("orthogonal", "column_axis", column_axis, None)
 
     def initialize(key: Array, shape: tuple[int, ...], dtype: Any = dtype) -> Array:
         if len(shape) < 2:
@@ -60,7 +58,7 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
             return jnp.zeros(shape, dtype)
         computed = jnp.promote_types(dtype, jnp.float32)
         normal = _DRAW.get()(key, math.prod(shape), computed)
-        return (jnp.asarray(scale, computed) * _orthonormal(normal, tuple(shape), column_axis)).astype(dtype)
+        return (jnp.asarray(scale, computed) * _orthonormal(normal, tuple(shape))).astype(dtype)
 
     return initialize
 
@@ -93,9 +91,9 @@ def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))  # flax traces the initializer of a layer each time it applies it
-def _orthonormal(normal: Array, shape: tuple[int, ...], column_axis: int) -> Array:
-    columns = shape[column_axis]
+@functools.partial(jax.jit, static_argnums=1)  # flax traces the initializer of a layer each time it applies it
+def _orthonormal(normal: Array, shape: tuple[int, ...]) -> Array:
+    columns = shape[-1]
     rows = normal.size // columns
 
     # This applies on every backend: a loop over the seeds costs little once per run, and a program for a CPU can
@@ -106,7 +104,4 @@ def _orthonormal(normal: Array, shape: tuple[int, ...], column_axis: int) -> Arr
         return q * jnp.sign(jnp.diag(r))[None]
 
     q = factorized(normal)
-    others = list(shape)
-    del others[column_axis]
-    outputs_last = (q.T if rows < columns else q).reshape(*others, columns)
-    return jnp.moveaxis(outputs_last, -1, column_axis)
+    return (q.T if rows < columns else q).reshape(shape)

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
@@ -267,12 +266,6 @@ def actor_critic(
     if is_discrete(env.action_space) and (squash or gsde):
         message = f"must be False, because the actions are discrete, {env.action_space}"
         raise UserValueError(message, where="actor_critic", argument="squash" if squash else "gsde")
-    boxes = [space for space in leaf_spaces(env.action_space) if not is_discrete(space)]
-    if squash and not all(np.isfinite(bound).all() for box in boxes for bound in (box.low, box.high)):
-        raise UserValueError(
-            f"actor_critic: squash=True needs actions with bounds, got {env.action_space}: leave it out, or give the "
-            "space finite bounds"
-        )
     spaces = env.observation_space, env.privileged_space
     for each in (each for space in spaces if space is not None for each in leaf_spaces(space)):
         array_shape("observations", each)

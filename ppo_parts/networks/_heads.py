@@ -68,7 +68,7 @@ def action_distribution(
 
     Returns:
         `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`, and
-        with `features` `StateDependentNormal` or `StateDependentTanhNormal`; for a `Dict` or `Tuple`, a `Joint`.
+        with `features` `StateDependentNormal`, or `TanhNormal` of it; for a `Dict` or `Tuple`, a `Joint`.
 
     Raises:
         TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
@@ -111,10 +111,8 @@ def action_distribution(
         raise UserTypeError(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
         )
-    if features is not None:
-        noise = jax.lax.stop_gradient(features), jnp.exp(log_std)
-        if squash:
-            return distributions.StateDependentTanhNormal(head, *noise, space.low, space.high)
-        return distributions.StateDependentNormal(head, *noise)
-    scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
-    return distributions.TanhNormal(head, scale, space.low, space.high) if squash else distributions.Normal(head, scale)
+    if features is None:
+        policy = distributions.Normal(head, jnp.broadcast_to(jnp.exp(log_std), head.shape))
+    else:
+        policy = distributions.StateDependentNormal(head, jax.lax.stop_gradient(features), jnp.exp(log_std))
+    return distributions.TanhNormal(policy, space.low, space.high) if squash else policy

@@ -55,7 +55,7 @@ def distribution(flat: Any, obs: Any, tanh: bool, xp: Any) -> Any:
     if not tanh:
         return pp.distributions.Normal(jnp.asarray(out), jnp.exp(flat[-ACTIONS:]))
     loc, scale = xp.split(out, 2, axis=-1)
-    return pp.distributions.TanhNormal(jnp.asarray(loc), jnp.logaddexp(scale, 0) + 0.001)
+    return pp.distributions.TanhNormal(pp.distributions.Normal(jnp.asarray(loc), jnp.logaddexp(scale, 0) + 0.001))
 
 
 def evaluate(params: Any, batch: pp.Batch, tanh: bool = False) -> pp.Output:
