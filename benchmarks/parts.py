@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import ppo_parts as pp
 from ppo_parts import distributions, functional
+from ppo_parts.functional import _recurrence
 
 from . import _timing
 from ._shared import collect, parser, size
@@ -169,11 +171,12 @@ def cases() -> dict[str, Case]:
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
 
-    def associative(function: Method) -> Method:
-        return partial(function, implementation="associative")
+    def associative(*args: Any, of: Any, **settings: Any) -> Any:
+        with mock.patch.object(_recurrence, "scan", _recurrence.associative):
+            return of.__wrapped__(*args, **settings)  # not compiled before
 
-    def ways(function: Method) -> dict[str, Method]:
-        return {"unrolled": unrolled, "associative": associative(function)}
+    def ways(function: Any) -> dict[str, Method]:
+        return {"unrolled": unrolled, "associative": partial(associative, of=function, **estimate)}
 
     def written(batch: pp.Batch) -> Any:
         return batch.advantage, batch.target, dict(batch.metrics)
@@ -188,11 +191,13 @@ def cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, ways(gae)),
+        "gae": Case(steps, gae, ways(functional.gae)),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace)),
+        "vtrace": Case(("log_ratio", *steps), vtrace, ways(functional.vtrace)),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
-        "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative(recurrence)}),
+        "reverse_recurrence": Case(
+            ("delta", "trace"), recurrence, {"associative": partial(associative, of=recurrence)}
+        ),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax("rlax", rlax_surrogate), wrt=0),

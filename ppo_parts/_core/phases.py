@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .chain import chain, parts_of
@@ -131,6 +132,7 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Phase:
     return dataclasses.replace(divided("phase: the part", part, trains), every=every)
 
 
+@checked
 def phases(**chains: Part | Phase) -> Part:
     """Run named chains in order on the same rollout, each with its own sampler, epochs, optimizer and early stop.
 

@@ -19,10 +19,8 @@ from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
 from ..functional._common import check_same_shape, zero_masked
-from ..functional._statistics import share_explained, unmasked_element
-from .common import align_weight, at_step, check_numbers, check_options, moments_of, numeric_part
-
-ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
+from ..functional._statistics import share_explained
+from .common import at_step, check_numbers, check_options, moments_of, numeric_part
 
 
 @checked
@@ -31,7 +29,6 @@ def gae(
     gamma: Numeric,
     gae_lambda: Numeric,
     mask_mode: functional.MaskMode = "cut",
-    implementation: functional.Implementation = "auto",
 ) -> Part:
     """Write `advantage` and `target` by generalized advantage estimation, `functional.gae`.
 
@@ -41,7 +38,7 @@ def gae(
     and the metric is their mean. Gradients do not flow through it.
 
     Args:
-        gamma, gae_lambda, implementation: as in `functional.gae`.
+        gamma, gae_lambda: as in `functional.gae`.
         mask_mode: as there; with "skip", `batch.next_value` must skip masked steps, too.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
@@ -55,14 +52,7 @@ def gae(
         ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
     """
     numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
-
-    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        values, now = _latest_values("gae", batch, skip=mask_mode == "skip"), at_step(numbers, batch, context)
-        options: Any = {"mask_mode": mask_mode, "implementation": implementation} | _ends(batch) | now
-        out = each_stream(functools.partial(functional.gae, **options), batch.terminated, *values)(*values)
-        return _write(batch, out.advantage, out.target), state
-
-    return _estimator("gae", update, numbers, ESTIMATOR_READS)
+    return _estimator(functional.gae, "advantage", numbers, mask_mode=mask_mode)
 
 
 @checked
@@ -75,7 +65,6 @@ def vtrace(
     policy_gradient: bool = False,
     pg_rho_clip: Numeric | None = None,
     pg_lambda: Numeric | None = None,
-    implementation: functional.Implementation = "auto",
 ) -> Part:
     """Write `advantage` and `target` by V-trace with the latest importance ratios, `functional.vtrace`.
 
@@ -86,7 +75,7 @@ def vtrace(
     Args:
         policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
             `policy_advantage`, to which alone `pg_rho_clip` and `pg_lambda` apply.
-        gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda, implementation: as in `functional.vtrace`.
+        gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda: as in `functional.vtrace`.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
 
@@ -98,24 +87,30 @@ def vtrace(
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
     clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
     numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
+    return _estimator(functional.vtrace, "policy_advantage" if policy_gradient else "error", numbers)
+
+
+def _estimator(estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], **options: Any) -> Part:
+    """Make a part that writes a result of `estimate` as the advantage, and its target."""
+    where = estimate.__name__
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        values, now = _latest_values("vtrace", batch), at_step(numbers, batch, context)
-        options: Any = {"implementation": implementation} | _ends(batch) | now
-        estimate = functools.partial(functional.vtrace, _latest_log_ratio(batch), **options)
-        out = each_stream(estimate, batch.terminated, *values)(*values)
-        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
+        values = _latest_values(where, batch, skip=options.get("mask_mode") == "skip")
+        ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
+        ratio = (_latest_log_ratio(batch),) if where == "vtrace" else ()
+        of_stream = functools.partial(estimate, *ratio, **ends, **options, **at_step(numbers, batch, context))
+        out = each_stream(of_stream, batch.terminated, *values)(*values)
+        return _write(batch, getattr(out, advantage), out.target), state
 
-    return _estimator("vtrace", update, numbers, (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob"))
-
-
-def _estimator(where: str, update: Callable[..., Any], numbers: dict[str, Any], reads: tuple[str, ...]) -> Part:
-    hyperparameters = tuple(numbers.values())
+    of_ratio = ("current.log_prob", "log_ratio", "log_prob") if where == "vtrace" else ()
+    reads = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value", *of_ratio)
     return Part(
-        no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True, numbers=hyperparameters
-    )
+        no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True,
+        numbers=tuple(numbers.values()),
+    )  # fmt: skip
 
 
+@checked
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
     """Standardize `advantage` by `functional.advantage_normalize`; streams (see `Batch`) separately.
 
@@ -154,6 +149,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     return numeric_part(where, update, {"eps": eps}, requires=written, provides=written, reads=("mask",))
 
 
+@checked
 def advantage_weight() -> Part:
     """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
 
@@ -168,17 +164,14 @@ def advantage_weight() -> Part:
     """
 
     def update(batch: Batch) -> Batch:
-        return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage))
+        x, sampled = batch.advantage, len(batch.axes) - 1  # the weight is `[M]`: time is before it, agents after it
+        weight = batch.weight.reshape((1,) * sampled + batch.weight.shape + (1,) * (x.ndim - sampled - 1))
+        return batch.replace(advantage=x * weight.astype(x.dtype))
 
     return stateless(
         update, name="advantage_weight", requires=("advantage", "weight"), provides=("advantage",), reads=(),
         place="after_sampler",
     )  # fmt: skip
-
-
-def _ends(batch: Batch) -> dict[str, Any]:
-    """Return what estimators read once for all streams."""
-    return {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array, Array]:
@@ -228,15 +221,10 @@ def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
     if batch.shards == 1:
         return functional.explained_variance(value, target, mask=batch.mask)
 
-    def of_shard(shard: Batch) -> tuple[Array, Moments]:
-        value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
-        reference = unmasked_element(aim, shard.mask)
-        reference = jnp.where(reference == -jnp.inf, 0, reference)  # all steps are masked
-        total, error = (moments_of(x, shard.mask) for x in (aim - reference, aim - value))
-        return reference, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
+    def of_shard(shard: Batch) -> Moments:
+        value, target = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
+        total, error = (moments_of(x, shard.mask) for x in (target, target - value))
+        return Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
-    references, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
-    reference = unmasked_element(references, each.seen > 0)
-    each = each._replace(mean=each.mean.at[:, 0].add(references - reference))
-    total, error = merged(each).var
-    return share_explained(total, error, reference).astype(batch.value.dtype)
+    both = merged(jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target))))
+    return share_explained(both.mean[0], *both.var).astype(batch.value.dtype)

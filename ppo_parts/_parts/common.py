@@ -92,12 +92,6 @@ def loss_part(
     return stateless(update, name=where, numbers=(*numbers.values(), *weight.values()), **declared)
 
 
-def align_weight(batch: Batch, like: Array) -> Array:
-    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
-    weight, sampled = batch.weight, len(batch.axes) - 1
-    return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
-
-
 def moments_of(x: Array, mask: Array | None) -> Moments:
     """Return the moments of the unmasked elements of an array."""
     mean = masked_mean(x, mask)

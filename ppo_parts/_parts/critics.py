@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +9,10 @@ import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, check_number, check_takes
-from .._core.types import Array, Batch, Context, Params, Part, field_at
-from ..functional._arguments import POSITIVE
-from .common import at_step, check_numbers, loss_part, moments_of
-from .losses import check_loss, check_per_element, loss_of_streams
+from .._base.hyperparameters import Numeric, check_takes
+from .._core.types import Array, Batch, Context, Params, Part
+from .common import at_step, check_numbers, moments_of
+from .losses import check_loss, critic_part
 
 
 @checked
@@ -55,21 +53,10 @@ def critic_loss(
     """
     if prediction != "value" and not prediction.startswith("aux."):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
-    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters)
-    if prediction == "value":  # the shape of an entry of aux is not known yet
-        check_per_element("critic_loss", loss, "prediction", hyperparameters)
-    path = f"current.{prediction}"
-
-    def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
-        predicted = field_at(batch, path)
-        if predicted is None:
-            raise UserValueError(
-                f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
-            )
-        own = functools.partial(loss, mask=batch.mask, **now)
-        return loss_of_streams(own, batch, predicted, batch.target)
-
-    return loss_part("critic_loss", name, per_element, hyperparameters, coef=coef, requires=("target",), reads=(path,))
+    of_value = prediction == "value"  # the shape of an entry of aux is not known yet
+    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
+    fields = (f"current.{prediction}", "target")
+    return critic_part("critic_loss", loss, fields, hyperparameters, name=name, coef=coef)
 
 
 class ValueStatistics(NamedTuple):
@@ -80,9 +67,7 @@ class ValueStatistics(NamedTuple):
 
 
 @checked
-def normalize_target(
-    write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, min_scale: float = 1e-4
-) -> Part:
+def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric) -> Part:
     r"""Write the targets, normalized by running statistics, to `extras.target_normalized`.
 
     .. math:: \mu \leftarrow \mu + \beta (\bar y - \mu), \qquad
@@ -90,7 +75,7 @@ def normalize_target(
               \qquad \hat y = \frac{y - \mu}{\sigma}
 
     with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`: exponential averages of the first
-    two moments, which begin at 0 and 1. Metrics: `target_mean`, `target_scale`.
+    two moments, which begin at 0 and 1; :math:`\sigma` is at least 1e-4. Metrics: `target_mean`, `target_scale`.
 
     The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
     everywhere else. So the statistics are parameters, which `write` sets. If it also rescales the last layer, by
@@ -100,7 +85,6 @@ def normalize_target(
         write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after.
         rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs.
             `lambda step: 1 / (step + 1)` averages over all.
-        min_scale: smallest standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.
 
@@ -120,7 +104,6 @@ def normalize_target(
     where = "normalize_target"
     check_takes(where, "write", write, ("params", "old", "new"))
     numbers = check_numbers(where, rate=rate)
-    min_scale = check_number(where, "min_scale", min_scale, POSITIVE, schedule=False)
 
     def init(params: Params, key: Array | None = None) -> ValueStatistics:
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
@@ -133,7 +116,7 @@ def normalize_target(
         center, spread, _ = moments_of(target, batch.mask)
         moved = center - state.mean
         variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
-        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), min_scale))
+        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), 1e-4))
         batch = batch.add_extras(target_normalized=((target - state.mean) / state.scale).astype(dtype))
         return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
 

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from ..functional._common import boolean_mask
+from ..functional._common import boolean_mask, zero_masked
 from .common import at_step, check_numbers, loss_part, moments_of
-from .losses import require_critic
+from .losses import predicted
 
 Embed = Callable[[Any, Any], Array]
 
@@ -162,9 +161,8 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
 
     .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
 
-    These are `functional.self_imitation_loss` and `functional.self_imitation_value_loss`. R is `batch.target`, so use
-    `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
-    and `<name>_fraction`, the share of steps that were better.
+    R is `batch.target`, so use `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`,
+    without the coefficient c, and `<name>_fraction`, the share of steps that were better.
 
     Args:
         coef: coefficient c, >= 0.
@@ -176,17 +174,19 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     Example:
         >>> import ppo_parts as pp
         >>> imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="monte_carlo")
+
+    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
     where = "self_imitation"
 
     def loss(batch: Batch, context: Context, value_coef: Any) -> tuple[Array, dict[str, Array]]:
-        require_critic(where, batch)
-        current = batch.current
-        advantage = jax.lax.stop_gradient(batch.target - current.value)
-        policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
-        value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
-        both, better = (policy + value_coef * value).astype(policy.dtype), (advantage > 0).astype(policy.dtype)
-        return both, {f"{name}_loss": both, f"{name}_fraction": better}
+        fields = (batch.current.log_prob, predicted(where, batch), jax.lax.stop_gradient(batch.target))
+        log_prob, value, target = zero_masked(batch.mask, *fields)
+        better = jnp.maximum(target - value, 0)
+        both = -log_prob * jax.lax.stop_gradient(better) + value_coef * 0.5 * jnp.square(better)
+        measured = {f"{name}_loss": both, f"{name}_fraction": better > 0}
+        dtype = batch.current.log_prob.dtype
+        return both.astype(dtype), {key: x.astype(dtype) for key, x in measured.items()}
 
     numbers, reads = check_numbers(where, value_coef=value_coef), ("current.log_prob", "current.value")
     return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)

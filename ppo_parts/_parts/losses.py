@@ -15,10 +15,9 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, at, check_count
-from .._core.types import Array, Batch, Context, Part, each_stream, require, stateless
+from .._core.types import Array, Batch, Context, Part, each_stream, field_at, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
-from ..functional._common import boolean_mask
 from .common import check_numbers, loss_part
 
 
@@ -93,7 +92,6 @@ def policy_loss(
     probes: Any = {"log_prob": lambda: np.zeros((1, 1), np.float32), "key": lambda: jax.random.key(0)}
     further = {name: probe() for name, probe in probes.items() if name in takes}
     check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
-    check_per_element("policy_loss", loss, "log_ratio", hyperparameters | further)
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         inputs = {"log_prob": batch.current.log_prob, "key": context.key}
@@ -113,6 +111,7 @@ def works_along_time(loss: Callable[..., Any]) -> bool:
     return getattr(loss, "along_time", False)
 
 
+@checked
 def policy_diagnostics() -> Part:
     """Measure how far the policy being trained has moved from the policy that acted.
 
@@ -131,7 +130,7 @@ def policy_diagnostics() -> Part:
     def update(batch: Batch) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
         ratio = jnp.exp(log_ratio)
-        keep = boolean_mask(batch.mask, ratio)
+        keep: Any = None if batch.mask is None else batch.mask.astype(bool)
         measured = {
             "approx_kl": functional.approx_kl(log_ratio, mask=batch.mask),
             "approx_kl_k1": functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask),
@@ -164,16 +163,9 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         >>> import ppo_parts as pp
         >>> part = pp.clipped_value_loss(clip_eps=.2, coef=.5)
     """
-    where = "clipped_value_loss"
-
-    def loss(batch: Batch, context: Context, clip_eps: Any) -> Array:
-        require_critic(where, batch)
-        require(batch, where, value="it is the prediction to clip around; or use value_loss()")
-        own = functools.partial(functional.clipped_value_loss, clip_eps=clip_eps, mask=batch.mask)
-        return loss_of_streams(own, batch, batch.current.value, batch.value, batch.target)
-
-    numbers, reads = check_numbers(where, clip_eps=clip_eps), ("current.value", "value")
-    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads, elementwise=True)
+    where, fields = "clipped_value_loss", ("current.value", "value", "target")
+    numbers = check_numbers(where, clip_eps=clip_eps)
+    return critic_part(where, functional.clipped_value_loss, fields, numbers, name=name, coef=coef, elementwise=True)
 
 
 @checked
@@ -193,14 +185,34 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
         >>> import ppo_parts as pp
         >>> part = pp.value_loss(coef=1.)
     """
+    fields = ("current.value", "target")
+    return critic_part("value_loss", functional.value_loss, fields, {}, name=name, coef=coef, elementwise=True)
 
-    def loss(batch: Batch, context: Context) -> Array:
-        require_critic("value_loss", batch)
-        own = functools.partial(functional.value_loss, mask=batch.mask)
-        return loss_of_streams(own, batch, batch.current.value, batch.target)
 
-    reads = ("current.value",)
-    return loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=reads, elementwise=True)
+def critic_part(
+    where: str,
+    loss: Callable[..., Array],
+    fields: tuple[str, ...],
+    numbers: Mapping[str, Any],
+    *,
+    name: str,
+    coef: Numeric,
+    elementwise: bool = False,
+) -> Part:
+    """Make a part of a loss of fields of the batch, of which the first is a prediction of the policy being trained.
+
+    If the fields have a further axis of streams after the elements, the loss is the sum over it.
+    """
+
+    def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
+        arrays = predicted(where, batch, fields[0]), *(field_at(batch, path) for path in fields[1:])
+        own, rank = functools.partial(loss, mask=batch.mask, **now), np.ndim(batch.log_prob)
+        value = each_stream(own, batch.log_prob, *arrays, axis=rank)(*arrays)
+        return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
+
+    return loss_part(
+        where, name, per_element, numbers, coef=coef, requires=fields[1:], reads=fields[:1], elementwise=elementwise
+    )
 
 
 @checked
@@ -260,37 +272,35 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     return -jnp.mean(fixed + fixed * (log_prob - fixed), axis=0)  # the value is -fixed, the slope -fixed * d(log_prob)
 
 
-def loss_of_streams(loss: Callable[..., Array], batch: Batch, *arrays: Array) -> Array:
-    """Compute a loss per element; if the arrays have a further axis of streams after the elements, sum over it."""
-    rank = np.ndim(batch.log_prob)
-    value = each_stream(loss, batch.log_prob, *arrays, axis=rank)(*arrays)
-    return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
-
-
-def require_critic(where: str, batch: Batch) -> None:
-    """Raise unless the policy being trained has a value."""
-    if batch.current.value is None:
-        raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
+def predicted(where: str, batch: Batch, path: str = "current.value") -> Array:
+    """Return a prediction of the policy being trained."""
+    if (x := field_at(batch, path)) is None:
+        what = path.removeprefix("current.")
+        raise UserValueError(f"{where}: the policy returns no {what}: return Output(distribution, value, aux=...)")
+    return x
 
 
 def check_loss(
-    where: str, loss: Callable[..., Array], inputs: tuple[str, str], hyperparameters: Mapping[str, Any]
+    where: str,
+    loss: Callable[..., Array],
+    inputs: tuple[str, str],
+    hyperparameters: Mapping[str, Any],
+    probe: bool = True,
 ) -> None:
-    """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters."""
+    """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters.
+
+    With `probe`, it is called with `[1, 1]` arrays and the first values of schedules, and must return such an array.
+    """
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
         call = ", ".join((*inputs, *(f"{name}=..." for name in ("mask", *hyperparameters))))
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)}({call}): {error}") from None
-
-
-def check_per_element(where: str, loss: Callable[..., Array], like: str, hyperparameters: Mapping[str, Any]) -> None:
-    """Raise unless `loss`, called with `[1, 1]` arrays and the first values of schedules, returns such an array."""
-    probe = np.zeros((1, 1), np.float32)
-    first = {key: probe + 1 if isinstance(x, Field) else at(x, 0) for key, x in hyperparameters.items()}
-    shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
-    if shape != probe.shape:
+    one = np.zeros((1, 1), np.float32)
+    first = {key: one + 1 if isinstance(x, Field) else at(x, 0) for key, x in hyperparameters.items()}
+    result = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), one) if probe else one
+    if (shape := getattr(result, "shape", "not an array")) != one.shape:
         raise UserValueError(
-            f"{where}: the loss must have the shape of {like}, got {shape} for {probe.shape}: return one number per "
+            f"{where}: the loss must have the shape of {inputs[0]}, got {shape} for {one.shape}: return one number per "
             "element, because the learner takes the mean"
         )

@@ -85,13 +85,18 @@ def kl_penalty(
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
+    of_behavior = reference == "behavior"
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive)
     target: Any = check_number(where, "target_kl", target_kl, POSITIVE) if adaptive else None
 
     def divergence(batch: Batch) -> Array:
         if analytic:
-            return _analytic_kl(batch, reference, forward)
-        recorded = batch.log_prob if reference == "behavior" else batch.extras[reference]
+            other, current = (batch.behavior if of_behavior else batch.extras[reference]), batch.current.distribution
+            first, second = current, _current_where_masked(other, current, batch.mask)
+            first, second = (second, first) if forward else (first, second)
+            check_distribution('kl_penalty(estimator="analytic")', first, ("kl_divergence",))
+            return first.kl_divergence(second)
+        recorded = batch.log_prob if of_behavior else batch.extras[reference]
         log_ratio = batch.current.log_prob - recorded
         signed = log_ratio if forward else -log_ratio
         return functional.approx_kl(signed, estimator=cast(KLEstimator, estimator), mask=batch.mask)
@@ -112,23 +117,13 @@ def kl_penalty(
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
-    field = reference if reference == "behavior" else f"extras.{reference}"
+    needed = ("behavior",) * analytic if of_behavior else (f"extras.{reference}",)
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
-        init, update, where, requires=() if field == "behavior" and not analytic else (field,), provides=("losses",),
+        init, update, where, requires=needed, provides=("losses",),
         reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None,
         numbers=(target,) if adaptive else (coef,), policy_loss=False,
     )  # fmt: skip
-
-
-def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
-    """Return KL(reference ‖ current) per element, or KL(current ‖ reference) if not `forward`."""
-    other = batch.behavior if reference == "behavior" else batch.extras[reference]
-    first, second = batch.current.distribution, _current_where_masked(other, batch.current.distribution, batch.mask)
-    if forward:
-        first, second = second, first
-    check_distribution('kl_penalty(estimator="analytic")', first, ("kl_divergence",))
-    return first.kl_divergence(second)
 
 
 def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
@@ -337,6 +332,7 @@ class ProximalAverageState(NamedTuple):
     weight: Array
 
 
+@checked
 def proximal_average(*, decay: Numeric) -> Part:
     r"""Let the losses after this part refer to an average of the parameters instead of the behavior policy (PPO-EWMA).
 
@@ -386,6 +382,7 @@ def proximal_average(*, decay: Numeric) -> Part:
     )  # fmt: skip
 
 
+@checked
 def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     r"""Let the policy loss after this part see a Gaussian policy whose mean is perturbed (robust policy optimization).
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from .._core.shards import split
@@ -24,6 +25,7 @@ class ReplayState(NamedTuple):
     stored: Array
 
 
+@checked
 def replay(num_rollouts: int, like: Batch) -> Part:
     """Replace the rollout with the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
 

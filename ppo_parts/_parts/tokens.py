@@ -47,6 +47,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
     )  # fmt: skip
 
 
+@checked
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     """Write `advantage` by `functional.reward_to_go`: the sum of this reward and all later ones, without a critic.
 

@@ -136,11 +136,9 @@ def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -
     log_ratio, counts = jax.lax.stop_gradient(log_ratio), mask.astype(bool)
     ratio = jnp.exp(log_ratio)
 
-    def extremes(x: Array) -> tuple[Array, Array]:
-        return jnp.max(x, where=counts, initial=-jnp.inf), jnp.min(x, where=counts, initial=jnp.inf)
+    def largest(x: Array) -> Array:
+        return jnp.max(x, where=counts, initial=-jnp.inf)
 
-    ratio_max, ratio_min = extremes(ratio)
-    advantage_max, advantage_min = extremes(advantage)
     means = {
         "ppo_kl": -log_ratio,
         "log_ratio/abs_mean": jnp.abs(log_ratio),
@@ -152,11 +150,11 @@ def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -
     }
     return {
         **{name: masked_mean(x, mask) for name, x in means.items()},
-        "is_ratio/max": ratio_max,
-        "is_ratio/min": ratio_min,
-        "advantage/max": advantage_max,
-        "advantage/min": advantage_min,
-        "sampler_is/weight_min": extremes(weights)[1],
+        "is_ratio/max": largest(ratio),
+        "is_ratio/min": -largest(-ratio),
+        "advantage/max": largest(advantage),
+        "advantage/min": -largest(-advantage),
+        "sampler_is/weight_min": -largest(-weights),
         **dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"), jnp.nan),
     }
 

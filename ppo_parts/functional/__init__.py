@@ -7,8 +7,8 @@ that fits the others; the derivative of a loss with respect to it is the true on
 
 Concrete values are checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
 (nothing is broadcast), `TypeError` for arrays and arguments of another kind than documented, and `ValueError` for
-numbers out of the documented range, flags other than 0 and 1, and unknown words. What is traced cannot be checked: a
-flag that is neither 0 nor 1 makes the result NaN. The functions compile once for each shape, also outside `jit`.
+numbers out of the documented range, flags other than 0 and 1, and unknown words. What is traced cannot be checked. The
+functions compile once for each shape, also outside `jit`.
 """
 
 from ._arguments import Aggregation as Aggregation
@@ -34,7 +34,6 @@ from ._policy_losses import importance_weighted_surrogate as importance_weighted
 from ._policy_losses import mirror_descent_surrogate as mirror_descent_surrogate
 from ._policy_losses import mirror_loss as mirror_loss
 from ._policy_losses import rollback_surrogate as rollback_surrogate
-from ._policy_losses import self_imitation_loss as self_imitation_loss
 from ._policy_losses import simple_policy_optimization as simple_policy_optimization
 from ._policy_losses import smoothness_loss as smoothness_loss
 from ._recurrence import reverse_recurrence as reverse_recurrence
@@ -57,12 +56,9 @@ from ._statistics import masked_mean as masked_mean
 from ._value_losses import categorical_value as categorical_value
 from ._value_losses import categorical_value_loss as categorical_value_loss
 from ._value_losses import clipped_value_loss as clipped_value_loss
-from ._value_losses import hl_gauss as hl_gauss
 from ._value_losses import huber_value_loss as huber_value_loss
 from ._value_losses import quantile_value_loss as quantile_value_loss
 from ._value_losses import rescale_head as rescale_head
-from ._value_losses import self_imitation_value_loss as self_imitation_value_loss
-from ._value_losses import two_hot as two_hot
 from ._value_losses import value_loss as value_loss
 from ._vtrace import VTrace as VTrace
 from ._vtrace import vtrace as vtrace

@@ -189,16 +189,20 @@ def _support(where: str, name: str, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         return check_array(where, name, value)
     try:
-        return np.asarray(value)
-    except ValueError:  # a ragged list
-        raise UserTypeError(f"must be a list of numbers, got {value!r}", where=where, argument=name) from None
+        atoms = np.asarray(value, np.float32)  # in which two of them may be equal
+    except (TypeError, ValueError):
+        atoms = np.zeros(0, np.float32)
+    if atoms.ndim != 1 or len(atoms) < 2 or not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
+        what = "a list of at least two increasing, finite numbers of float32"
+        raise UserValueError(f"must be {what}, got {value!r}", where=where, argument=name)
+    return np.asarray(value, float)
 
 
 def _mean_and_scale(where: str, name: str, value: Any) -> Any:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise UserTypeError(f"must be a mean and a scale, got {value!r}", where=where, argument=name)
-    mean = number(ANY).check(where, f"the {name} mean", value[0])
-    return mean, number(POSITIVE).check(where, f"the {name} scale", value[1])
+    mean = number(ANY, single=True).check(where, f"the {name} mean", value[0])
+    return mean, number(POSITIVE, single=True).check(where, f"the {name} scale", value[1])
 
 
 def _baseline(where: str, name: str, value: Any) -> Any:
@@ -220,7 +224,7 @@ KINDS = {
     ),
     **dict.fromkeys(("group", "indices"), INTEGERS),
     **dict.fromkeys(("old", "new"), Kind(_mean_and_scale, "other")),
-    **dict.fromkeys(("num_groups", "size"), whole(Range(1))),
+    "size": whole(Range(1)),
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "key": Kind(check_key, "other"),

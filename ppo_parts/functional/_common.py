@@ -31,20 +31,15 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     if hasattr(x, "__jax_array__"):
         x = jnp.asarray(x)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        if x.dtype != jnp.bfloat16 and (getattr(x.dtype, "kind", "V") not in "biuf" or x.dtype.itemsize > 8):
-            narrow = jnp.issubdtype(x.dtype, np.floating) or jnp.issubdtype(x.dtype, np.integer)  # float8, int4
-            remedy = (
-                f" of 16 to 64 bits, got {x.dtype}; use {name}.astype(jnp.float32)" if narrow else f", got {x.dtype}"
-            )
-            raise UserTypeError(f"must hold real numbers{remedy}", where=where, argument=name)
-        return x
+        if x.dtype == jnp.bfloat16 or (getattr(x.dtype, "kind", "V") in "biuf" and x.dtype.itemsize <= 8):
+            return x
+        what = f"real numbers of 16 to 64 bits, got {x.dtype}; convert it with {name}.astype(jnp.float32)"
+        raise UserTypeError(f"must hold {what}", where=where, argument=name)
     if isinstance(x, (bool, float)):
         return x
     if isinstance(x, int):
         return float(x) if abs(x) < 2**1023 else np.inf if x > 0 else -np.inf
-    if x is None:
-        raise UserTypeError(f"must be {what}, got None", where=where, argument=name)
-    if isinstance(x, (str, bytes, complex)):
+    if x is None or isinstance(x, (str, bytes, complex)):
         raise UserTypeError(f"must be {what}, got {x!r}", where=where, argument=name)
     library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
     if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
@@ -68,29 +63,19 @@ def check_same_shape(where: str, **arrays: Any) -> None:
 def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     """Suggest a remedy for the first two shapes that differ in a known way."""
     for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
-        rank = len(shape)
+        rank, more = len(shape), longer[len(shape) :]
         if shape and longer == (shape[0] + 1, *shape[1:]):
-            if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
-                return f": {name} has one row less than the others"
-            if "value" in other:
-                return (
-                    f": {other} has one row more than {name}, V of the observation after the last step. Pass "
-                    f"value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
-                )
-            return f": {other} has one row more than {name}; drop the row that is not of a step, e.g. {other}[:-1]"
-        if rank < len(longer) and shape == longer[:rank]:
-            if set(longer[rank:]) == {1}:
-                zeros = ", 0" * (len(longer) - rank)
-                return f": drop the trailing axis of size 1 with {other}[...{zeros}]"
-            added = ", None" * (len(longer) - rank)
-            meant = f"use jnp.broadcast_to({name}[...{added}], {other}.shape)"
+            own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
+            return f": {other} has one row more than {name}; pass {own if 'value' in other else f'{other}[:-1]'}"
+        if more and shape == longer[:rank]:
+            if set(more) == {1}:
+                return f": drop the trailing axis of size 1 with {other}[...{', 0' * len(more)}]"
             if {name, other} <= {"reward", "value", "next_value"}:
-                return f": for {longer[-1]} streams, all of them need {longer[-1]} numbers per element"
+                return f": for {more[-1]} streams, all of them need {more[-1]} numbers per element"
             if other == "advantage":
                 return ": combine the streams of the advantage first, as the part combine_advantages does"
-            if "log_" in other:
-                return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
-            return f": if that is intended, {meant}"
+            wider = f"{name}[...{', None' * len(more)}]"
+            return f": sum {other} over its last axis, or use jnp.broadcast_to({wider}, {other}.shape)"
         if 0 < rank < len(longer) and shape == longer[-rank:]:
             return f": if that is intended, use jnp.broadcast_to({name}, {other}.shape)"
     return ""
@@ -182,24 +167,20 @@ def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
             counts = None if numbers is None else numbers.astype(bool)
 
 
-def nan_if_not_flag(x: Array, flag: Any) -> Array:
-    """Return `x`, but NaN where a flag that was traced, and so not checked, is neither 0 nor 1."""
-    flag = jnp.asarray(flag)
-    return x if flag.dtype == bool else jnp.where((flag == 0) | (flag == 1), x, jnp.nan)
-
-
-def where_flag(flag: Any, at_1: Any, at_0: Any) -> Array:
-    """Return `at_1` where a flag is 1, `at_0` where it is 0 or None, and NaN elsewhere."""
-    if flag is None:
-        return at_0
-    if flag.dtype == bool:
-        return jnp.where(flag, at_1, at_0)
-    return jnp.where(flag == 0, at_0, jnp.where(flag == 1, at_1, jnp.nan))
-
-
 def boolean_mask(mask: Any, like: Array) -> Array:
-    """Return the mask as booleans; all True without a mask."""
+    """Return a mask, or another flag, as booleans; all True without a mask."""
     return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
+
+
+def zero_where(flag: Array | None, x: Array) -> Array:
+    """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
+
+    None means that no flag is set. A flag may be a probability.
+    """
+    if flag is None or flag.dtype == bool:
+        return x if flag is None else jnp.where(flag, 0, x)
+    keep = 1 - flag.astype(x.dtype)
+    return keep * jnp.where(keep <= 0, 0, x)
 
 
 def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
@@ -213,8 +194,7 @@ def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
         x = jnp.asarray(x).astype(dtype)
         if mask is None:
             return x
-        counts = unsqueezed(jnp.asarray(mask), x.ndim)
-        return jnp.where(boolean_mask(counts, x), nan_if_not_flag(x, counts), 0)
+        return jnp.where(unsqueezed(boolean_mask(mask, x), x.ndim), x, 0)
 
     return tuple(map(prepared, arrays))
 
@@ -244,4 +224,4 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
 
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
-    return jnp.sum(x if mask is None else jnp.where(boolean_mask(mask, x), nan_if_not_flag(x, mask), 0), axis=axis)
+    return jnp.sum(x if mask is None else jnp.where(boolean_mask(mask, x), x, 0), axis=axis)

@@ -53,5 +53,4 @@ def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mappi
     except TypeError as error:
         known = inspect.signature(function).parameters
         unknown = next((name for name in kwargs if name not in known), "")
-        error.args = (f"{error}{did_you_mean(unknown, known)}",)
-        raise
+        raise UserTypeError(f"{error}{did_you_mean(unknown, known)}") from None

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from ._arguments import CONSTANT, Implementation, MaskMode, public
-from ._common import Array, Number, boolean_mask, nan_if_not_flag, where_flag
+from ._arguments import CONSTANT, MaskMode, public
+from ._common import Array, Number, boolean_mask, zero_where
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence, solver
-from ._steps import Steps, check_padding, prepare, zero_where
+from ._steps import check_padding, prepare
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._gae.Advantages")
@@ -37,7 +37,6 @@ def gae(
     mask: Array | None = None,
     mask_mode: MaskMode = "cut",
     stop_gradient: bool = True,
-    implementation: Implementation = "auto",
 ) -> Advantages:
     r"""Compute generalized advantage estimates, correct at terminations *and* truncations. Gradients are stopped.
 
@@ -71,9 +70,6 @@ def gae(
             `next_values`). The last step before padding (masked steps until the end) must be marked as terminated or
             truncated: otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.
-        implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another.
-            "associative": `lax.associative_scan`. "auto": the associative scan where the program is compiled for a GPU,
-            and the scan elsewhere.
 
     Example:
         Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
@@ -85,12 +81,13 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
-
     skip = mask_mode == "skip" and mask is not None
-    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    x = prepare("gae", steps, stop_gradient, skip=skip)
+    x = prepare(
+        "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask,
+        gamma=gamma, gae_lambda=gae_lambda, stop_gradient=stop_gradient, skip=skip,
+    )  # fmt: skip
     delta = x.reward + x.gamma * zero_where(x.terminated, x.next_value) - x.value
-    trace = where_flag(x.truncated, 0, zero_where(x.terminated, x.gamma * x.gae_lambda))
+    trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda))
     if skip:  # A_t = A_{t+1} at masked steps
         keep = boolean_mask(mask, delta)
         delta, trace = jnp.where(keep, delta, 0), jnp.where(keep, trace, 1)
@@ -99,7 +96,7 @@ def gae(
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
-    advantage = solver(implementation)((delta, trace))
+    advantage = solver()((delta, trace))
     advantage = jnp.where(keep, advantage, 0) if skip else advantage
     return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
@@ -147,11 +144,10 @@ def next_values(
         )
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
     if mask is not None:
-        shifted = _skip(nan_if_not_flag(shifted, mask), boolean_mask(mask, shifted))
+        shifted = _skip(shifted, boolean_mask(mask, shifted))
     if truncated is None or final_value is None:
         return shifted
-    followed = jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
-    return jnp.where(boolean_mask(mask, value), nan_if_not_flag(followed, truncated), followed)
+    return jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
 
 
 def _skip(shifted: Array, keep: Array) -> Array:
@@ -194,6 +190,7 @@ def reward_to_go(
     REINFORCE++, arXiv:2501.03262.
     """
     keep, trace = boolean_mask(mask, reward), jnp.broadcast_to(gamma, reward.shape)
-    trace = where_flag(truncated, 0, zero_where(terminated, trace))
+    ends = None if truncated is None else boolean_mask(truncated, trace)
+    trace = zero_where(ends, zero_where(terminated, trace))
     later = reverse_recurrence(reward, jax.lax.stop_gradient(jnp.where(keep, trace, 1)))
     return jnp.where(keep, later, 0)

@@ -26,7 +26,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
         return
     if lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
-    size = jnp.shape(reward)[0] if values["num_groups"] is None else values["num_groups"]
+    size = jnp.shape(reward)[0]
     if groups is not None and (outside := ((groups < 0) | (groups >= size)) & counts.astype(bool)).any():
         raise UserValueError(
             f"{where}: group must lie in [0, {size}), got {groups[outside][0]}: number the groups by "
@@ -39,7 +39,6 @@ def group_advantage(
     reward: Array,
     group: Array,
     *,
-    num_groups: int | None = None,
     baseline: Baseline | Array = "mean",
     scale: Scale | None = "group",
     ddof: int = 1,
@@ -66,8 +65,7 @@ def group_advantage(
 
     Args:
         reward: `[N]`, one number per sequence, floating.
-        group: `[N]`, whole numbers in [0, num_groups): elements with the same number form a group.
-        num_groups: number of groups, which fixes the shapes; None: N, which is always enough.
+        group: `[N]`, whole numbers in [0, N): elements with the same number form a group.
         baseline: a name in the table, "none" (0), or an array `[N]`.
         scale: "group", "batch" or None.
         ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
@@ -85,7 +83,7 @@ def group_advantage(
     Reference: GRPO: arXiv:2402.03300. Dr.GRPO: arXiv:2503.20783. RLOO: arXiv:2402.14740. OPO: arXiv:2505.23585. ReMax:
     arXiv:2310.10505. Lite PPO: arXiv:2508.08221. REINFORCE++: arXiv:2501.03262.
     """
-    keep, size = boolean_mask(mask, reward).astype(reward.dtype), len(reward) if num_groups is None else num_groups
+    keep, size = boolean_mask(mask, reward).astype(reward.dtype), len(reward)
 
     def total(x: Array) -> Array:
         """Sum over the group of each element."""

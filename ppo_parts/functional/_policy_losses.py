@@ -220,29 +220,6 @@ def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number
     return jnp.exp(log_ratio) * (coef * (log_ratio - 1) - advantage) + coef
 
 
-@public()
-def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None = None) -> Array:
-    r"""Compute the policy loss of self-imitation per element. Gradients flow to `log_prob`; `advantage` is a constant.
-
-    .. math:: L_i = -\log\pi(a_i | s_i)\, \max(A_i, 0), \qquad A_i = R_i - V(s_i)
-
-    A log-ratio in place of the log-probability changes the loss by a constant, and not its gradient, so that
-    `policy_loss(self_imitation_loss)` works as well.
-
-    Args:
-        log_prob: log pi_current(a), any shape, in nats.
-        advantage: return minus value, same shape.
-        mask: as in `clipped_surrogate`; so is the result.
-
-    Example:
-        >>> self_imitation_loss(jnp.array([-2., -2.]), jnp.array([3., -3.])).tolist()
-        [6.0, 0.0]
-
-    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
-    """
-    return -log_prob * jnp.maximum(advantage, 0)
-
-
 @public(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
 def importance_sampling_weight(
     log_ratio: Array, *, high: Number, low: Number = 0.0, mode: CorrectionMode = "truncate", mask: Array | None = None

@@ -28,16 +28,14 @@ def scan(terms: tuple[Array, Array]) -> Array:
 
 def associative(terms: tuple[Array, Array]) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
-    delta, trace = terms
 
     def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
         return now[0] + now[1] * later[0], now[1] * later[1]
 
-    # As in a scan, the last trace multiplies A_T = 0: it may be NaN, because of a flag that is neither 0 nor 1.
-    return jax.lax.associative_scan(combine, (delta + 0 * trace, trace), reverse=True)[0]
+    return jax.lax.associative_scan(combine, terms, reverse=True)[0]
 
 
-def solver(implementation: Implementation) -> Callable[[tuple[Array, Array]], Array]:
+def solver(implementation: Implementation = "auto") -> Callable[[tuple[Array, Array]], Array]:
     """Return the requested implementation, or the associative scan on GPUs and the scan elsewhere.
 
     "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a
@@ -65,7 +63,9 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     Args:
         delta: `[T, ...]`, floating; its dtype is that of the result. Narrow dtypes are accumulated in float32.
         trace: `[T, ...]`, :math:`c_t`; the last row has no effect, but must be finite.
-        implementation: as in `gae`.
+        implementation: how it runs; all choices compute the same numbers. "scan": one step after another.
+            "associative": `lax.associative_scan`. "auto", as in `gae` and `vtrace`: the associative scan where the
+            program is compiled for a GPU, and the scan elsewhere.
 
     Example:
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()

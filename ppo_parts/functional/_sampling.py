@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import public
-from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, nan_if_not_flag
+from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values
 from ._errors import ShapeError, UserValueError
 
 
@@ -43,16 +43,11 @@ def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, m
     """
     total = jnp.sum(jnp.abs(advantage), axis=0)
     total = jnp.where(jnp.isfinite(total), total, 0)
-    # Divide by the largest total, so that no power overflows: by its root twice, because XLA may multiply by the
-    # inverse of the product; where that is too small for a float, the totals are scaled first.
-    largest = jnp.max(total, initial=0)
-    scale = jnp.where(largest > 1e37, 2.0**-10, 1)
-    root, scaled = (jnp.sqrt(jnp.maximum(x, 1)) for x in (largest, scale * largest))
-    priority = (scale * total / scaled / scaled) ** alpha + eps / root**alpha / root**alpha
+    largest = jnp.max(total, initial=1)  # by which all are divided, so that no power overflows
+    priority = (total / largest) ** alpha + eps / largest**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
         priority = jnp.where(jnp.any(boolean_mask(mask, advantage), axis=0), priority, 0)
-        priority += jnp.sum(nan_if_not_flag(jnp.zeros_like(advantage), mask), axis=0)
     whole = jnp.sum(priority)
     return priority / jnp.where(whole > 0, whole, 1)
 
@@ -62,26 +57,18 @@ def _check_probabilities(where: str, values: dict[str, Any]) -> None:
     probabilities = values["probabilities"]
     if jnp.ndim(probabilities) != 1:
         raise ShapeError(f"{where}: probabilities must have one axis, got shape {jnp.shape(probabilities)}")
-    known = known_values(probabilities)
-    if known is not None and not _is_distribution(known.astype(np.float64), known.dtype):
+    if (known := known_values(probabilities)) is None:
+        return
+    rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
+    total = known.astype(np.float64).sum()  # 0, where everything is masked
+    if not ((known >= 0).all() and (abs(total - 1) < rounding or total == 0)):
         raise UserValueError(
             f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
             f"{known.min()}; divide them by their sum"
         )
 
 
-def _check_size(where: str, values: dict[str, Any]) -> None:
-    _check_probabilities(where, values)
-    number = jnp.shape(values["probabilities"])[0]
-    if values["size"] > number:
-        raise UserValueError(
-            f"must be a whole number in [1, {number}], the number of segments, got {values['size']}",
-            where=where,
-            argument="size",
-        )
-
-
-@public(raw=True, other_shape="probabilities", also=_check_size)
+@public(raw=True, other_shape="probabilities", also=_check_probabilities)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -101,7 +88,7 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> A
 
     Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 2.
     """
-    probabilities = _distribution(probabilities)
+    probabilities = _widened(probabilities)
     keys = jnp.log(probabilities) - jnp.log(_small_exponential(key, probabilities))
     return jax.lax.top_k(keys, size)[1]
 
@@ -135,7 +122,7 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: Number) ->
 
     Args:
         probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1 (or to 0, if
-            everything is masked); the weights `[M]` have their dtype. If traced ones do not, the weights are NaN.
+            everything is masked); the weights `[M]` have their dtype.
         indices: `[M]` integers, the segments drawn. They are not checked if they are traced.
         beta: exponent, in [0, 1].
 
@@ -145,19 +132,11 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: Number) ->
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    dtype, probabilities = probabilities.dtype, _distribution(probabilities)
+    dtype, probabilities = probabilities.dtype, _widened(probabilities)
     drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
     scaled = jnp.where(drawable, jnp.sum(drawable) * probabilities, 1)
     return jnp.where(drawable, scaled**-beta, 0)[indices].astype(dtype)
 
 
-def _distribution(probabilities: Array) -> Array:
-    """Return probabilities in the accumulator dtype; NaN if they are not a distribution."""
-    x = jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))
-    return jnp.where(_is_distribution(x, probabilities.dtype), x, jnp.nan)
-
-
-def _is_distribution(x: Any, dtype: Any) -> Any:
-    """Return whether numbers that were computed in `dtype` sum to 1; or to 0, where everything is masked."""
-    total, rounding = x.sum(), 1e-3 if jnp.finfo(dtype).bits > 16 else 0.05
-    return (x >= 0).all() & ((abs(total - 1) < rounding) | (total == 0))
+def _widened(probabilities: Array) -> Array:
+    return jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))

@@ -121,10 +121,6 @@ def sequence_log_ratio(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 7 and 14.
     """
-    return _shared_log_ratio(log_ratio, level, reduction, mask)
-
-
-def _shared_log_ratio(log_ratio: Array, level: Level, reduction: Reduction, mask: Array | None) -> Array:
     keep = boolean_mask(mask, log_ratio)
     one = _mean_over_tokens(log_ratio, keep) if reduction == "mean" else jnp.sum(log_ratio, axis=0, keepdims=True)
     whole = jnp.broadcast_to(one, log_ratio.shape)
@@ -164,7 +160,7 @@ def gspo(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 5 to 7, 13 and 14.
     """
-    shared = _shared_log_ratio(log_ratio, level, "mean", mask)
+    shared = sequence_log_ratio(log_ratio, level=level, mask=mask)
     return clipped_surrogate(shared, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from ._arguments import CONSTANT, FLOATS, KLEstimator, public
-from ._common import Array, Axes, Number, accumulator_dtype, boolean_mask, nan_if_not_flag
+from ._common import Array, Axes, Number, accumulator_dtype, boolean_mask
 from ._policy_losses import outside_clip_range
 
 
 @public(raw=True)
-def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
+def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
@@ -22,7 +20,6 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         x: any shape; the mean has its dtype (float32 for integers and booleans). If it is empty, the mean is NaN.
         mask: None (all ones), or 0/1 of the shape of `x`.
         axis: axis or axes to reduce; None reduces all.
-        keepdims: keep reduced axes with size 1.
 
     Example:
         >>> float(masked_mean(jnp.array([1., 3., jnp.nan]), jnp.array([1, 1, 0])))
@@ -31,11 +28,10 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         1.5
     """
     if mask is None:
-        return jnp.mean(x, axis=axis, keepdims=keepdims)
+        return jnp.mean(x, axis=axis)
     x, keep, dtype = jnp.asarray(x), boolean_mask(mask, x), accumulator_dtype(x)
-    total = jnp.sum(jnp.where(keep, nan_if_not_flag(x.astype(dtype), mask), 0), axis=axis, keepdims=keepdims)
-    count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
-    mean = total / jnp.maximum(count, 1)
+    total = jnp.sum(jnp.where(keep, x.astype(dtype), 0), axis=axis)
+    mean = total / jnp.maximum(jnp.sum(keep, axis=axis, dtype=dtype), 1)
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
 
 
@@ -117,19 +113,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     if estimator == "k2":
         return k2
     k3 = jnp.expm1(log_ratio) - log_ratio
-    return k3 if estimator == "k3" else _with_gradient_of(k3, k2)
-
-
-@jax.custom_jvp
-def _with_gradient_of(value: Array, other: Array) -> Array:
-    """Return `value`, differentiated as if it were `other`."""
-    del other
-    return value
-
-
-@_with_gradient_of.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return _with_gradient_of(*primals), tangents[1]
+    return k3 if estimator == "k3" else k2 + jax.lax.stop_gradient(k3 - k2)
 
 
 @public(log_ratio=CONSTANT)
@@ -150,8 +134,7 @@ def clip_fraction(
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
     below, above = outside_clip_range(log_ratio, clip_eps, clip_eps_high)
-    outside = (below | above).astype(log_ratio.dtype)
-    return outside if mask is None else nan_if_not_flag(outside, mask)
+    return (below | above).astype(log_ratio.dtype)
 
 
 @public(value=CONSTANT)
@@ -174,25 +157,12 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
     """
-    reference = unmasked_element(target, mask)
-
-    def variance(x: Array) -> Array:
-        return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
-
-    # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
-    # their differences, which are 0, has none.
-    return share_explained(variance(target - reference), variance(target - value), reference)
+    mean, error = masked_mean(target, mask), target - value
+    total = masked_mean(jnp.square(target - mean), mask)
+    return share_explained(mean, total, masked_mean(jnp.square(error - masked_mean(error, mask)), mask))
 
 
-def unmasked_element(x: Array, mask: Array | None) -> Array:
-    """Return one of the unmasked elements; -inf if there is none."""
-    if mask is None:
-        first = jnp.atleast_1d(x)[:1]  # only of the first step: a maximum over all steps costs a pass
-        return jnp.max(first, initial=-jnp.inf)
-    return jnp.max(x, where=boolean_mask(mask, x), initial=-jnp.inf)
-
-
-def share_explained(total: Array, error: Array, target: Array) -> Array:
-    """Return the share of the variance `total` that is not `error`; NaN if numbers like `target` do not vary."""
-    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(target)
+def share_explained(mean: Array, total: Array, error: Array) -> Array:
+    """Return the share of the variance `total` that is not `error`; NaN if it is the rounding error of the mean."""
+    varies = jnp.sqrt(total) > 100 * jnp.finfo(total.dtype).eps * jnp.abs(mean)
     return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)

@@ -1,79 +1,44 @@
-"""The advantage estimators: what they read, and what a mask does to it."""
+"""What the advantage estimators read, and what a mask does to it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import fit
-from ._common import Array, accumulator_dtype, boolean_mask, known_values, nan_if_not_flag, where_flag
+from ._arguments import RANGES, fit
+from ._common import accumulator_dtype, known_values
 from ._errors import UserValueError
 
-HYPERPARAMETERS = ("gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "pg_lambda")
 
-
-class Steps(NamedTuple):
-    """What an estimator reads, `[T, ...]`; None for what is not given.
-
-    Hyperparameters may be single numbers. Only `vtrace` has ratios and clips.
-    """
-
-    reward: Array
-    value: Array
-    next_value: Array
-    terminated: Array
-    truncated: Array | None
-    mask: Array | None
-    gamma: Any
-    gae_lambda: Any
-    log_ratio: Any = None
-    rho_clip: Any = None
-    c_clip: Any = None
-    pg_rho_clip: Any = None
-    pg_lambda: Any = None
-
-
-def zero_where(flag: Array | None, x: Array) -> Array:
-    """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
-
-    None means that no flag is set. A flag may be a probability; outside [0, 1] the result is NaN.
-    """
-    if flag is None or flag.dtype == bool:
-        return where_flag(flag, 0, x)
-    keep = 1 - flag.astype(x.dtype)
-    keep = jnp.where((keep >= 0) & (keep <= 1), keep, jnp.nan)  # a flag that was traced, and so not checked
-    return keep * jnp.where(keep <= 0, 0, x)
-
-
-def prepare(where: str, x: Steps, stop_gradient: bool, *, skip: bool = False) -> Steps:
-    """Return the steps as the equations read them: in the dtype to compute in, and with the mask applied.
+def prepare(
+    where: str, *, value: Any, terminated: Any, truncated: Any, mask: Any, stop_gradient: bool, skip: bool = False,
+    **others: Any,
+) -> Any:  # fmt: skip
+    """Return the arguments as the equations read them: in the dtype to compute in, and with the mask applied.
 
     With `skip`, masked steps are passed over; otherwise they are the ends of trajectories.
     """
-    shape, dtype = x.value.shape, accumulator_dtype(x.value)
-    given = {name: getattr(x, name) for name in HYPERPARAMETERS if getattr(x, name) is not None}
-    x = x._replace(**{name: fit(where, name, number, shape, dtype) for name, number in given.items()})
-    # Applied to the inputs, so that no derivatives of the computation are traced.
-    x = jax.lax.stop_gradient(x) if stop_gradient else x
-    names = [name for name in ("reward", "value", "next_value", "log_ratio") if getattr(x, name) is not None]
-    read = {name: getattr(x, name).astype(dtype) for name in names} | {"terminated": x.terminated}
-    if x.mask is None:
-        return x._replace(**read)
-    counts = boolean_mask(x.mask, x.value)
-    if skip:  # where it was known, it has been checked
-        read["reward"] = jnp.where(unfinished(x.terminated, x.truncated, x.mask), jnp.nan, read["reward"])
-    else:
-        # No trace passes from or to a masked step: it, and the one before it, are truncated.
-        cut = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
-        # Elsewhere the flag stays as it is, so that one that is neither 0 nor 1 is seen.
-        truncated = cut if x.truncated is None else jnp.where(cut, 1, x.truncated).astype(x.truncated.dtype)
-        x = x._replace(truncated=truncated)
-    # Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
-    read["reward"] = nan_if_not_flag(read["reward"], x.mask)
-    return x._replace(**{name: jnp.where(counts, field, 0) for name, field in read.items()})
+    dtype = accumulator_dtype(value)
+    numbers = {k: None if x is None else fit(where, k, x, value.shape, dtype) for k, x in others.items() if k in RANGES}
+    floats = {k: x.astype(dtype) for k, x in {"value": value, **others}.items() if k not in RANGES}
+    if stop_gradient:  # of the inputs, so that no derivatives of the computation are traced
+        floats, numbers, terminated = jax.lax.stop_gradient((floats, numbers, terminated))
+    cut = None if truncated is None else truncated.astype(bool)
+    if mask is not None:
+        counts = mask.astype(bool)
+        if skip:  # where it was known, it has been checked
+            floats["reward"] = jnp.where(unfinished(terminated, truncated, mask), jnp.nan, floats["reward"])
+        else:  # no trace passes from or to a masked step: it, and the one before it, are truncated
+            ends = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
+            cut = ends if cut is None else cut | ends
+        # Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
+        terminated = jnp.where(counts, terminated, 0)
+        floats = {k: jnp.where(counts, x, 0) for k, x in floats.items()}
+    return SimpleNamespace(terminated=terminated, truncated=cut, **floats, **numbers)
 
 
 def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import POSITIVE, number, public
-from ._common import Array, Number, accumulator_dtype, is_real, known_values, zero_masked
-from ._errors import ShapeError, UserValueError
+from ._common import Array, Number, accumulator_dtype, zero_masked
+from ._errors import ShapeError
 
 
 @public()
@@ -30,7 +30,7 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (without the factor 1/2, so double the coefficient).
     """
-    return _half_square(value - target)
+    return 0.5 * jnp.square(value - target)
 
 
 @public()
@@ -59,25 +59,7 @@ def clipped_value_loss(
     error, moved = value - target, value - old_value
     clipped = old_value + jnp.sign(moved) * clip_eps - target
     inside = jnp.abs(moved) <= clip_eps
-    return _half_square(jnp.where(inside | (jnp.abs(clipped) <= jnp.abs(error)), error, clipped))
-
-
-@public()
-def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
-    r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
-
-    .. math:: L_i = \frac{1}{2} \max(\text{target}_i - v_i, 0)^2
-
-    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. The target is a return.
-    Arguments and result are as in `value_loss`.
-
-    Example:
-        >>> self_imitation_value_loss(jnp.array([1., 3.]), jnp.array([3., 1.])).tolist()
-        [2.0, 0.0]
-
-    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
-    """
-    return _half_square(jnp.maximum(target - value, 0))
+    return 0.5 * jnp.square(jnp.where(inside | (jnp.abs(clipped) <= jnp.abs(error)), error, clipped))
 
 
 @public(delta=number(POSITIVE))
@@ -128,78 +110,11 @@ def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0,
 
 
 def _check_support(where: str, values: dict[str, Any]) -> None:
-    """Raise unless the atoms increase, as far as their values are known, in the dtype to compute in."""
-    support, known = values["support"], known_values(values["support"])
-    dtype = accumulator_dtype(*(values[name] for name in ("logits", "target") if name in values))
-    valid = np.ndim(support) == 1 and np.size(support) >= 2 and (known is None or is_real(known))
-    if valid and known is not None:
-        atoms = known.astype(dtype)  # in which two of them may be equal
-        valid = bool(np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
-    if not valid:
-        shown = support if known is None else known.tolist()
-        raise UserValueError(
-            f"must be a list of at least two increasing, finite numbers of {np.dtype(dtype).name}, got {shown!r}",
-            where=where,
-            argument="support",
-        )
-    if "logits" in values and np.shape(support) != jnp.shape(values["logits"])[-1:]:
+    if (size := np.shape(values["support"])) != (axes := jnp.shape(values["logits"]))[-1:]:
         raise ShapeError(
-            f"{where}: the last axis of the logits and the support must have the same size, got logits "
-            f"{jnp.shape(values['logits'])} and support {np.shape(support)}"
+            f"{where}: the last axis of the logits and the support must have the same size, got logits {axes} and "
+            f"support {size}"
         )
-
-
-@public(also=_check_support)
-def two_hot(target: Array, support: Any) -> Array:
-    r"""Divide the probability between the two atoms around each target, whose mean is the target. No gradients flow.
-
-    .. math:: p_k = \frac{z_{k+1} - y}{z_{k+1} - z_k}, \qquad p_{k+1} = 1 - p_k, \qquad z_k \le y \le z_{k+1}
-
-    Targets beyond the first or the last atom are moved to it.
-
-    Args:
-        target: `[...]`, floating; the probabilities `[..., K]`, which sum to 1, have its dtype.
-        support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
-
-    Example:
-        >>> two_hot(jnp.array([1.5, 9.]), [0., 1., 3.]).tolist()
-        [[0.0, 0.75, 0.25], [0.0, 0.0, 1.0]]
-
-    Reference: Schrittwieser et al. 2020, arXiv:1911.08265, appendix F; Hafner et al. 2023, arXiv:2301.04104.
-    """
-    z = jnp.asarray(support, target.dtype)
-    # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
-    lower, gap = (_last(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
-    upper = jnp.clip((target[..., None] - lower) / gap, 0, 1)
-    one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
-    return jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
-
-
-@public(also=_check_support)
-def hl_gauss(target: Array, support: Any, *, sigma: Number) -> Array:
-    r"""Spread the probability over the atoms around each target as a Gaussian does over bins. No gradients flow.
-
-    .. math:: p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
-
-    The edges b of the bins are halfway between atoms, and the two outer bins are symmetric about their atoms. Targets
-    beyond the outer edges are moved to them.
-
-    Args:
-        target, support: as in `two_hot`; so is the result. The atoms are the centers of the bins.
-        sigma: standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin widths.
-
-    Example:
-        >>> probs = hl_gauss(jnp.array([0.]), [-1., 0., 1.], sigma=.75)
-        >>> [round(float(p), 4) for p in probs[0]]
-        [0.2407, 0.5186, 0.2407]
-
-    Reference: Farebrother et al. 2024, arXiv:2403.03950, section 3.1; Imani and White 2018, arXiv:1806.04613.
-    """
-    z = jnp.asarray(support, target.dtype)
-    first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
-    edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
-    below = jax.scipy.special.ndtr((_last(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]) / sigma)
-    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
 @public(wide="logits", also=_check_support)
@@ -210,12 +125,21 @@ def categorical_value_loss(
 
     .. math:: L_i = -\sum_k p_{ik} \log \hat p_{ik}, \qquad \hat p_i = \mathrm{softmax}(\text{logits}_i)
 
-    where p is `hl_gauss(target, support, sigma=sigma)`, or `two_hot(target, support)` without `sigma`. The minimum is
-    the entropy of p.
+    Without `sigma`, p divides the probability between the two atoms around the target, whose mean is the target
+    (two-hot); with it, p is that of a Gaussian in bins (HL-Gauss),
+
+    .. math:: p_k = \frac{z_{k+1} - y}{z_{k+1} - z_k}, \quad p_{k+1} = 1 - p_k \qquad \text{or} \qquad
+              p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
+
+    The edges b of the bins are halfway between the atoms z, and the two outer bins are symmetric about their atoms.
+    Targets beyond the support are moved to its ends. The minimum of the loss is the entropy of p.
 
     Args:
         logits: `[..., K]`, floating; the loss `[...]`, in nats, has their dtype.
-        target, support, sigma: as in `hl_gauss`; `sigma=None` is two-hot.
+        target: y, `[...]`.
+        support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
+        sigma: None, or the standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin
+            widths.
         mask: None, or 0/1 `[...]`.
 
     Example:
@@ -223,12 +147,31 @@ def categorical_value_loss(
         >>> round(float(loss[0]), 4)  # log 4
         1.3863
 
-    Reference: Farebrother et al. 2024, arXiv:2403.03950, eq. 3.1; Schrittwieser et al. 2020, arXiv:1911.08265.
+    Reference: Farebrother et al. 2024, arXiv:2403.03950, section 3.1; Imani and White 2018, arXiv:1806.04613. Two-hot:
+    Schrittwieser et al. 2020, arXiv:1911.08265, appendix F; Hafner et al. 2023, arXiv:2301.04104.
     """
-    probs = two_hot(target, support) if sigma is None else hl_gauss(target, support, sigma=sigma)
+    z = jnp.asarray(support, target.dtype)
+    probs = two_hot(target, z) if sigma is None else hl_gauss(target, z, sigma)
     # An atom without probability may have a logit of -inf.
     log_probs = jnp.where(probs > 0, jax.nn.log_softmax(logits), 0)
     return zero_masked(mask, -jnp.sum(probs * log_probs, axis=-1))[0]
+
+
+def two_hot(target: Array, z: Array) -> Array:
+    """Divide the probability between the two atoms around each target."""
+    # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
+    lower, gap = (_last(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
+    upper = jnp.clip((target[..., None] - lower) / gap, 0, 1)
+    one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
+    return jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
+
+
+def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
+    """Spread the probability over the atoms around each target, the centers of bins, as a Gaussian does."""
+    first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
+    edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
+    below = jax.scipy.special.ndtr((_last(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]) / sigma)
+    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
 @public(also=_check_support)
@@ -260,7 +203,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     Args:
         kernel: w, any shape, such as `[n, 1]`.
         bias: b, any shape, such as `[1]`.
-        old: mean and scale (standard deviation) so far.
+        old: mean and scale (standard deviation) so far, one number each.
         new: the mean and the scale that replace them.
 
     Returns:
@@ -278,17 +221,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     mean, scale, new_mean, new_scale = (jnp.asarray(x, dtype) for x in (mean, scale, new_mean, new_scale))
     moved = (scale * jnp.asarray(bias, dtype) + mean - new_mean) / new_scale
     scaled = scale / new_scale * jnp.asarray(kernel, dtype)
-    for name, x, before in (("kernel", scaled, kernel), ("bias", moved, bias)):
-        if x.shape != jnp.shape(before):
-            raise ShapeError(
-                f"rescale_head: the means and scales do not fit the {name} of shape {jnp.shape(before)}: the result "
-                f"would have shape {x.shape}"
-            )
     return scaled.astype(jnp.result_type(kernel)), moved.astype(jnp.result_type(bias))
-
-
-def _half_square(x: Array) -> Array:
-    return 0.5 * jnp.square(x)
 
 
 def _huber(error: Array, delta: Any) -> Array:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import export
 
-from ._arguments import Implementation, public
-from ._common import Array, Number, where_flag
+from ._arguments import public
+from ._common import Array, Number, zero_where
 from ._recurrence import solver
-from ._steps import Steps, prepare, zero_where
+from ._steps import prepare
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
@@ -41,7 +41,6 @@ def vtrace(
     pg_lambda: Number | None = None,
     mask: Array | None = None,
     stop_gradient: bool = True,
-    implementation: Implementation = "auto",
 ) -> VTrace:
     r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
@@ -62,7 +61,7 @@ def vtrace(
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behavior(a_t), in nats.
-        reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
+        reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
         rho_clip, c_clip, pg_rho_clip: upper clips of the ratios that weight the TD error, the trace, and
             `policy_advantage` (None: `rho_clip`), > 0.
@@ -78,27 +77,30 @@ def vtrace(
     Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2. `pg_rho_clip` and `pg_lambda`:
     `rlax.vtrace_td_error_and_advantage`.
     """
-
-    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio)
-    steps = steps._replace(rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda)
-    x = prepare("vtrace", steps, stop_gradient)
+    x = prepare(
+        "vtrace", log_ratio=log_ratio, reward=reward, value=value, next_value=next_value, terminated=terminated,
+        truncated=truncated, mask=mask, gamma=gamma, gae_lambda=gae_lambda, rho_clip=rho_clip, c_clip=c_clip,
+        pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda, stop_gradient=stop_gradient,
+    )  # fmt: skip
     ratio = _ratio(x)
 
     def td_error(next_value: Array, rho_clip: Array) -> Array:
         return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * zero_where(x.terminated, next_value) - x.value)
 
     c = jnp.minimum(ratio, x.c_clip)
-    trace = where_flag(x.truncated, 0, zero_where(x.terminated, x.gamma * x.gae_lambda * c))
-    error = solver(implementation)((td_error(x.next_value, x.rho_clip), trace))
+    trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda * c))
+    error = solver()((td_error(x.next_value, x.rho_clip), trace))
     target = error + x.value
-    follows = where_flag(x.truncated, x.next_value, jnp.concatenate([target[1:], x.next_value[-1:]]))
+    follows = jnp.concatenate([target[1:], x.next_value[-1:]])
+    if x.truncated is not None:
+        follows = jnp.where(x.truncated, x.next_value, follows)
     if x.pg_lambda is not None:
         follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
     policy_advantage = td_error(follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
     return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
 
 
-def _ratio(x: Steps) -> Array:
+def _ratio(x: Any) -> Array:
     """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
     clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))

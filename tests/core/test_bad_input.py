@@ -147,6 +147,8 @@ ALONE = {  # samplers after which each advantage is standardized by itself
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
 }
 VALUE_ERRORS = {
+    "mine: it changes advantage, which a loss before it may have read: declare provides=('advantage',)":
+        (GAE, FULL, SURROGATE, pp.stateless(lambda batch: batch.replace(advantage=-batch.advantage), name="mine")),
     "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
     # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
@@ -181,7 +183,7 @@ VALUE_ERRORS = {
         lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
     "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
-    "value_loss: the policy has no value to learn": ({"evaluate": without_critic},),
+    "value_loss: the policy returns no value": ({"evaluate": without_critic},),
     "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
     # phases
     "phases(actor=chain(...)": lambda: pp.phases(),
@@ -241,7 +243,7 @@ VALUE_ERRORS = {
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
     # batches
-    "batch.value is missing ... value_loss()":
+    "clipped_value_loss needs batch.value":
         (FULL, pp.clipped_value_loss(clip_eps=0.2), given(value=None, target=BATCH.reward)),
     # the array layer
     "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
@@ -300,7 +302,7 @@ VALUE_ERRORS = {
         lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
     "entropy_bonus: num_samples must be at least 1 ... 0": lambda: pp.entropy_bonus(coef=0.1, num_samples=0),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
-    "advantage_normalize: ddof must be a whole number in [0, 1] ... True": lambda: pp.advantage_normalize(ddof=True),
+    "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
     **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
@@ -320,6 +322,13 @@ VALUE_ERRORS = {
 }  # fmt: skip
 
 TYPE_ERRORS = {
+    "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
+    "positional": lambda: pp.gae(0.99, 0.95),
+    "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
+    "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
+    "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
+    "unexpected keyword argument 'dof'; did you mean 'ddof'?": lambda: pp.advantage_normalize(dof=1),
+    "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
     # chains
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
         lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
@@ -479,14 +488,10 @@ SHAPE_ERRORS = {
 }  # fmt: skip
 
 REFUSED_BY_PYTHON = {
-    "positional": lambda: pp.gae(0.99, 0.95),
-    "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
-    "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "raised by the part 'mine': declare what it reads":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")),
     "no attribute 'nothing'":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
-    "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
 }  # fmt: skip
 
 

@@ -474,7 +474,7 @@ def test_a_lens_reads_what_there_is_and_both_values_of_a_critic(inner, read, aft
 def test_a_lens_declares_what_its_part_does():
     read = {"current.value": "current.aux.v", "value": "extras.v", "target": "extras.r"}
     lens = pp.within(CLIPPED, name="lens", read=read)
-    assert (lens.requires, lens.reads) == (("extras.r",), ("mask", *read.values()))
+    assert (lens.requires, lens.reads) == (("extras.v", "extras.r"), ("mask", *read.values()))
     own = pp.stateless(lambda b: b, name="own", reads=(), provides=("next_value",), place="before_sampler")
     lens = pp.within(pp.chain(own, GAE), name="cost", read={"value": "extras.v"}, write={"advantage": "extras.a"})
     assert (lens.place, lens.needs_time) == ("before_sampler", True)

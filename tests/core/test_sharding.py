@@ -28,7 +28,7 @@ def data(columns):
 def estimates(given, gamma, way="auto"):
     """All that recurs, with gradients; `gamma` may be one for each device."""
     on_policy = {name: x for name, x in given.items() if name != "log_ratio"}
-    settings = {"gamma": gamma, "gae_lambda": 0.8, "implementation": way}
+    settings = {"gamma": gamma, "gae_lambda": 0.8}
 
     def total(value):
         out = f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False)

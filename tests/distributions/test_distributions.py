@@ -37,7 +37,7 @@ def made(kind, seed=0, dtype=jnp.float32):
     return {
         "Normal": lambda: Normal(loc, jnp.exp(log_std)),
         "StateDependentNormal": lambda: distributions.StateDependentNormal(loc, features, std),
-        "TanhNormal": lambda: squashed(loc, log_std),
+        "TanhNormal": lambda: squashed(loc, log_std - 1),  # without edges
         "Beta": lambda: Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: Categorical(logits[0]),
         "MultiCategorical": lambda: MultiCategorical(logits),

@@ -12,7 +12,7 @@ from ppo_parts.testing import example_batch, example_context
 
 CONTEXT = example_context()
 REWARD, GROUP, RATIO = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]), jnp.array([100.0, 0.0])
-LONG, FEW, MANY = jnp.ones((200, 1), jnp.bfloat16), jnp.array([[1.0, 2.0, 3e-3, 5.0]]), jnp.full(70000, 1 / 70000, "f2")
+LONG, MANY = jnp.ones((200, 1), jnp.bfloat16), jnp.full(70000, 1 / 70000, "f2")
 FIFTIES = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
 UNCLIPPED = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
 
@@ -50,10 +50,7 @@ NUMBERS = [  # what is special, what has to come out, and a call
     row("no tokens", [0, 0], lambda: grouped(REWARD[:2], [0, 0], **by_length(0, 0))),
     row("a group out of range, which is not known", [-1, 1, np.nan], lambda: jax.jit(grouped)(REWARD, [0, 0, 3])),
     row("priorities that overflow", [1, 0], lambda: F.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0)),
-    row("the largest priorities", [0.5, 0.5], lambda: F.segment_priorities(jnp.array([[2e38, 2e38]]), alpha=1.0)),
     row("a large eps", [5 / 6, 1 / 6], lambda: F.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0)),
-    row("sizes of priorities", F.segment_priorities(FEW, alpha=0.8, eps=0),
-        lambda: F.segment_priorities(2e37 * FEW, alpha=0.8, eps=0)),
     row("many narrow probabilities", [1, 1], lambda: F.importance_weights(MANY, jnp.arange(2), beta=1.0), 0.1),
     row("a sum of narrow losses before their mean", 10000, lambda: F.aggregate(FIFTIES, by="sequence_sum")),
     row("a score without a penalty", [0, 9],
@@ -109,9 +106,8 @@ def test_a_narrow_head_is_rescaled_without_loss():
     head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
     kernel, bias = F.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
     assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)
-    many = jnp.zeros(3), jnp.ones(3)
-    with pytest.raises(F.ShapeError, match=r"do not fit the kernel of shape \(1,\).* shape \(3,\)"):
-        F.rescale_head(jnp.ones(1), jnp.zeros(1), many, many)
+    with pytest.raises(F.ShapeError, match=r"the old mean must be one number, got an array of shape \(3,\)"):
+        F.rescale_head(*head, (jnp.zeros(3), jnp.ones(3)), (0.0, 1.0))
 
 
 def test_bounds_of_covariances_may_be_traced():

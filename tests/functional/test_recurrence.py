@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import ppo_parts as pp
 from ppo_parts import functional as f
 from ppo_parts.functional import _recurrence
 from tests import reference
-from tests.common import rollout
 
 WAYS = ("scan", "associative")
 CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
@@ -36,9 +34,9 @@ def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), rng=None
     return floats | {field: jnp.asarray(x) for field, x in ends.items() if field == "terminated" or field in given}
 
 
-def estimator(name, way):
+def estimator(name):
     """A new function each time, because what a fixture patches is not part of jit's key."""
-    return jax.jit(lambda named: getattr(f, name)(**named, **HYPERPARAMETERS[name], implementation=way))
+    return jax.jit(lambda named: getattr(f, name)(**named, **HYPERPARAMETERS[name]))
 
 
 LAYOUTS = (  # shape, dtype, the flags that are given, and how many batches
@@ -50,10 +48,9 @@ LAYOUTS = (  # shape, dtype, the flags that are given, and how many batches
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
-def test_equals_the_reference(name, way):
-    rng, estimate = np.random.default_rng(0), jax.jit(getattr(f, name), static_argnames="implementation")
+def test_equals_the_reference(name):
+    rng, estimate = np.random.default_rng(0), jax.jit(getattr(f, name))
     for shape, dtype, given, count in LAYOUTS:
         # In bfloat16 the sums are float32: one rounding, of 2^-9, at the end.
         tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 2**-8, "atol": 1e-3}
@@ -63,24 +60,23 @@ def test_equals_the_reference(name, way):
                 chosen |= dict(zip(CLIPS, rng.choice((0.5, 1.0, 4.0), 2).tolist(), strict=True))
             named = arrays(name, shape, dtype, given, rng)
             expected = getattr(reference, name)(**named, **chosen)
-            for x, y in zip(estimate(**named, **chosen, implementation=way), expected, strict=True):
+            for x, y in zip(estimate(**named, **chosen), expected, strict=True):
                 assert x.dtype == dtype
                 np.testing.assert_allclose(np.asarray(x, float), y, **tolerance)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_hyperparameters_may_vary_from_step_to_step(way):
+def test_hyperparameters_may_vary_from_step_to_step():
     named, rng = arrays("vtrace", (8, 64)), np.random.default_rng(1)
     per_step = {field: jnp.asarray(rng.uniform(0.3, 1, (8, 64)), jnp.float32) for field in HYPERPARAMETERS["vtrace"]}
-    got = f.vtrace(**named, **per_step, implementation=way)
+    got = f.vtrace(**named, **per_step)
     for n in (0, 63):
         column = {field: x[:, n] for field, x in (named | per_step).items()}
-        for x, y in zip(got, f.vtrace(**column, implementation="scan"), strict=True):
+        for x, y in zip(got, f.vtrace(**column), strict=True):
             np.testing.assert_allclose(x[:, n], y, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bfloat16_is_accumulated_in_float32(way):
+def test_both_ways_equal_a_loop_and_accumulate_bfloat16_in_float32(way):
     ones = jnp.ones(512, jnp.bfloat16)  # a bfloat16 sum stays at 256
     assert jax.jit(lambda x: f.reverse_recurrence(x, x, implementation=way))(ones)[0] == 512
     delta, trace = np.random.default_rng(0).normal(size=(2, 11, 35)).astype(np.float32)
@@ -91,35 +87,22 @@ def test_bfloat16_is_accumulated_in_float32(way):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def lowered(function, platform, *args):
-    return jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
-
-
 def test_auto_follows_the_platform_of_the_program(pretended):
     """For a GPU it is the associative scan; for the CPU of the same machine it is the scan, which runs here."""
     for name, dtype in (("vtrace", jnp.bfloat16), ("gae", jnp.float32)):
         named = arrays(name, (11, 35), dtype)
-        auto = estimator(name, "auto")
-        loops = ["while" in lowered(auto, platform, named) for platform in ("cuda", "rocm", "cpu")]
-        assert loops == [False, False, True]
-        for x, y in zip(auto(named), estimator(name, "scan")(named), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5)  # equal on a CPU; a GPU rounds otherwise
+        traced = estimator(name).trace(named)
+        texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "rocm", "cpu")]
+        assert ["while" in text for text in texts] == [False, False, True]
+        expected = getattr(reference, name)(**named, **HYPERPARAMETERS[name])
+        for x, y in zip(estimator(name)(named), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(x, float), y, rtol=2**-8, atol=1e-3)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
 def test_auto_without_a_gpu_is_the_scan():
-    named = arrays("gae", (4, 2))
-    assert str(jax.make_jaxpr(estimator("gae", "auto"))(named)) == str(jax.make_jaxpr(estimator("gae", "scan"))(named))
-    with pytest.raises(ValueError, match=r"gae: implementation must be one of 'auto', .* got 'triton'"):
-        estimator("gae", "triton")(named)
-
-
-def test_parts_pass_it_on():
-    batch, context = rollout(), pp.Context(key=jax.random.key(0))
-    for make in (pp.gae, pp.vtrace):
-        with pytest.raises(ValueError, match="implementation must be one of"):
-            make(gamma=0.9, gae_lambda=0.8, implementation="unrolled")
-        for way in WAYS:
-            part = make(gamma=0.9, gae_lambda=0.8, implementation=way)
-            jaxpr = str(jax.make_jaxpr(lambda batch, part=part: part.update(batch, (), context)[0])(batch))
-            assert ("scan[" in jaxpr) == (way == "scan")
+    jaxprs = {way: str(jax.make_jaxpr(lambda x, way=way: f.reverse_recurrence(x, x, implementation=way))(jnp.ones(4)))
+              for way in ("auto", *WAYS)}  # fmt: skip
+    assert jaxprs["auto"] == jaxprs["scan"] != jaxprs["associative"]
+    with pytest.raises(ValueError, match=r"implementation must be one of 'auto', .* got 'triton'"):
+        f.reverse_recurrence(jnp.ones(4), jnp.ones(4), implementation="triton")

@@ -197,10 +197,19 @@ def test_importance_correction_weighs_advantages():
 
 def test_self_imitation_learns_from_what_was_better_than_expected():
     batch = minibatch(target=rollout(masked=False).reward)
-    out, _ = applied(pp.exploration.self_imitation(coef=0.5, value_coef=0.1), batch)
-    distribution, value = evaluate(make_params(), batch)
+    part = pp.exploration.self_imitation(coef=0.5, value_coef=0.1)
+    out, _ = applied(part, batch)
+    value = evaluate(make_params(), batch)[1]
     better = np.maximum(batch.target - value, 0)
-    close(out.losses["self_imitation"], 0.5 * (-distribution.log_prob(batch.action) * better + 0.05 * better**2))
+
+    def by_hand(params):  # the advantage is a constant
+        distribution, value = evaluate(params, batch)
+        square = jnp.square(jnp.maximum(batch.target - value, 0))
+        return 0.5 * (-distribution.log_prob(batch.action) * better + 0.05 * square)
+
+    close(out.losses["self_imitation"], by_hand(make_params()))
+    slope = jax.grad(lambda params: jnp.sum(applied(part, batch, params=params)[0].losses["self_imitation"]))
+    jax.tree.map(close, slope(make_params()), jax.grad(lambda params: jnp.sum(by_hand(params)))(make_params()))
     close(out.metrics["self_imitation_loss"], 2 * np.mean(out.losses["self_imitation"]))
     close(out.metrics["self_imitation_fraction"], np.mean(better > 0))
 
