@@ -36,7 +36,7 @@ def prepare(
             ends = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
             cut = ends if cut is None else cut | ends
         # Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
-        terminated = jnp.where(counts, terminated, 0)
+        terminated = jnp.where(counts, terminated, False)
         floats = {k: jnp.where(counts, x, 0) for k, x in floats.items()}
     return SimpleNamespace(terminated=terminated, truncated=cut, **floats, **numbers)
 
