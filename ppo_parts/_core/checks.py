@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +113,20 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
         return jnp.where(kept if alone else harmless | kept, x, 0)
 
     return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
+
+
+def nan_where_not_flags(batch: Batch) -> Batch:
+    """Return the batch with a log-probability of NaN, which is counted, where a traced flag is neither 0 nor 1."""
+    wrong: list[Array] = []
+    for name in ("mask", "truncated", "terminated"):
+        x = getattr(batch, name)
+        if x is not None and x.dtype != bool:
+            probability = name == "terminated"  # of an end, as in `gae`
+            wrong.append(~((x >= 0) & (x <= 1) if probability else (x == 0) | (x == 1)))
+    if not wrong:
+        return batch
+    counts = True if batch.mask is None else batch.mask != 0
+    return batch.replace(log_prob=jnp.where(functools.reduce(jnp.logical_or, wrong) & counts, jnp.nan, batch.log_prob))
 
 
 def count_nonfinite(batch: Batch) -> Metrics:

@@ -15,7 +15,14 @@ from .._base.errors import UserTypeError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from ..functional._arguments import check_key
 from .chain import chain, finish, fold, init_parts, part_key
-from .checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
+from .checks import (
+    check_params,
+    check_rollout,
+    check_trainable,
+    count_nonfinite,
+    finite_where_masked,
+    nan_where_not_flags,
+)
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip
@@ -70,8 +77,8 @@ def learner(
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
     applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
     the chain can stop). The metrics `nonfinite/...` count non-finite numbers by where they arose: unmasked elements of
-    the rollout's `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and
-    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+    the rollout's `reward`, `log_prob` (also where a flag is not 0 or 1), `value` and `next_value`, elements of the
+    minibatches' `advantage`, and minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
     states of the parts after the sampler unchanged, and parts before it keep their last finite state.
@@ -174,7 +181,7 @@ class _Update:
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         keeps_time = not all(phase.sampler.cuts_time for phase in self.phases)
-        recorded = finite_where_masked(recorded, keeps_time=keeps_time)
+        recorded = nan_where_not_flags(finite_where_masked(recorded, keeps_time=keeps_time))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
         opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)

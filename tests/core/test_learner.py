@@ -63,6 +63,16 @@ def test_learner_state_is_stable(refresh):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
+def test_traced_flags_that_are_none_are_counted():
+    learner, batch = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE), optax.sgd(0.1)), rollout()
+    update, state = jax.jit(learner.update), learner.init(make_params())
+    first = jnp.argmax(jnp.ravel(batch.mask))  # the first unmasked step
+    for name, value, count in (("mask", 0.5, 1), ("truncated", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0)):
+        flag = jnp.ravel(getattr(batch, name)).at[first].set(value).reshape(batch.mask.shape)
+        _, metrics = update(KEY, state, batch.replace(**{name: flag}))
+        assert metrics["nonfinite/log_prob"] == count, name
+
+
 def test_masked_places_are_neutral():
     head = GAE, pp.given_indices(ORDER, refresh="epoch"), pp.advantage_normalize()
     losses = SURROGATE, pp.clipped_value_loss(clip_eps=0.2), pp.entropy_bonus(coef=0.01), pp.kl_early_stop(1.0)
