@@ -552,7 +552,7 @@ class _Search:
             return min(done, key=lambda x: x.error)
         # Rank changes by what is left after numbers are fitted to first order: these may make up for what one affects.
         # Where two are about equal, the order of the table decides.
-        errors = [self.error_after_fit(x) for x in single]
+        errors = [self.improved(x)[1] for x in single]
         equal = np.maximum(errors, _about(errors))
         fits: list[_Found] = []
         for each in (start, *(single[i] for i in np.argsort(equal, kind="stable")[:5])):
@@ -575,57 +575,48 @@ class _Search:
             residual = np.where(np.isfinite(residual), residual, 1e30)
         return _Found(update, changes, not found or _first(found) is not None, residual)
 
-    def numbers(self, update: Update) -> list[tuple[str, str]]:
-        return [x for stage in self.stages for x in NUMBERS.get(stage, ()) if update.number(*x) is not None]
+    def numbers(self, update: Update) -> dict[tuple[str, str], float]:
+        """Return the numbers of the update that may be fitted, by call and argument."""
+        names = [x for stage in self.stages for x in NUMBERS.get(stage, ())]
+        return {x: value for x in names if (value := update.number(*x)) is not None}
 
-    def slopes(self, begin: _Found) -> np.ndarray:
-        """Return the derivatives of the residual with respect to the numbers of the update."""
-        slopes = []
-        for name in self.numbers(begin.update):
-            x = begin.update.number(*name) or 0.0
-            step = 1e-3 * max(x, 0.01) * (-1 if x >= _highest(name) else 1)
-            moved = self.found(begin.update, with_number(name, x + step)).residual
+    def improved(self, begin: _Found) -> tuple[np.ndarray, float]:
+        """Return the numbers after a step of Gauss and Newton, and the error that is left after it, to first order."""
+        numbers, slopes = self.numbers(begin.update), []
+        x = np.array([*numbers.values()])
+        scale = np.maximum(x, 0.01)  # numbers that hardly matter stay
+        for name, each in zip(numbers, scale, strict=True):
+            step = -1e-3 if numbers[name] >= _highest(name) else 1e-3
+            moved = self.found(begin.update, with_number(name, numbers[name] + step * each)).residual
             slopes.append((moved - begin.residual) / step if np.isfinite(moved).all() else 0 * begin.residual)
-        return np.reshape(slopes, (len(slopes), -1)).T
-
-    def error_after_fit(self, found: _Found) -> float:
-        """Return the error that is left after the best change of numbers, to first order."""
-        slopes = self.slopes(found)
-        if slopes.size == 0:
-            return found.error
-        slopes = slopes / np.maximum(np.linalg.norm(slopes, axis=0), 1e-30)
-        best = np.linalg.lstsq(slopes, -found.residual, rcond=1e-5)[0]
-        return _root_mean_square(found.residual + slopes @ best)
+        if not slopes:
+            return x, begin.error
+        change = np.linalg.lstsq(np.stack(slopes, axis=1), -begin.residual, rcond=1e-5)[0]
+        return x + scale * change, _root_mean_square(begin.residual + change @ np.stack(slopes))
 
     def fitted(self, begin: _Found) -> _Found:
-        """Fit numbers by least squares, with the method of Gauss and Newton, and round them to few digits."""
-        names = self.numbers(begin.update)
+        """Fit the numbers by least squares, and round them to few digits."""
+        first = self.numbers(begin.update)
+        low, high = [1e-3 if "max" in each[1] else 0.0 for each in first], [*map(_highest, first)]
 
         def at(x: Any) -> _Found:
-            return self.found(begin.update, *map(with_number, names, x))
+            return self.found(begin.update, *map(with_number, first, x))
 
-        if not names:
-            return begin
-        first = x = np.array([begin.update.number(*each) for each in names], float)
-        low, high = [1e-3 if "max" in each[1] else 0.0 for each in names], [*map(_highest, names)]
-        errors: list[float] = []
-        for _ in range(10):
-            found, scale = at(x), np.maximum(x, 0.01)  # numbers that hardly matter stay
+        found, x, errors = begin, np.array([*first.values()]), [np.inf, np.inf]
+        while len(errors) < 12 and found.error <= 0.9 * min(errors[:-1]):
             errors.append(found.error)
-            if errors[-1] > 0.9 * min(errors[:-2], default=np.inf):
-                break
-            change = np.linalg.lstsq(self.slopes(found) * scale, -found.residual, rcond=1e-5)[0]
-            x, old = np.clip(x + scale * change, low, high), x
-            if np.all(np.abs(x - old) <= 1e-5 * np.abs(x)):
+            x, old = np.clip(self.improved(found)[0], low, high), x
+            found = at(x)
+            if np.allclose(x, old, rtol=1e-5, atol=0):
                 break
         x = np.where(x < 1e-9, 0, x)
-        best, found, rounded = np.max(np.abs(at(x).residual)), at(x), x
+        best, rounded = np.max(np.abs(at(x).residual)), x
         for digits in (1, 2, 3, 4, 6):
             rounded = np.array([float(f"{value:.{digits}g}") for value in x])
             found = at(rounded)
             if np.max(np.abs(found.residual)) <= max(1.0, 1.05 * best):
                 break
-        said = [y for y, value, old in zip(found.changes, rounded, first, strict=True) if value != old]
+        said = [y for y, new, old in zip(found.changes, rounded, first.values(), strict=True) if new != old]
         return found._replace(changes=(*begin.changes, *said))
 
 
