@@ -154,12 +154,10 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
             training.main(recipe.make_train, recipe.PRESETS, argv=["--resume", str(folder)])
 
 
-@pytest.mark.parametrize("where", [8, "best"])
-def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path, capsys, where):
+def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path, capsys):
     folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
-    update = 8 if where == 8 else evaluated[1]["best"]["update"]
-    go(train, None, "", resume=folder, checkpoint=where, **EVALUATED)
-    assert ("all done; " if update == UPDATES else f"from update {update}\n") in capsys.readouterr().out
+    go(train, None, "", resume=folder, checkpoint=8, **EVALUATED)
+    assert "from update 8\n" in capsys.readouterr().out
     assert_same_run(folder, evaluated[0])
 
 
