@@ -90,14 +90,18 @@ def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    wanted = map_space(mask, space)
-    masks: list[Any] = [jax.tree.flatten(x, lambda x: x is None) for x in (available, wanted)]
-    (given, structure), (expected, whole) = masks
-    pairs = zip(given, expected, strict=True)
-    if structure != whole or any(x is not None and describe(x) != describe(y) for x, y in pairs):
+    def fits(space: Any, given: Any) -> bool:
+        return given is None or describe(given) == describe(mask(space))
+
+    try:
+        known = map_space(lambda space, given: given, space, available)
+        fit = all(jax.tree.leaves(map_space(fits, space, available)))
+    except (TypeError, IndexError):  # an array or a shorter tuple, where the space is a tree
+        known, fit = None, False
+    if not fit or len(jax.tree.leaves(known)) != len(jax.tree.leaves(available)):
         raise ShapeError(
-            f"check: obs.available must be {describe(wanted)}, True for each option of {space} that is available, got "
-            f"{describe(available)}"
+            f"check: obs.available must be {describe(map_space(mask, space))}, True for each option of {space} that is "
+            f"available, got {describe(available)}"
         )
 
 

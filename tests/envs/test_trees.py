@@ -11,6 +11,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, envs, networks, training
 from ppo_parts._parts.losses import entropy_of
 from ppo_parts.commands import export, watch
+from ppo_parts.envs._wrappers import with_observations
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import refused
 from tests.envs.test_host_envs import Scripted, by_name, host
@@ -51,6 +52,8 @@ def env():
 
 def test_trees_follow_the_laws_and_wrappers_change_their_boxes(env):
     assert envs.check_laws(sorting(), num_steps=12).episodes > 1
+    few = with_observations(sorting(), lambda obs: obs._replace(available={"move": obs.available["move"]}))
+    envs.check(few._replace(evaluation=lambda state: few))
     assert env.action_space.spaces["arm"].spaces[0].shape == (4,)
     assert all(env.observation_space.spaces[name] == SEEN.spaces[name] for name in ("camera", "kind"))
     state, obs = jax.jit(env.reset, static_argnums=1)(KEY, 64)
