@@ -37,7 +37,6 @@ def rnd_reward(
     num_envs: int,
     gamma: Numeric = 0.99,
     predictor: str = "predictor",
-    name: str = "rnd",
 ) -> Part:
     r"""Write a reward for observations that a network cannot yet predict: random network distillation (RND).
 
@@ -48,9 +47,9 @@ def rnd_reward(
     is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
     have no reward, and do not enter the sums.
 
-    It writes the `extras` `<name>_reward`, from which a second `gae`, in `within`, makes an advantage;
-    `<name>_terminated`, 0 everywhere, so that this advantage looks beyond the ends of episodes; and `<name>_target`,
-    `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `<name>_reward`, the mean.
+    It writes the `extras` `rnd_reward`, from which a second `gae`, in `within`, makes an advantage; `rnd_terminated`, 0
+    everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`, `[T, N, K]`, f of the next
+    observations, for `rnd_loss`. Metric: `rnd_reward`, the mean. Put a second one and its loss in `within`, too.
 
     Args:
         init: function of a key that returns the parameters of a network.
@@ -58,7 +57,6 @@ def rnd_reward(
         num_envs: N.
         gamma: discount of the sums, in [0, 1].
         predictor: the entry of the parameters with those of the predictor.
-        name: prefix of the entries and metrics that it writes.
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.
@@ -103,11 +101,10 @@ def rnd_reward(
         moments = appended_if_any(state.moments, moments_of(sums, keep))
         reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
         written = {"reward": reward, "terminated": jnp.zeros_like(reward), "target": embedding.astype(reward.dtype)}
-        batch = batch.add_extras(**{f"{name}_{entry}": x for entry, x in written.items()})
-        measured = {f"{name}_reward": masked_mean(reward, batch.mask)}
-        return batch.add_metrics(**measured), RNDState(state.target, last, moments)
+        batch = batch.add_extras(**{f"rnd_{entry}": x for entry, x in written.items()})
+        return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), RNDState(state.target, last, moments)
 
-    provides = tuple(f"extras.{name}_{entry}" for entry in ("reward", "terminated", "target"))
+    provides = ("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target")
     return Part(
         first, update, where, requires=("next_obs",), provides=provides, reads=("log_prob", "mask"),
         place="before_sampler", needs_time=True, numbers=tuple(numbers.values()),
@@ -125,7 +122,7 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
     Args:
         embed, predictor: as in `rnd_reward`.
         coef: coefficient, >= 0.
-        name: key in `losses`, and the `name` of the `rnd_reward`.
+        name: key in `losses`.
 
     Place: after the sampler, in a chain with `rnd_reward`.
 
@@ -134,14 +131,14 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
         >>> def embed(network, obs): ...
         >>> part = pp.exploration.rnd_loss(embed)
     """
-    where, target = "rnd_loss", f"{name}_target"
+    where = "rnd_loss"
 
     def loss(batch: Batch, context: Context) -> Array:
         predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
-        error = predicted - jax.lax.stop_gradient(batch.extras[target])
+        error = predicted - jax.lax.stop_gradient(batch.extras["rnd_target"])
         return jnp.mean(jnp.square(error), axis=-1).astype(batch.log_prob.dtype)
 
-    requires = ("next_obs", f"extras.{target}")
+    requires = ("next_obs", "extras.rnd_target")
     return loss_part(where, name, loss, coef=coef, requires=requires, reads=("log_prob",))
 
 

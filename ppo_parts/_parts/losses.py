@@ -14,7 +14,7 @@ import numpy as np
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Field, Numeric, at, check_count
+from .._base.hyperparameters import Field, Numeric, at
 from .._core.types import Array, Batch, Context, Part, each_stream, field_at, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
@@ -216,19 +216,18 @@ def critic_part(
 
 
 @checked
-def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
+def entropy_bonus(*, coef: Numeric, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
-    If the distribution does not define `entropy()` (as a squashed Gaussian), it is estimated from K = `num_samples`
-    fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`. The gradient flows through samples of real numbers, which
-    must be differentiable with respect to all parameters (those of a mixture are not); with a discrete action it is
-    :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)\, \nabla\log\pi(a_k|s)`.
+    If the distribution does not define `entropy()` (as a squashed Gaussian), it is estimated from one fresh sample,
+    :math:`-\log\pi(a|s)`. The gradient flows through samples of real numbers, which must be differentiable with respect
+    to all parameters (those of a mixture are not); with a discrete action it is
+    :math:`-\log\pi(a|s)\, \nabla\log\pi(a|s)`.
 
     Metric: `<name>`, in nats, without the coefficient.
 
     Args:
         coef: coefficient, >= 0.
-        num_samples: samples of the estimate; not used where the entropy has a closed form.
         name: key in `losses`, and the name of the metric.
 
     Place: after the sampler.
@@ -239,17 +238,16 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Williams and Peng 1991.
     """
-    check_count("entropy_bonus", "num_samples", num_samples)
 
     def loss(batch: Batch, context: Context) -> tuple[Array, dict[str, Array]]:
-        entropy = entropy_of(batch.current.distribution, context.key, num_samples)
+        entropy = entropy_of(batch.current.distribution, context.key)
         return -entropy, {name: entropy}
 
     return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",), elementwise=True)
 
 
-def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
-    """Return the entropy per element, estimated from samples if it has no closed form."""
+def entropy_of(distribution: Any, key: Array) -> Array:
+    """Return the entropy per element, estimated from a sample if it has no closed form."""
     if hasattr(distribution, "entropy"):
         try:
             return distribution.entropy()
@@ -257,19 +255,19 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
             if isinstance(distribution, Joint):
                 parts = distribution.leaves
                 keys = jax.random.split(key, len(parts))
-                each = [entropy_of(part, one, num_samples) for part, one in zip(parts, keys, strict=True)]
+                each = [entropy_of(part, one) for part, one in zip(parts, keys, strict=True)]
                 return sum(each[1:], each[0])
     if not hasattr(distribution, "sample"):
         raise UserTypeError(
             f"the distribution {type(distribution).__name__} defines neither entropy() nor sample(), from "
             "which the entropy could be estimated: define one of them, or leave the entropy out"
         )
-    sample = distribution.sample(seed=key, sample_shape=(num_samples,))
+    sample = distribution.sample(seed=key)
     if all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(sample)):
-        return -jnp.mean(distribution.log_prob(sample), axis=0)
+        return -distribution.log_prob(sample)
     log_prob = distribution.log_prob(jax.lax.stop_gradient(sample))
     fixed = jax.lax.stop_gradient(log_prob)
-    return -jnp.mean(fixed + fixed * (log_prob - fixed), axis=0)  # the value is -fixed, the slope -fixed * d(log_prob)
+    return -(fixed + fixed * (log_prob - fixed))  # the value is -fixed, the slope -fixed * d(log_prob)
 
 
 def predicted(where: str, batch: Batch, path: str = "current.value") -> Array:

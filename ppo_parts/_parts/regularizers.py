@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number
+from .._base.hyperparameters import Numeric, at, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part
 from ..distributions import Normal, check_distribution
@@ -155,7 +155,6 @@ def adaptive_entropy_bonus(
     target_entropy: Numeric,
     learning_rate: Numeric,
     coef: float | Array = 0.01,
-    num_samples: int = 1,
     name: str = "entropy",
 ) -> Part:
     r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts, so that the entropy stays near a target.
@@ -171,7 +170,6 @@ def adaptive_entropy_bonus(
             their dimensions).
         learning_rate: step eta per minibatch, >= 0. With 0 this is `entropy_bonus`.
         coef: the initial coefficient, > 0.
-        num_samples: samples of the estimate; not used where the entropy has a closed form.
         name: key in `losses`.
 
     Place: after the sampler.
@@ -185,13 +183,12 @@ def adaptive_entropy_bonus(
     where = "adaptive_entropy_bonus"
     numbers = check_numbers(where, target_entropy=target_entropy, learning_rate=learning_rate)
     coef = check_number(where, "coef", coef, POSITIVE, schedule=False)
-    check_count(where, "num_samples", num_samples)
 
     def init(params: Params, key: Array | None = None) -> EntropyCoefState:
         return EntropyCoefState(jnp.log(jnp.asarray(coef, jnp.float32)))
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
-        entropy = entropy_of(batch.current.distribution, context.key, num_samples)
+        entropy = entropy_of(batch.current.distribution, context.key)
         goal, rate = at_step(numbers, batch, context).values()
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)

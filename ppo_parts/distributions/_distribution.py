@@ -20,7 +20,6 @@ Array = jax.Array
 _CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "log_prob": ("log_prob", ("value",), ()),
     "sample": ("sample", (), ("seed",)),
-    "sample_shape": ("sample", (), ("seed", "sample_shape")),
     "entropy": ("entropy", (), ()),
     "mode": ("mode", (), ()),
     "kl_divergence": ("kl_divergence", ("other",), ()),
@@ -35,7 +34,7 @@ class Distribution(Protocol):
     |---|---|
     | the learner, for each loss | `log_prob(value)` |
     | rollouts | `sample(seed=key)`; they use `sample_and_log_prob(seed=key)` if there is one |
-    | `entropy_bonus` | `entropy()`; if it is missing or raises `NotImplementedError`, `sample` with `sample_shape` |
+    | `entropy_bonus` | `entropy()`; if it is missing or raises `NotImplementedError`, `sample` |
     | actions without noise (evaluation, `export`) | `mode()` |
     | `kl_penalty` with the exact divergence | `kl_divergence(other)` |
 
@@ -46,8 +45,8 @@ class Distribution(Protocol):
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions, one number for each element of the batch: summed over the action's axes."""
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ...]`, with a key of `jax.random`."""
+    def sample(self, *, seed: Array) -> Array:
+        """Draw actions with a key of `jax.random`."""
 
 
 @checked
@@ -57,8 +56,7 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
     Args:
         where: what needs the methods; the error begins with it.
         distribution: what a policy returned.
-        needs: among "log_prob", "sample" (with a seed), "sample_shape" (`sample` with that, too), "entropy", "mode" and
-            "kl_divergence".
+        needs: among "log_prob", "sample", "entropy", "mode" and "kl_divergence".
 
     Raises:
         TypeError: a method is missing, or does not take these arguments.

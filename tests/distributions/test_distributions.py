@@ -268,22 +268,22 @@ def test_divergence_from_another_box_is_infinite():
 
 
 def test_what_a_distribution_needs():
-    needs = ("log_prob", "sample", "sample_shape", "entropy", "mode", "kl_divergence")
+    needs = ("log_prob", "sample", "entropy", "mode", "kl_divergence")
     for kind in KINDS:
         distributions.check_distribution("learner", made(kind), needs)
 
     class Mine:
         log_prob = 3
 
-        def sample(self, seed): ...
+        def sample(self): ...
 
     for need, message in {
         "log_prob": r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distributions",
         "mode": r"needs mode\(\), but Mine has no mode",
-        "sample_shape": r"needs sample\(seed=, sample_shape=\), but sample of Mine: got an unexpected .*sample_shape",
+        "sample": r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed",
     }.items():
         with pytest.raises(pp.errors.UserTypeError, match=f"rollout: a distribution {message}"):
-            distributions.check_distribution("rollout", Mine(), ("sample", need))
+            distributions.check_distribution("rollout", Mine(), (need,))
 
 
 # --- Gaussians --------------------------------------------------------------------------------------------------------

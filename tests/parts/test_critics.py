@@ -107,20 +107,6 @@ def test_rnd_leaves_masked_steps_out():
     np.testing.assert_allclose(out.extras["rnd_reward"], expected, rtol=1e-5)
 
 
-def test_two_rewards_of_rnd_have_names_of_their_own():
-    params = {name: draw(jax.random.key(seed)) for seed, name in enumerate(("near", "far"))}
-    made = (pp.exploration.rnd_reward(draw, embed, num_envs=4, predictor=name, name=name) for name in params)
-    rewards, context = pp.chain(*made), pp.Context(key=jax.random.key(2), params=params)
-    batch, _ = rewards.update(example_batch(), rewards.init(params, jax.random.key(1)), context)
-    assert not np.array_equal(batch.extras["near_target"], batch.extras["far_target"])
-    for name, predictor in params.items():
-        loss = pp.exploration.rnd_loss(embed, predictor=name, name=name)
-        after, _ = loss.update(batch, loss.init(params), context)
-        error = embed(predictor, batch.next_obs) - batch.extras[f"{name}_target"]
-        np.testing.assert_allclose(after.losses[name], jnp.mean(jnp.square(error), axis=-1), rtol=1e-6)
-        assert f"{name}_reward" in batch.metrics
-
-
 def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
     def batch(seed=0, dtype=jnp.float32):
         given = example_batch(seed, dtype, after_sampler=True).replace(current=None)
