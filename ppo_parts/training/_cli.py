@@ -109,10 +109,7 @@ class Arguments:
 def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     """End the process with a sentence for errors of this library (`UserError`), of the operating system, and Ctrl-C.
 
-    Other errors keep their traceback.
-
-    Args:
-        fields: names of fields that are flags of a command line; an error about one of them names the flag.
+    Other errors keep their traceback. An error about one of the `fields`, which are flags, names the flag.
     """
     try:
         yield

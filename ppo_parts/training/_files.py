@@ -105,11 +105,7 @@ def valid_rows(path: Path) -> Iterator[tuple[Row, int]]:
     The file is not held in memory, and nothing is yielded if there is none.
     """
     size, last = 0, -1
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             try:
                 row = json.loads(line)

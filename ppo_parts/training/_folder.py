@@ -39,12 +39,13 @@ class RunFolder:
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
-        found = self.best() if which == "best" else None
-        if which == "best" and found is None:
-            there = ", ".join(map(str, self.checkpoints.steps()))
-            reason = f"best_metric was {self.options.best_metric}"
-            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
-        number = found[0] if found else None if which == "latest" else int(which)
+        if which == "best":
+            if (best := self.best()) is None:
+                there = ", ".join(map(str, self.checkpoints.steps()))
+                reason = f"best_metric was {self.options.best_metric}"
+                raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
+            which, _ = best
+        number = None if which == "latest" else int(which)
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:

@@ -26,10 +26,7 @@ Write = Callable[[dict[str, float], int], object]
 
 
 class StopRun(Exception):
-    """Raised by an `on_rows` function to end the run; the run is saved first, and can be resumed.
-
-    Its message is the `reason` in the result.
-    """
+    """Raised by an `on_rows` function to save and end the run; its message is the `reason` in the result."""
 
     __module__ = "ppo_parts.training"
 
@@ -44,14 +41,13 @@ def listeners(
         return
     continued = done > 0 or options.resume is not None
     with contextlib.ExitStack() as stack:
-        show = stack.enter_context(_progress_bar(train, options, done))
-        loggers = []
+        opened = [stack.enter_context(_progress_bar(train, options, done))]
         if options.tensorboard:
-            loggers.append(tensorboard(folder, done * train.steps_per_update if continued else None))
+            write = stack.enter_context(tensorboard(folder, done * train.steps_per_update if continued else None))
+            opened.append(records(train, options, write))
         if options.track:
-            loggers.append(weights_and_biases(folder))
-        writers = [records(train, options, stack.enter_context(each)) for each in loggers]
-        yield [show, *writers, *([] if on_rows is None else [on_rows])]
+            opened.append(records(train, options, stack.enter_context(weights_and_biases(folder))))
+        yield opened if on_rows is None else [*opened, on_rows]
 
 
 @contextlib.contextmanager

@@ -55,10 +55,10 @@ def check_metric(where: str, train: Train, metric: str) -> None:
 
 
 def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
-    """Return a function of the fields that a trial changes, which returns its `init` and `advance`.
+    """Return a function of the fields that a trial changes. Trials that differ in floats alone share their programs.
 
-    That is `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics of
-    shape `[seeds, updates]`. Trials that differ in floats alone share their programs.
+    It returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics
+    `[seeds, updates]`.
     """
     keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
 

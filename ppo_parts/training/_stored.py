@@ -85,7 +85,8 @@ def recipe_of(defined: Any) -> str:
     name = "__main__" if isinstance(defined, functools.partial) else defined.__module__
     if name != "__main__":
         return name
-    spec = getattr(main := sys.modules["__main__"], "__spec__", None)  # of python -m ppo_parts.recipes.cleanrl_ppo
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)  # of python -m ppo_parts.recipes.cleanrl_ppo
     return Path(getattr(main, "__file__", name)).stem if spec is None else spec.name
 
 

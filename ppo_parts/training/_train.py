@@ -51,7 +51,7 @@ Collected = tuple[RolloutState, Batch, Metrics]
 
 
 class TrainResult(NamedTuple):
-    """The result of `train(key)`: the last state, and every metric with shape `[updates]`."""
+    """The result of `train(key)`: the last state, and every metric, `[updates]`."""
 
     state: TrainState
     metrics: Metrics
