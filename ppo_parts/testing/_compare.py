@@ -133,7 +133,8 @@ def compare_update(
     4. loss: `minibatch_advantage`, `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `loss`,
        `loss_without_entropy`;
     5. gradient: `gradient` and `grad_norm`, before any clip;
-    6. optimizer: `params_after` each step. Without it, only the first gradient step is compared.
+    6. optimizer: `params_after` each step, or after the last one. Without those of each step, the first gradient step
+       alone is compared before this stage, and the later ones are the chain's own.
 
     Where a stage differs, single changes from a table of choices are tried, and numbers such as gamma, coefficients of
     losses and the learning rate are fitted. If none explains the stage, the best is kept and the search goes on.
@@ -215,15 +216,16 @@ def _read(record: Any) -> dict[str, Any]:
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
             "after the last step, or, if time limits cut episodes, 'next_obs' or 'next_value' [T, N, ...]"
         )
-    lengths = {x: len(jax.tree.leaves(found[x])[0]) for x in OF_MINIBATCH if x in found and x != "weight"}
-    if lengths and not {"indices", "segments"} & found.keys():
+    of_minibatches = {x for x in OF_MINIBATCH if x in found}
+    if of_minibatches and not {"indices", "segments"} & found.keys():
         raise UserValueError(
-            f"compare_update: the record has {min(lengths)!r}, which is of minibatches, but lacks their rows: add "
-            "'indices' [E, K, M], t * N + n of each element"
+            f"compare_update: the record has {min(of_minibatches)!r}, which is of minibatches, but lacks "
+            "their rows: add 'indices' [E, K, M], t * N + n of each element"
         )
-    for name in {"gradient", "params_after"} & found.keys():
-        if jax.tree.leaves(found[name])[0].ndim != jax.tree.leaves(found["params"])[0].ndim + 1:
-            raise ShapeError(f"compare_update: {name!r} needs a leading axis: record it in each gradient step")
+    without_steps = {"weight", "params_after"} if _is_last(found) else {"weight"}
+    lengths = {x: len(jax.tree.leaves(found[x])[0]) for x in of_minibatches - without_steps}
+    if "gradient" in found and np.ndim(jax.tree.leaves(found["gradient"])[0]) == _rank(found["params"]):
+        raise ShapeError("compare_update: 'gradient' needs a leading axis: record it in each gradient step")
     given = int(np.prod(np.shape(found.get("segments", found.get("indices", ())))[:-1]))
     if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > given:
         raise UserValueError(
@@ -231,6 +233,15 @@ def _read(record: Any) -> dict[str, Any]:
             "record each quantity once in each step"
         )
     return found
+
+
+def _rank(tree: Any) -> int:
+    return int(np.ndim(jax.tree.leaves(tree)[0]))
+
+
+def _is_last(record: dict[str, Any]) -> bool:
+    """Return whether only the parameters after the last gradient step are recorded."""
+    return "params_after" in record and _rank(record["params_after"]) == _rank(record["params"])
 
 
 @functools.lru_cache(maxsize=16)
@@ -269,7 +280,10 @@ class _Replay:
         self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
         # The parameters before each gradient step; where those after it are not recorded, there is only the first.
         self.before = jax.tree.map(lambda x: np.asarray(x)[None], self.params)
-        if "params_after" in record:
+        self.is_last = _is_last(record)
+        if self.is_last:
+            self.record = record | {"params_after": jax.tree.map(lambda x: x[None], record["params_after"])}
+        elif "params_after" in record:
             self.before = jax.tree.map(lambda x, y: np.concatenate([x, y[:-1]]), self.before, record["params_after"])
         self.steps = len(jax.tree.leaves(self.before)[0])
 
@@ -293,7 +307,8 @@ class _Replay:
             return found
         ours = self.minibatches(chain, "gradient" in stages)
         if "params_after" in wanted:
-            ours = ours | {"params_after": self._optimized(update, ours, steps or self.steps)}
+            after = self._trained(update) if self.is_last else self._optimized(update, ours, steps or self.steps)
+            ours = ours | {"params_after": after}
         for name in (x for x in wanted if x in ours):
             if name in ("gradient", "params_after"):
                 found = found + self._compare_trees(name, ours[name])
@@ -342,6 +357,14 @@ class _Replay:
 
     def _minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
         """Return what the chain computes in each gradient step, from the recorded parameters before it."""
+        states, step = self._step_of(update, grad)
+        given = self.before, jnp.arange(self.steps)
+        if jax.tree.leaves(states):
+            return jax.device_get(jax.lax.scan(step, states, given)[1])
+        return jax.device_get(jax.vmap(lambda *given: step(states, given)[1])(*given))  # all at once
+
+    def _step_of(self, update: Update, grad: bool) -> tuple[Any, Callable[..., Any]]:
+        """Return the first states of the parts after the sampler, and what the chain computes in a gradient step."""
         parts, phase = _divided(update)
         rollout_of = self._rollouts(update, parts, phase.sampler.refresh)
         alpha, beta = (update.number("prioritized_sampler", x) for x in ("alpha", "beta"))
@@ -377,10 +400,7 @@ class _Replay:
             (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
             return new, numbers | {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
 
-        states, given = init_parts(phase.after, self.params), (self.before, jnp.arange(self.steps))
-        if jax.tree.leaves(states):
-            return jax.device_get(jax.lax.scan(step, states, given)[1])
-        return jax.device_get(jax.vmap(lambda *given: step(states, given)[1])(*given))  # all at once
+        return init_parts(phase.after, self.params), step
 
     def _rollouts(self, update: Update, parts: Any, refresh: str) -> Callable[[Any], Batch]:
         """Return the function of a gradient step that returns the rollout before it."""
@@ -423,14 +443,34 @@ class _Replay:
 
     def _optimized(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
         """Return the parameters after so many steps, each from those recorded before it."""
-        optimizer = optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
-        gradients, opt_state, after = self.record.get("gradient", ours["gradient"]), optimizer.init(self.params), []
+        optimizer = _optimizer(update)
+        opt_state, after = optimizer.init(self.params), []
         for index in range(steps):
-            gradient, params, metrics = _row((gradients, self.before, ours["metrics"]), index)
-            given = {"step": self.context.step, "value": ours["loss"][index], "metrics": metrics}
-            updates, opt_state = optimizer.update(gradient, opt_state, params, **given)
-            after.append(jax.device_get(optax.apply_updates(params, updates)))
+            numbers, params = _row(
+                (ours | {"gradient": self.record.get("gradient", ours["gradient"])}, self.before), index
+            )
+            params, opt_state = self._after_step(optimizer, params, opt_state, numbers)
+            after.append(jax.device_get(params))
         return jax.tree.map(lambda *x: np.stack(x), *after)
+
+    def _trained(self, update: Update) -> Any:
+        """Return the parameters after the last step, `[1, ...]`, from those after the chain's own steps before it."""
+        if (refresh := _divided(update)[1].sampler.refresh) != "rollout":
+            raise UserValueError(
+                f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add 'params_after' of "
+                "each gradient step to the record"
+            )
+        optimizer, (states, step) = _optimizer(update), self._step_of(dataclasses.replace(update, optimizer=()), True)
+        params, opt_state = self.params, optimizer.init(self.params)
+        for index in range(self.indices.shape[0] * self.indices.shape[1]):
+            states, numbers = step(states, (params, index))
+            params, opt_state = self._after_step(optimizer, params, opt_state, numbers)
+        return jax.tree.map(lambda x: np.asarray(x)[None], params)
+
+    def _after_step(self, optimizer: Any, params: Any, opt_state: Any, numbers: dict[str, Any]) -> tuple[Any, Any]:
+        given = {"step": self.context.step, "value": numbers["loss"], "metrics": numbers["metrics"]}
+        updates, opt_state = optimizer.update(numbers["gradient"], opt_state, params, **given)
+        return optax.apply_updates(params, updates), opt_state
 
     def _compare(self, stage: str, name: str, ours: Any, theirs: Any, size: float = 1.0) -> Difference:
         """Compare arrays, whose largest entry, or sum of terms of a size that cancel, says how large rounding is."""
@@ -455,7 +495,8 @@ class _Replay:
             moved = np.max(np.abs(theirs - first), axis=tuple(range(1, theirs.ndim)), keepdims=True, initial=0)
             allowed = self.rtol * moved + 4 * self.eps * np.max(np.abs(first)) + np.finfo(np.float32).tiny
             label = "/".join([name, *(str(entry.key) for entry in path)])
-            found.append(_difference(OF_MINIBATCH[name], label, mine, theirs, allowed))
+            one = _difference(OF_MINIBATCH[name], label, mine, theirs, allowed)
+            found.append(one._replace(step=None) if name == "params_after" and self.is_last else one)
         return found
 
 
@@ -463,6 +504,10 @@ def _divided(update: Update) -> tuple[tuple[Part, ...], Any]:
     """Return the parts before the sampler, and the phase of the chain."""
     shared, (phase,) = divide(chain_of(*map(evaluated, update.chain)))
     return (*shared, *phase.before), phase
+
+
+def _optimizer(update: Update) -> Any:
+    return optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
 
 
 def _with_key(part: Part, key: Any) -> Part:

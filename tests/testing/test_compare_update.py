@@ -43,6 +43,17 @@ def test_only_what_is_recorded_is_needed():
     assert (found.stage, found.step) == ("loss", 0)
 
 
+def test_parameters_after_the_last_step_alone():
+    record = {
+        x: y[-1] if "params_after" in x else y for x, y in float32(numpy_ppo.record_update("weight decay")).items()
+    }
+    record = {x: y for x, y in record.items() if not x.startswith("gradient")}
+    first = testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER).first
+    assert (first.stage, first.step) == ("optimizer", None)
+    record |= {x: y[-1] for x, y in float32(numpy_ppo.record_update()).items() if "params_after" in x}
+    assert testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER).first is None
+
+
 def test_single_change_explains_the_record():
     record = float32(numpy_ppo.record_update("standardized over the rollout"))
     found = testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER)
@@ -83,7 +94,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"indices": None}, "add 'indices'"),
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
-        ({x: record[x][-1] for x in record if x.startswith("params_after")}, "'params_after' needs a leading axis"),
+        ({x: record[x][-1] for x in record if x.startswith("gradient")}, "'gradient' needs a leading axis"),
         ({"value": record["value"][..., None]}, "both must be"),
     ):
         broken = {name: x for name, x in {**record, **change}.items() if x is not None}
