@@ -297,7 +297,7 @@ ENTRIES = (
     Entry(f.clipped_surrogate, surrogate, {"clip_eps": 0.5, "dual_clip": 1.25}, note="dual"),
     Entry(f.clipped_surrogate, surrogate, {"clip_eps": np.inf, "dual_clip": np.inf}, note="unbounded"),
     Entry(f.importance_weighted_surrogate, lambda log_ratio, advantage: -np.exp(log_ratio) * advantage),
-    Entry(f.simple_policy_optimization, spo, {"clip_eps": 0.5}),
+    Entry(f.simple_policy_optimization, spo, {"clip_eps": 0.3}),
     Entry(f.discovered_policy_optimization, dpo),
     Entry(f.rollback_surrogate, rollback, {"clip_eps": 0.5, "slope": 0.5}),
     Entry(f.rollback_surrogate, rollback, {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5}, note="higher"),
