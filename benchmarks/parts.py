@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import ppo_parts as pp
 from ppo_parts import distributions, functional
-from ppo_parts.functional import _recurrence
 
 from . import _timing
 from ._shared import collect, parser, size
@@ -171,13 +169,6 @@ def cases() -> dict[str, Case]:
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
 
-    def associative(*args: Any, of: Any, **settings: Any) -> Any:
-        with mock.patch.object(_recurrence, "scan", _recurrence.associative):
-            return of.__wrapped__(*args, **settings)  # not compiled before
-
-    def ways(function: Any) -> dict[str, Method]:
-        return {"unrolled": unrolled, "associative": partial(associative, of=function, **estimate)}
-
     def written(batch: pp.Batch) -> Any:
         return batch.advantage, batch.target, dict(batch.metrics)
 
@@ -191,12 +182,12 @@ def cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, ways(functional.gae)),
+        "gae": Case(steps, gae, {"unrolled": unrolled}),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, ways(functional.vtrace)),
+        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": unrolled}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
         "reverse_recurrence": Case(
-            ("delta", "trace"), recurrence, {"associative": partial(associative, of=recurrence)}
+            ("delta", "trace"), recurrence, {"associative": partial(recurrence, implementation="associative")}
         ),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
