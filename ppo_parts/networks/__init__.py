@@ -12,15 +12,15 @@ from ._heads import action_distribution as action_distribution
 from ._heads import action_size as action_size
 
 if TYPE_CHECKING:
-    from ._flax import Activation as Activation
-    from ._flax import Cell as Cell
-    from ._flax import actor_critic as actor_critic
-    from ._flax import dense as dense
-    from ._flax import initial_carry as initial_carry
-    from ._flax import mlp as mlp
-    from ._flax import multi_agent_actor_critic as multi_agent_actor_critic
-    from ._flax import nature_cnn as nature_cnn
-    from ._flax import recurrent as recurrent
+    from ._layers import Activation as Activation
+    from ._layers import dense as dense
+    from ._layers import mlp as mlp
+    from ._memory import Cell as Cell
+    from ._memory import initial_carry as initial_carry
+    from ._memory import recurrent as recurrent
+    from ._policies import actor_critic as actor_critic
+    from ._policies import multi_agent_actor_critic as multi_agent_actor_critic
+    from ._policies import nature_cnn as nature_cnn
 
 _OF_FLAX = {
     "Activation", "Cell", "actor_critic", "dense", "initial_carry", "mlp", "multi_agent_actor_critic", "nature_cnn",
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in _OF_FLAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_package("flax", "train")
-    return getattr(require_package(f"{__name__}._flax", "train"), name)
+    return getattr(require_package(f"{__name__}._policies", "train"), name)  # which imports the layers and cells
 
 
 def __dir__() -> list[str]:

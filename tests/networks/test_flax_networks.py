@@ -355,6 +355,7 @@ def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypat
     sizes = {"total_timesteps": 16, "num_envs": 2, "num_steps": 8, "num_minibatches": 2, "hidden": 8, "memory": "lstm"}
     train = pufferlib_ppo.make_train(pufferlib_ppo.Config(**sizes, update_epochs=1))
     assert ranks_of_factorised(train.policy.init) == {2}
-    monkeypatch.setattr(networks._dense, "orthogonal", jax.nn.initializers.orthogonal)
+    for module in (networks._layers, networks._memory):
+        monkeypatch.setattr(module, "orthogonal", jax.nn.initializers.orthogonal)
     assert ranks_of_factorised(train.policy.init) == {3}
     assert ranks_of_factorised(train) == {2}

@@ -1,175 +1,27 @@
-"""Layers for your own flax modules, and the policies of the recipes."""
+"""The policies of the recipes, as flax networks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from .._base.doors import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
-from ..functional._recurrence import solver
-from . import _dense
 from ._conv import convolved, largest_pixel
-from ._cpu import dense_dot_general
+from ._dense import in_one_draw
 from ._heads import Array, action_distribution, action_size, real_size
-
-Cell = Literal["lstm", "gru", "mingru", "lru"]
-Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}
-LONGEST = 1000  # steps that a cell in `PARALLEL` remembers at first
-CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-
-
-def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
-    """Make a dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
-
-    The gain of the weights is usually sqrt(2) for hidden layers, 0.01 for a policy head, and 1 for a value head.
-
-    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 2.
-    """
-    return nn.Dense(features, kernel_init=_dense.orthogonal(gain), dot_general=dense_dot_general)
-
-
-@checked
-def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> Array:
-    """Apply layers of `hidden` units to `[..., D]`; call this inside the compact method of a flax module.
-
-    `activation` is "tanh", "relu", "gelu", "elu" or "silu".
-
-    Example:
-        >>> class Value(nn.Module):
-        ...     @nn.compact
-        ...     def __call__(self, obs):
-        ...         return dense(1, gain=1.0)(mlp(obs, (64, 64)))[..., 0]
-    """
-    for features in hidden:
-        x = ACTIVATIONS[activation](dense(features)(x))
-    return x
-
-
-@checked
-def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[Array, Any]:
-    r"""Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
-
-    Args:
-        x: `[T, N, ..., H]`, the input.
-        carry: the state before the first step, as `initial_carry` returns it: `[N, ..., H]`, or two such arrays for
-            "lstm" and "lru".
-        reset: `[T, N, ...]`, True where the state is zeroed before a step.
-        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan:
-            "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, which can keep what it has seen for many steps
-            (only the input determines :math:`z_t`; the memories of untrained units are uniform between 1 and 1000
-            steps); or "lru", :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex
-            :math:`\lambda`, which can recall whole sequences (a gated layer with a residual connection follows).
-
-    Returns:
-        The outputs `[T, N, ..., H]`, and the state after the last step.
-
-    References: "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B, with
-    the biases of Tallec and Ollivier 2018, arXiv:1804.11188; "lru", Orvieto et al. 2023, arXiv:2303.06349,
-    section 3 and appendix A.
-    """
-    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (initial_carry(cell, x.shape[1:]), carry))
-    if (needed, x.shape[:-1]) != (given, jnp.shape(reset)):
-        raise ShapeError(
-            f"recurrent: for an input of shape {x.shape}, the cell {cell!r} needs a carry of shape {needed} and a "
-            f"reset of shape {x.shape[:-1]}, got {given} and {jnp.shape(reset)}"
-        )
-    if cell in PARALLEL:
-        return PARALLEL[cell]()(x, carry, reset)
-    module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
-
-    def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
-        x, reset = inputs
-        return module(jax.tree.map(lambda c: jnp.where(reset[..., None], 0, c), carry), x)
-
-    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-    carry, x = scan(module, carry, (x, reset))
-    return x, carry
-
-
-class MinGRU(nn.Module):
-    """The cell "mingru" of `recurrent`."""
-
-    @nn.compact
-    def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
-        """Return the states `[T, N, ..., H]`, and the last one."""
-        units = x.shape[-1]
-
-        def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-            steps = jax.random.uniform(key, (units,), dtype, 1, LONGEST)  # that units remember at first
-            return jnp.append(-jnp.log(steps), jnp.zeros(units, dtype))
-
-        gates = nn.Dense(2 * units, kernel_init=_dense.orthogonal(), bias_init=biases)(x)
-        update, candidate = jnp.split(gates, 2, axis=-1)
-        update = nn.sigmoid(update)
-        candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
-        keep = jnp.where(reset[..., None], 0, 1 - update)
-        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * carry[None]))
-        return states, states[-1]
-
-
-class LRU(nn.Module):
-    """The cell "lru" of `recurrent`; its complex states are pairs of real ones."""
-
-    @nn.compact
-    def __call__(self, x: Array, carry: tuple[Array, Array], reset: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the outputs `[T, N, ..., H]`, and the last state."""
-        units = x.shape[-1]
-
-        def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
-            square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / LONGEST) ** 2)
-            return jnp.log(-0.5 * jnp.log(square))
-
-        modulus = jnp.exp(-jnp.exp(self.param("decay", decays)))
-        angle = self.param("angle", lambda key: jax.random.uniform(key, (units,), maxval=2 * jnp.pi))
-        real, imag = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
-        inputs = nn.Dense(2 * units, kernel_init=_dense.orthogonal())(x)
-        added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
-        re, im = (jnp.where(reset[:1, ..., None], 0, c[None]) for c in carry)
-        states = [plus_first(added[0], real * re - imag * im), plus_first(added[1], real * im + imag * re)]
-        if len(x) > 1:
-            keep = jnp.where(reset[..., None], 0, jax.lax.complex(real, imag))
-            together = linear_recurrence(keep, jax.lax.complex(*states))
-            states = [together.real, together.imag]
-        skip = self.param("skip", nn.initializers.normal(1.0), (units,))
-        y = nn.gelu(dense(units, gain=1.0)(jnp.concatenate(states, axis=-1)) + skip * x)
-        return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0][-1], states[1][-1])
-
-
-PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
-
-
-def plus_first(x: Array, first: Array) -> Array:
-    """Add `[1, ...]` to the first row of `[T, ...]`."""
-    return jnp.concatenate([x[:1] + first, x[1:]]) if len(x) > 1 else x + first
-
-
-def linear_recurrence(keep: Array, added: Array) -> Array:
-    """Compute every h_t = keep_t h_{t-1} + added_t, where the first is added_0."""
-    return solver("auto")((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
-
-
-@checked
-def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
-    """Return the zero state of a `recurrent` cell before the first step, for inputs of `shape`, `[N, ..., H]`.
-
-    Example:
-        >>> policy = pp.Policy(init, evaluate, lambda num_envs: initial_carry("gru", (num_envs, 64)))  # doctest: +SKIP
-    """
-    if cell is None:
-        return None
-    return (jnp.zeros(shape), jnp.zeros(shape)) if cell in ("lstm", "lru") else jnp.zeros(shape)
+from ._layers import Activation, dense, mlp
+from ._memory import Cell, initial_carry, recurrent
 
 
 def encoded(space: Any, x: Any) -> Array:
@@ -300,7 +152,7 @@ def actor_critic(
         obs, privileged = (
             None if space is None else map_space(lambda each: jnp.zeros((1, 1, *each.shape)), space) for space in spaces
         )
-        return _dense.in_one_draw(network.init)(key, obs, None, carry, no_reset, privileged)
+        return in_one_draw(network.init)(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = as_observation(batch.obs)
@@ -357,7 +209,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
             return Output(action_distribution(env.action_space, head), value[..., 0])
 
     network = NatureCNN()
-    init = _dense.in_one_draw(network.init)
+    init = in_one_draw(network.init)
     return Policy(lambda key: init(key, jnp.zeros((1, *shape))), lambda params, batch: network.apply(params, batch.obs))
 
 
@@ -426,7 +278,7 @@ def multi_agent_actor_critic(
         seen = inputs(jnp.zeros((1, 1, agents, math.prod(array_shape("observations", env.observation_space)))))
         carry, no_reset, params = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool), {}
         for (name, network), x, of_name in zip(networks.items(), seen, jax.random.split(key), strict=True):
-            init: Any = _dense.in_one_draw(network.init)
+            init: Any = in_one_draw(network.init)
             if independent:
                 of_name, init = jax.random.split(of_name, agents), jax.vmap(init, in_axes=(0, None, None, None))
             params[name] = init(of_name, x[..., 0, :], carry, no_reset)

@@ -1,0 +1,135 @@
+"""Recurrent cells for your own flax modules."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from .._base.doors import checked
+from .._base.errors import ShapeError
+from ..functional._recurrence import solver
+from ._dense import orthogonal
+from ._heads import Array
+from ._layers import dense
+
+Cell = Literal["lstm", "gru", "mingru", "lru"]
+CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
+LONGEST = 1000  # steps that a cell in `PARALLEL` remembers at first
+
+
+@checked
+def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[Array, Any]:
+    r"""Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
+
+    Args:
+        x: `[T, N, ..., H]`, the input.
+        carry: the state before the first step, as `initial_carry` returns it: `[N, ..., H]`, or two such arrays for
+            "lstm" and "lru".
+        reset: `[T, N, ...]`, True where the state is zeroed before a step.
+        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan:
+            "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, which can keep what it has seen for many steps
+            (only the input determines :math:`z_t`; the memories of untrained units are uniform between 1 and 1000
+            steps); or "lru", :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex
+            :math:`\lambda`, which can recall whole sequences (a gated layer with a residual connection follows).
+
+    Returns:
+        The outputs `[T, N, ..., H]`, and the state after the last step.
+
+    References: "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B, with
+    the biases of Tallec and Ollivier 2018, arXiv:1804.11188; "lru", Orvieto et al. 2023, arXiv:2303.06349,
+    section 3 and appendix A.
+    """
+    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (initial_carry(cell, x.shape[1:]), carry))
+    if (needed, x.shape[:-1]) != (given, jnp.shape(reset)):
+        raise ShapeError(
+            f"recurrent: for an input of shape {x.shape}, the cell {cell!r} needs a carry of shape {needed} and a "
+            f"reset of shape {x.shape[:-1]}, got {given} and {jnp.shape(reset)}"
+        )
+    if cell in PARALLEL:
+        return PARALLEL[cell]()(x, carry, reset)
+    module = CELLS[cell](x.shape[-1], recurrent_kernel_init=orthogonal())
+
+    def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+        x, reset = inputs
+        return module(jax.tree.map(lambda c: jnp.where(reset[..., None], 0, c), carry), x)
+
+    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+    carry, x = scan(module, carry, (x, reset))
+    return x, carry
+
+
+class MinGRU(nn.Module):
+    """The cell "mingru" of `recurrent`."""
+
+    @nn.compact
+    def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
+        """Return the states `[T, N, ..., H]`, and the last one."""
+        units = x.shape[-1]
+
+        def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+            steps = jax.random.uniform(key, (units,), dtype, 1, LONGEST)  # that units remember at first
+            return jnp.append(-jnp.log(steps), jnp.zeros(units, dtype))
+
+        gates = nn.Dense(2 * units, kernel_init=orthogonal(), bias_init=biases)(x)
+        update, candidate = jnp.split(gates, 2, axis=-1)
+        update = nn.sigmoid(update)
+        candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
+        keep = jnp.where(reset[..., None], 0, 1 - update)
+        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * carry[None]))
+        return states, states[-1]
+
+
+class LRU(nn.Module):
+    """The cell "lru" of `recurrent`; its complex states are pairs of real ones."""
+
+    @nn.compact
+    def __call__(self, x: Array, carry: tuple[Array, Array], reset: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the outputs `[T, N, ..., H]`, and the last state."""
+        units = x.shape[-1]
+
+        def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
+            square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / LONGEST) ** 2)
+            return jnp.log(-0.5 * jnp.log(square))
+
+        modulus = jnp.exp(-jnp.exp(self.param("decay", decays)))
+        angle = self.param("angle", lambda key: jax.random.uniform(key, (units,), maxval=2 * jnp.pi))
+        real, imag = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
+        inputs = nn.Dense(2 * units, kernel_init=orthogonal())(x)
+        added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
+        re, im = (jnp.where(reset[:1, ..., None], 0, c[None]) for c in carry)
+        states = [plus_first(added[0], real * re - imag * im), plus_first(added[1], real * im + imag * re)]
+        if len(x) > 1:
+            keep = jnp.where(reset[..., None], 0, jax.lax.complex(real, imag))
+            together = linear_recurrence(keep, jax.lax.complex(*states))
+            states = [together.real, together.imag]
+        skip = self.param("skip", nn.initializers.normal(1.0), (units,))
+        y = nn.gelu(dense(units, gain=1.0)(jnp.concatenate(states, axis=-1)) + skip * x)
+        return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0][-1], states[1][-1])
+
+
+PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
+
+
+def plus_first(x: Array, first: Array) -> Array:
+    """Add `[1, ...]` to the first row of `[T, ...]`."""
+    return jnp.concatenate([x[:1] + first, x[1:]]) if len(x) > 1 else x + first
+
+
+def linear_recurrence(keep: Array, added: Array) -> Array:
+    """Compute every h_t = keep_t h_{t-1} + added_t, where the first is added_0."""
+    return solver("auto")((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
+
+
+@checked
+def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
+    """Return the zero state of a `recurrent` cell before the first step, for inputs of `shape`, `[N, ..., H]`.
+
+    Example:
+        >>> policy = pp.Policy(init, evaluate, lambda num_envs: initial_carry("gru", (num_envs, 64)))  # doctest: +SKIP
+    """
+    if cell is None:
+        return None
+    return (jnp.zeros(shape), jnp.zeros(shape)) if cell in ("lstm", "lru") else jnp.zeros(shape)
