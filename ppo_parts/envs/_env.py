@@ -75,10 +75,13 @@ class Transition(NamedTuple):
                 continue
             if not hasattr(x, "dtype") or x.shape != shape or not jnp.issubdtype(x.dtype, dtype):
                 kind = {np.bool_: "booleans", np.floating: "floats", np.number: "numbers"}[dtype]
-                remedy = f": return {name} > 0" if kind == "booleans" and hasattr(x, "dtype") else ""
-                if name == "ended":
+                other_shape, remedy = hasattr(x, "dtype") and x.shape != shape, ""
+                if name == "ended" and len(each) == 2:
                     remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
-                raise ShapeError(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
+                elif kind == "booleans" and hasattr(x, "dtype") and not other_shape:
+                    remedy = f": return {name} > 0"
+                error = ShapeError if other_shape else UserTypeError
+                raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
@@ -188,12 +191,13 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
 
 
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
-    """Raise unless a library has an environment; the error names the nearest one."""
+    """Raise unless a library has an environment; the error names similar ones."""
     if env_id in known:
         return
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered)]
-    others = f"it has {', '.join(known)}; names of other packages need a prefix, as in brax:ant"
+    prefix = "; names of other packages need a prefix, as in brax:ant" if library == "gymnax" else ""
+    others = f"it has {', '.join(known)}{prefix}"
     hint = f"did you mean {' or '.join(near)}?" if near else others
     raise UserValueError(f"{library} has no environment {env_id!r}; {hint}")
 

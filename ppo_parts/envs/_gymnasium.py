@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -51,6 +52,11 @@ def make_gym(
     check_as("make", "vectorization", vectorization, Vectorization)
     if ":" not in env_id:
         check_known(env_id, "Gymnasium", gymnasium.registry)
+    limit = kwargs.get("max_episode_steps")
+    if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
+        raise UserValueError(
+            f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
+        )
     kwargs = {**render_settings(), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
 
@@ -68,7 +74,7 @@ def make_gym(
             return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
-        except (gymnasium.error.UnregisteredEnv, AssertionError) as error:  # a module without it; an argument
+        except gymnasium.error.UnregisteredEnv as error:  # of a module that registers names
             raise UserValueError(f"{env_id}: {error}") from error
 
     return from_gymnasium(make_vector, info=info, action_mask=action_mask)

@@ -133,8 +133,8 @@ def compare_update(
     4. loss: `minibatch_advantage`, `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `loss`,
        `loss_without_entropy`;
     5. gradient: `gradient` and `grad_norm`, before any clip;
-    6. optimizer: `params_after` each step, or after the last one. Without those of each step, the first gradient step
-       alone is compared before this stage, and the later ones are the chain's own.
+    6. optimizer: `params_after` each step, or after the last one. Without those of each step, the stages before compare
+       only the first gradient step, and the parameters after the last one are those of the chain's own steps.
 
     Where a stage differs, single changes from a table of choices are tried, and numbers such as gamma, coefficients of
     losses and the learning rate are fitted. If none explains the stage, the best is kept and the search goes on.
@@ -177,12 +177,11 @@ def compare_update(
     replay = _Replay(_read(record), evaluate, rtol)
     if not (isinstance(chain, str) and isinstance(optimizer, str)):
         found = replay.differences(Update((evaluated(chain),), (evaluated(optimizer),)))
-        return UpdateComparison(tuple(x.quantity for x in found), _first(found), (), _first(found), "")
+        return UpdateComparison(replay.compared(found), _first(found), (), _first(found), "")
     update = replay.with_sizes(Update(read_calls(chain), read_calls(optimizer)))
     found = replay.differences(update)
     explained, changes, left = _explain(replay, update, _first(found))
-    compared = tuple(x.quantity for x in found)
-    return UpdateComparison(compared, _first(found), tuple(x.says for x in changes), left, str(explained))
+    return UpdateComparison(replay.compared(found), _first(found), tuple(x.says for x in changes), left, str(explained))
 
 
 def _first(found: list[Difference]) -> Difference | None:
@@ -286,6 +285,14 @@ class _Replay:
         elif "params_after" in record:
             self.before = jax.tree.map(lambda x, y: np.concatenate([x, y[:-1]]), self.before, record["params_after"])
         self.steps = len(jax.tree.leaves(self.before)[0])
+
+    def compared(self, found: list[Difference]) -> tuple[str, ...]:
+        """Return the quantities that were compared, and say of which only the first gradient step was."""
+        several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
+        first_alone = several and (self.is_last or "params_after" not in self.record)
+        names = [x.quantity for x in found]
+        cut = {x for x in names if x.partition("/")[0] in OF_MINIBATCH.keys() - {"params_after"}} if first_alone else {}
+        return tuple(f"{x} (of the first gradient step)" if x in cut else x for x in names)
 
     def with_sizes(self, update: Update) -> Update:
         """Return the update with the recorded numbers of epochs and minibatches."""
@@ -648,10 +655,13 @@ class _Search:
             return self.found(begin.update, *map(with_number, first, x))
 
         found, x, errors = begin, np.array([*first.values()]), [np.inf, np.inf]
-        while len(errors) < 12 and found.error <= 0.9 * min(errors[:-1]):
+        while len(errors) < 12 and found.error <= 0.9 * min(errors[:-1]):  # worse than once before ends the fit
             errors.append(found.error)
             x, old = np.clip(self.improved(found)[0], low, high), x
             found = at(x)
+            if not np.isfinite(found.error):  # the chain does not work with these numbers
+                x = old
+                break
             if np.allclose(x, old, rtol=1e-5, atol=0):
                 break
         x = np.where(x < 1e-9, 0, x)

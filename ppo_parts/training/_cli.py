@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 from .._base.command_line import whole_number
 from .._base.errors import UserError, UserTypeError, UserValueError
@@ -133,16 +134,19 @@ def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Return what a YAML file, of which JSON is a kind, says by name."""
+    """Return what a YAML or JSON file says by name."""
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
-        content, node = yaml.safe_load(text), yaml.compose(text)
+        if path.suffix == ".json":
+            content, pairs = json.loads(text), json.loads(text, object_pairs_hook=list)
+        else:
+            content, pairs = yaml.safe_load(text), getattr(yaml.compose(text), "value", None)
     except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [key.value for key, _ in node.value]  # of which `content` has the last of each
+    names = [getattr(key, "value", key) for key, _ in pairs]  # of which `content` has the last of each
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content
@@ -155,6 +159,8 @@ def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
+        if isinstance(value, list) and field in hints and get_origin(hints[field]) is not tuple:
+            raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, list):

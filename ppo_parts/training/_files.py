@@ -141,4 +141,8 @@ def column(rows: list[Row], name: str) -> np.ndarray:
     known = [row[name] for row in rows if name in row]
     if rows and not known:
         raise UserValueError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
-    return np.asarray([np.broadcast_to(np.asarray(row.get(name, np.nan), float), np.shape(known[0])) for row in rows])
+    missing = np.full(np.shape(known[0]), np.nan) if known else np.nan
+    try:
+        return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
+    except (TypeError, ValueError):
+        raise UserValueError(f"{name} must be numbers, and as many in each row, got {known!r:.100}") from None

@@ -167,7 +167,8 @@ class RunWriter(RunFolder):
 
     def append(self, rows: list[_files.Row]) -> None:
         try:
-            with self.log_path.open("ab") as file:
+            with self.log_path.open("r+b") as file:  # fails if somebody has removed it
+                file.seek(0, os.SEEK_END)
                 file.write(_files.lines_of(rows))
         except OSError as error:
             last = max(self.checkpoints.steps(), default=None)

@@ -63,9 +63,13 @@ def run(
         ValueError: it has another configuration. OSError: the folder cannot be written.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
-    if not isinstance(train, Train):
-        says = f"must be what a recipe's make_train returns, got {train!r}"
-        raise UserTypeError(says, where="run", argument="train")
+    for name, given, right, what in (
+        ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
+        ("config", config, dataclasses.is_dataclass(type(config)), "an instance of a dataclass"),
+        ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
+    ):
+        if not right:
+            raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
     options = RunOptions() if options is None else options
     validate(options, train)
     program = make_program(train, config.seed, options)

@@ -41,6 +41,10 @@ def kept_options(options: RunOptions) -> dict[str, Any]:
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
+    if stored["run"].get("best_mode") == "min":
+        raise UserValueError(
+            "config.json: run: best_mode='min' is no longer an option: without it, the largest is best"
+        )
     options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
     check_config(options, where="config.json: run")
     return options
@@ -55,7 +59,7 @@ def stored_run(folder: Path) -> dict[str, Any]:
         around = folder if folder.is_dir() else folder.parent
         runs = sorted(found.parent.name for found in around.glob("*/config.json"))
         there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
-        raise RunNotFoundError(f"{folder} holds no run, which has a config.json{there}") from None
+        raise RunNotFoundError(f"{folder} holds no run: it has no config.json{there}") from None
     except (ValueError, RecursionError) as error:
         raise UserValueError(f"{path} cannot be read: {error}") from None
     kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}

@@ -28,6 +28,14 @@ from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
+class UpdateKeys(NamedTuple):
+    """The keys of an update: for the state after it, for its rollout, and for the learner."""
+
+    next: Array
+    collect: Array
+    learn: Array
+
+
 class TrainState(NamedTuple):
     """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
 
@@ -36,9 +44,9 @@ class TrainState(NamedTuple):
     rollout: RolloutState
 
     @property
-    def keys(self) -> Array:
-        """The keys `[3]` of the next update: for the state after it, for its rollout, and for the learner."""
-        return jax.random.split(self.key, 3)
+    def keys(self) -> UpdateKeys:
+        """The keys of the next update."""
+        return UpdateKeys(*jax.random.split(self.key, 3))
 
     @property
     def acting(self) -> TrainState:
@@ -84,6 +92,8 @@ class Train:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
+        check_count("train", "num_updates", self.num_updates)
+        check_count("train", "steps_per_update", self.steps_per_update)
         if not isinstance(jnp.zeros(()), jax.core.Tracer):  # inside a traced function, the step is traced anyway
             _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
 
@@ -203,13 +213,12 @@ class Train:
 
     def collect(self, state: TrainState) -> Collected:
         """Run one rollout with the policy of `state`."""
-        return self.rollout.collect(state.keys[1], state.learner.params, state.rollout)
+        return self.rollout.collect(state.keys.collect, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
-        """Run one update on a rollout; one in which a number is not finite changes no more than the step."""
-        rollout_state, batch, episodes = collected
-        next_key, _, learn_key = state.keys
-        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(learn_key, state.learner, batch)
+        """Run one update on a rollout; after non-finite numbers, the learner stays as it was, but for its `step`."""
+        (rollout_state, batch, episodes), keys = collected, state.keys
+        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(keys.learn, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
@@ -219,7 +228,7 @@ class Train:
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
         metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
-        return TrainState(next_key, kept._replace(step=updated.step), rollout_state), metrics
+        return TrainState(keys.next, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """Run the whole training in one program."""

@@ -464,7 +464,7 @@ test_environments_that_would_be_played_wrongly_are_refused = refused(
     *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, (1,))),
     (lambda: envs.check(envs.make(GYM, info="return")), r"info\['return'\] has the name of a metric"),
     (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
-    (lambda: envs.make(f"{GYM},max_episode_steps=0"), "^CartPole-v1: Expect the `max_episode_steps` to be positive"),
+    (lambda: envs.make(f"{GYM},max_episode_steps=0"), "^CartPole-v1: max_episode_steps must be a positive integer"),
 )
 
 

@@ -39,6 +39,10 @@ def test_only_what_is_recorded_is_needed():
     """Without advantages and parameters after each step, the first gradient step is compared."""
     without = ("advantage", "target", "gradient/policy", "gradient/value", "params_after/policy", "params_after/value")
     assert first_difference("weight decay", without) is None
+    record = {name: x for name, x in float32(numpy_ppo.record_update()).items() if name not in without}
+    made = evaluated(numpy_ppo.CHAIN), evaluated(numpy_ppo.OPTIMIZER)
+    said = str(testing.compare_update(record, made[0], evaluate, made[1]))
+    assert "loss (of the first gradient step)" in said
     found = first_difference("not standardized", without)
     assert (found.stage, found.step) == ("loss", 0)
 

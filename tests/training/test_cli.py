@@ -181,14 +181,16 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         ("clip_coef: -1", "--clip-coef must lie in (0, inf), got -1.0"),
         ("hidden: [8, 0]", "--hidden must be at least 1, got 0"),
         ("anneal-lr: yes please", "--anneal-lr must be true or false in .*mine.yaml, got 'yes please'"),
+        ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
     ):
         path.write_text(content)
         refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
+    (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML has no tabs
+    refused("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     refused("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option
         ("num_envs: 2.5", "'2.5' is not a whole number"),
-        ("name: [a, b]", "Unrecognized options: b"),
     ):
         path.write_text(content)
         ended_by_tyro(["--config", str(path)], says, capsys)

@@ -231,6 +231,12 @@ def test_run_tensorboard_continues(train, tmp_path):
     assert len(list(folder.glob("events.out.tfevents.*.129"))) == 1
 
 
+def test_log_that_is_removed_meanwhile_ends_the_run(train, tmp_path):
+    remove = acting(6, lambda: (tmp_path / "run" / "metrics.jsonl").unlink())
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):
+        go(train, tmp_path, "run", program=remove)
+
+
 def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
     clock, played = itertools.count(), _run.Program.evaluate
 
