@@ -1,6 +1,7 @@
 """What a run leaves behind, and what it refuses before it leaves anything; the metrics file, which no policy needs."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from ppo_parts.errors import UserValueError
+from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _progress, _run, run
 from ppo_parts.training._files import lines_of, valid_rows
@@ -289,6 +290,16 @@ def test_metrics_as_columns():
     np.testing.assert_array_equal(training.column([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
     with pytest.raises(UserValueError, match=r"^no update has z; there are update, x, y$"):
         training.column(table, "z")
+    with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
+        training.column([{"x": [1, 2]}, {"x": 3}], "x")
+
+
+def test_arguments_of_a_run_are_named(train):
+    for name, given in (("config", ({"seed": 1},)), ("options", (train, {"num_seeds": 1}))):
+        with pytest.raises(UserError, match=f"^run: {name} must be "):
+            run(train, *given)
+    with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):
+        dataclasses.replace(train, num_updates=0)
 
 
 @pytest.mark.slow
