@@ -137,12 +137,6 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         batch, new = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
-        for field in ("log_prob", "value", "advantage", "target", "mask", "weight") if given.losses else ():
-            if field not in part.provides and getattr(batch, field) is not getattr(given, field):
-                raise UserValueError(
-                    f"{part.name}: it changes {field}, which a loss before it may have read: declare "
-                    f"provides=({field!r},), so that the order is checked"
-                )
         batch = _nan_if_out_of_range(part, given, batch, context.step)
         if given.stop is not None and batch.stop is not given.stop:
             batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request

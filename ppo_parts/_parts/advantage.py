@@ -19,7 +19,7 @@ from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
 from ..functional._common import check_same_shape, zero_masked
-from ..functional._statistics import share_explained
+from ..functional._statistics import share_explained, unmasked_element
 from .common import at_step, check_numbers, check_options, moments_of, numeric_part
 
 
@@ -87,22 +87,24 @@ def vtrace(
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
     clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
     numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
-    return _estimator(functional.vtrace, "policy_advantage" if policy_gradient else "error", numbers)
+    return _estimator(functional.vtrace, "policy_advantage" if policy_gradient else "error", numbers, off_policy=True)
 
 
-def _estimator(estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], **options: Any) -> Part:
-    """Make a part that writes a result of `estimate` as the advantage, and its target."""
+def _estimator(
+    estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], *, off_policy: bool = False, **options: Any
+) -> Part:
+    """Make a part that writes a result of `estimate` as the advantage, and its target; `off_policy`: of log-ratios."""
     where = estimate.__name__
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         values = _latest_values(where, batch, skip=options.get("mask_mode") == "skip")
         ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
-        ratio = (_latest_log_ratio(batch),) if where == "vtrace" else ()
+        ratio = (_latest_log_ratio(batch),) if off_policy else ()
         of_stream = functools.partial(estimate, *ratio, **ends, **options, **at_step(numbers, batch, context))
         out = each_stream(of_stream, batch.terminated, *values)(*values)
         return _write(batch, getattr(out, advantage), out.target), state
 
-    of_ratio = ("current.log_prob", "log_ratio", "log_prob") if where == "vtrace" else ()
+    of_ratio = ("current.log_prob", "log_ratio", "log_prob") if off_policy else ()
     reads = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value", *of_ratio)
     return Part(
         no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True,
@@ -221,10 +223,15 @@ def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
     if batch.shards == 1:
         return functional.explained_variance(value, target, mask=batch.mask)
 
-    def of_shard(shard: Batch) -> Moments:
-        value, target = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
-        total, error = (moments_of(x, shard.mask) for x in (target, target - value))
-        return Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
+    def of_shard(shard: Batch) -> tuple[Array, Moments]:
+        value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
+        reference = unmasked_element(aim, shard.mask)
+        reference = jnp.where(reference == -jnp.inf, 0, reference)  # all steps are masked
+        total, error = (moments_of(x, shard.mask) for x in (aim - reference, aim - value))
+        return reference, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
-    both = merged(jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target))))
-    return share_explained(both.mean[0], *both.var).astype(batch.value.dtype)
+    references, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
+    reference = unmasked_element(references, each.seen > 0)
+    each = each._replace(mean=each.mean.at[:, 0].add(references - reference))
+    total, error = merged(each).var
+    return share_explained(total, error, reference).astype(batch.value.dtype)

@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from ..functional._common import boolean_mask, zero_masked
+from ..functional._common import boolean_mask, check_same_shape, zero_masked
 from .common import at_step, check_numbers, loss_part, moments_of
 from .losses import predicted
 
@@ -178,6 +178,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
 
     def loss(batch: Batch, context: Context, value_coef: Any) -> tuple[Array, dict[str, Array]]:
         fields = (batch.current.log_prob, predicted(where, batch), jax.lax.stop_gradient(batch.target))
+        check_same_shape(where, log_prob=fields[0], value=fields[1], target=fields[2])
         log_prob, value, target = zero_masked(batch.mask, *fields)
         better = jnp.maximum(target - value, 0)
         both = -log_prob * jax.lax.stop_gradient(better) + value_coef * 0.5 * jnp.square(better)

@@ -274,7 +274,8 @@ def predicted(where: str, batch: Batch, path: str = "current.value") -> Array:
     """Return a prediction of the policy being trained."""
     if (x := field_at(batch, path)) is None:
         what = path.removeprefix("current.")
-        raise UserValueError(f"{where}: the policy returns no {what}: return Output(distribution, value, aux=...)")
+        remedy = f"give it a critic, or leave {where} out" if what == "value" else "return Output(..., aux=...)"
+        raise UserValueError(f"{where}: the policy returns no {what}: {remedy}")
     return x
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import ShapeError
 from ..functional._common import accumulator_dtype, check_arrays, check_floating
-from ._distribution import VectorDistribution, check_box, fit_to_shape, widened
+from ._distribution import VectorDistribution, check_box, fit_to_shape, same_box, widened
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 Array = jax.Array
@@ -91,7 +91,7 @@ class Beta(VectorDistribution):
                   + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
         """
         self._check_comparable(other)
-        same = (self.low == other.low) & (self.high == other.high)
+        same = same_box("Beta", *({"low": x.low, "high": x.high} for x in (self, other)))
         alpha, beta = self._wide(self.alpha.shape)
         other_alpha, other_beta = other._wide(self.alpha.shape)
 

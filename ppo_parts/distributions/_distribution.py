@@ -202,3 +202,12 @@ def check_box(where: str, low: Any, high: Any, dtype: Any) -> None:
         raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
     if np.any(4 * float(jnp.finfo(dtype).eps) * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
         raise UserValueError(f"{where}: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+
+
+def same_box(where: str, ours: dict[str, Array], theirs: dict[str, Array]) -> Array:
+    """Return where two boxes are equal; raise if they are known to differ anywhere."""
+    same = jnp.stack([ours[name] == theirs[name] for name in ours]).all(axis=0)
+    if not isinstance(same, jax.core.Tracer) and not np.all(same):
+        described = " and ".join(", ".join(f"{name}={x}" for name, x in box.items()) for box in (ours, theirs))
+        raise UserValueError(f"{where}.kl_divergence: the two must have the same box, got {described}")
+    return same

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from ..functional._common import accumulator_dtype, check_arrays, known_values
-from ._distribution import VectorDistribution, check_box, fit_to_shape
+from ._distribution import VectorDistribution, check_box, fit_to_shape, same_box
 from ._normal import Normal, log_density
 
 Array = jax.Array
@@ -49,10 +49,8 @@ class TanhNormal(VectorDistribution):
 
     def __init__(self, base: Normal, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
         if not isinstance(base, Normal):
-            got = type(base).__name__
-            raise UserTypeError(
-                f"must be a Normal, got a {got}: Normal(loc, scale)", where="TanhNormal", argument="base"
-            )
+            says = f"must be a Normal, got {type(base).__name__}; write TanhNormal(Normal(loc, scale), low, high)"
+            raise UserTypeError(says, where="TanhNormal", argument="base")
         check_arrays("TanhNormal", low=low, high=high, eps=eps)
         known = known_values(eps)
         if known is not None and not np.all((known >= 0) & (known < 1)):
@@ -78,12 +76,13 @@ class TanhNormal(VectorDistribution):
         )
 
     def kl_divergence(self, other: TanhNormal) -> Array:
-        """KL(self || other) in nats: that of the two Gaussians, because squashing cancels; infinite for another box.
+        """KL(self || other) in nats: that of the Gaussians, as squashing cancels; infinite where traced boxes differ.
 
         Where both put probability on an edge, it is an upper bound: what is beyond the edge cannot be told apart.
         """
         self._check_comparable(other)
-        same = (self.middle == other.middle) & (self.half == other.half) & (self.eps == other.eps)
+        boxes = ({"low": x.middle - x.half, "high": x.middle + x.half, "eps": x.eps} for x in (self, other))
+        same = same_box("TanhNormal", *boxes)
         return jnp.where(jnp.all(same, axis=-1), self.base.kl_divergence(other.base), jnp.inf)
 
     @property

@@ -189,8 +189,9 @@ def _support(where: str, name: str, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         return check_array(where, name, value)
     try:
-        atoms = np.asarray(value, np.float32)  # in which two of them may be equal
-    except (TypeError, ValueError):
+        real = np.asarray(value).dtype.kind in "iuf"
+        atoms = np.asarray(value if real else (), np.float32)  # in which two of them may be equal
+    except (TypeError, ValueError, OverflowError):
         atoms = np.zeros(0, np.float32)
     if atoms.ndim != 1 or len(atoms) < 2 or not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
         what = "a list of at least two increasing, finite numbers of float32"

@@ -33,8 +33,10 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         if x.dtype == jnp.bfloat16 or (getattr(x.dtype, "kind", "V") in "biuf" and x.dtype.itemsize <= 8):
             return x
-        what = f"real numbers of 16 to 64 bits, got {x.dtype}; convert it with {name}.astype(jnp.float32)"
-        raise UserTypeError(f"must hold {what}", where=where, argument=name)
+        narrow = jnp.issubdtype(x.dtype, np.floating) or jnp.issubdtype(x.dtype, np.integer)  # float8, int4
+        remedy = f"; convert it with {name}.astype(jnp.float32)" if narrow else ""
+        says = f"must hold real numbers of 16 to 64 bits, got {x.dtype}{remedy}"
+        raise UserTypeError(says, where=where, argument=name)
     if isinstance(x, (bool, float)):
         return x
     if isinstance(x, int):
@@ -65,6 +67,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
         rank, more = len(shape), longer[len(shape) :]
         if shape and longer == (shape[0] + 1, *shape[1:]):
+            if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
+                return f": {name} has one row less than the others"
             own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
             return f": {other} has one row more than {name}; pass {own if 'value' in other else f'{other}[:-1]'}"
         if more and shape == longer[:rank]:
@@ -75,7 +79,10 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
             if other == "advantage":
                 return ": combine the streams of the advantage first, as the part combine_advantages does"
             wider = f"{name}[...{', None' * len(more)}]"
-            return f": sum {other} over its last axis, or use jnp.broadcast_to({wider}, {other}.shape)"
+            meant = f"use jnp.broadcast_to({wider}, {other}.shape)"
+            if "log_" in other:
+                return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
+            return f": if that is intended, {meant}"
         if 0 < rank < len(longer) and shape == longer[-rank:]:
             return f": if that is intended, use jnp.broadcast_to({name}, {other}.shape)"
     return ""

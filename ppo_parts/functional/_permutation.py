@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import public, whole
-from ._common import Array, Range
+from ._common import Array, Range, known_values
+from ._errors import UserValueError
 
 SORTED = 128  # the largest size that is sorted
 ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
 
 
-@public(raw=True, size=whole(Range(1, 2**31 - 1)))
-def permutation(key: Array, size: int) -> Array:
+def _check_indices(where: str, values: dict[str, Any]) -> None:
+    if values["indices"] is None:
+        return
+    known, size = known_values(values["indices"]), values["size"]
+    if known is not None and np.any((known < 0) | (known >= size)):
+        raise UserValueError(f"must lie in [0, {size}), got {known}", where=where, argument="indices")
+
+
+@public(raw=True, other_shape="indices", size=whole(Range(1, 2**31 - 1)), also=_check_indices)
+def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
     Up to 128 elements are sorted by random words, and all orders are equally likely. More of them are numbered in mixed
@@ -25,24 +35,31 @@ def permutation(key: Array, size: int) -> Array:
 
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
-    A result of at least n is mapped again until it is below n (cycle walking). The key has 640 random bits, so that not
-    all n! orders occur.
+    A result of at least n is mapped again until it is below n (cycle walking). So any part of the order is computed by
+    itself, without a sort. The key has 640 random bits, so that not all n! orders occur.
 
     Args:
         key: key of `jax.random`.
         size: n, at least 1 and below 2^31.
+        indices: None: the whole order; or integers in [0, n) of any shape, the positions in it that are wanted.
 
     Returns:
-        `[size]` int32.
+        `[size]` int32, or of the shape of `indices`.
 
     Example:
         >>> sorted(permutation(jax.random.key(0), 4).tolist())
         [0, 1, 2, 3]
+        >>> order = permutation(jax.random.key(0), 1000)
+        >>> jnp.array_equal(permutation(jax.random.key(0), 1000, jnp.arange(250, 500)), order[250:500]).item()
+        True
 
     Reference: Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains (generalized Feistel, cycle walking);
     Mitchell et al. 2021, arXiv:2106.06161. Sorting by random keys: Knuth, The Art of Computer Programming 2, 3.4.2.
     """
-    return feistel(key, jnp.arange(size), size) if size > SORTED else _sorted(key, size)
+    if size > SORTED:
+        return feistel(key, jnp.arange(size) if indices is None else indices, size)
+    order = _sorted(key, size)
+    return order if indices is None else order[indices]
 
 
 def _sorted(key: Array, size: int) -> Array:

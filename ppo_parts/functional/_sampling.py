@@ -68,7 +68,15 @@ def _check_probabilities(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(raw=True, other_shape="probabilities", also=_check_probabilities)
+def _check_size(where: str, values: dict[str, Any]) -> None:
+    _check_probabilities(where, values)
+    number, size = jnp.shape(values["probabilities"])[0], values["size"]
+    if size > number:
+        what = f"a whole number in [1, {number}], the number of segments"
+        raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
+
+
+@public(raw=True, other_shape="probabilities", also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -139,4 +147,5 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: Number) ->
 
 
 def _widened(probabilities: Array) -> Array:
+    """Return constant probabilities in the dtype to compute in."""
     return jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -113,7 +115,19 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     if estimator == "k2":
         return k2
     k3 = jnp.expm1(log_ratio) - log_ratio
-    return k3 if estimator == "k3" else k2 + jax.lax.stop_gradient(k3 - k2)
+    return k3 if estimator == "k3" else _with_gradient_of(k3, k2)
+
+
+@jax.custom_jvp
+def _with_gradient_of(value: Array, other: Array) -> Array:
+    """Return `value`, differentiated as if it were `other`."""
+    del other
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _with_gradient_of(*primals), tangents[1]
 
 
 @public(log_ratio=CONSTANT)
@@ -157,12 +171,25 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
     """
-    mean, error = masked_mean(target, mask), target - value
-    total = masked_mean(jnp.square(target - mean), mask)
-    return share_explained(mean, total, masked_mean(jnp.square(error - masked_mean(error, mask)), mask))
+    reference = unmasked_element(target, mask)
+
+    def variance(x: Array) -> Array:
+        return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
+
+    # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
+    # their differences, which are 0, has none.
+    return share_explained(variance(target - reference), variance(target - value), reference)
 
 
-def share_explained(mean: Array, total: Array, error: Array) -> Array:
-    """Return the share of the variance `total` that is not `error`; NaN if it is the rounding error of the mean."""
-    varies = jnp.sqrt(total) > 100 * jnp.finfo(total.dtype).eps * jnp.abs(mean)
+def unmasked_element(x: Array, mask: Array | None) -> Array:
+    """Return one of the unmasked elements; -inf if there is none."""
+    if mask is None:
+        first = jnp.atleast_1d(x)[:1]  # only of the first step: a maximum over all steps costs a pass
+        return jnp.max(first, initial=-jnp.inf)
+    return jnp.max(x, where=boolean_mask(mask, x), initial=-jnp.inf)
+
+
+def share_explained(total: Array, error: Array, target: Array) -> Array:
+    """Return the share of the variance `total` that is not `error`; NaN if numbers like `target` do not vary."""
+    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(target)
     return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)

@@ -18,7 +18,7 @@ _normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
 _DRAW: contextvars.ContextVar[Callable[..., Array]] = contextvars.ContextVar("draw of normal numbers", default=_normal)
 
 
-def orthogonal(scale: Any = 1.0, dtype: Any = None) -> Callable[..., Array]:
+def orthogonal(scale: Any = 1.0, *, dtype: Any = None) -> Callable[..., Array]:
     r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same numbers.
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times

@@ -147,8 +147,6 @@ ALONE = {  # samplers after which each advantage is standardized by itself
     f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
 }
 VALUE_ERRORS = {
-    "mine: it changes advantage, which a loss before it may have read: declare provides=('advantage',)":
-        (GAE, FULL, SURROGATE, pp.stateless(lambda batch: batch.replace(advantage=-batch.advantage), name="mine")),
     "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
     # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),

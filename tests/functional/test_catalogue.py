@@ -427,7 +427,7 @@ def test_clip_cov_draws_as_many_as_it_says():
 def test_k3_plus_has_the_gradient_of_k2():
     log_ratio = jnp.array([-80.0, -1, 0.5, 80, 200])  # k3 overflows
     value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
-    np.testing.assert_allclose(value, f.approx_kl(log_ratio, estimator="k3"), rtol=1e-6)
+    np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
     np.testing.assert_array_equal(back(jnp.ones(5))[0], log_ratio)
 
 

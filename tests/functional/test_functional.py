@@ -18,6 +18,7 @@ from ppo_parts import functional as f
 from ppo_parts.distributions import mask_logits
 from ppo_parts.functional._sampling import _small_exponential
 from tests import reference
+from tests.common import make_params, rollout
 
 # hyperparameters are traced: one compilation per shape
 gae, vtrace = (jax.jit(function, static_argnames="stop_gradient") for function in (f.gae, f.vtrace))
@@ -252,7 +253,8 @@ WRONG_SHAPES = [
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (
         lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2),
-        "sum log_ratio over its last axis, or use jnp.broadcast_to(advantage[..., None], log_ratio.shape)",
+        "sum log_ratio over the action's dimensions, or, with one advantage for each row of it, use "
+        "jnp.broadcast_to(advantage[..., None], log_ratio.shape)",
     ),
     (lambda: f.value_loss(ONES[..., None], ONES), "drop the trailing axis of size 1 with value[..., 0]."),
     (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
@@ -277,3 +279,16 @@ def test_mask_is_a_keyword_everywhere():
             assert parameters["mask"].kind == inspect.Parameter.KEYWORD_ONLY, function.__name__
             last = [name for name in parameters if name not in ("stop_gradient", "implementation", "mask_mode")][-1]
             assert last == "mask", function.__name__
+
+
+def test_nothing_is_differentiated_through_the_advantage_of_a_part():
+    batch, part = rollout(), pp.vtrace(gamma=0.9, gae_lambda=0.8)
+
+    def estimate(params):
+        current = pp.Current(None, batch.log_prob + batch.obs @ params["value"], batch.obs @ params["value"])
+        out, _ = part.update(batch.replace(current=current), part.init(params), pp.Context(key=KEY))
+        return jnp.sum(out.advantage * 2 + out.target), out.advantage
+
+    gradient, advantage = jax.jit(jax.grad(estimate, has_aux=True))(make_params(1))
+    assert np.any(advantage)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))

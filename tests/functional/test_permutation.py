@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import functional as f
+from ppo_parts.errors import UserValueError
 from ppo_parts.functional import _permutation
 
 
@@ -92,12 +93,37 @@ def test_a_permutation_has_every_integer_once(size):
     order = f.permutation(jax.random.key(0), size)
     assert order.dtype == jnp.int32
     np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    some = jnp.array([[size - 1, 0], [size // 2, size // 3]])
+    np.testing.assert_array_equal(f.permutation(jax.random.key(0), size, some), order[some])
 
 
-def test_sizes_of_permutations_are_checked_and_may_be_large():
+@pytest.mark.parametrize("size", [10, 1000])
+@pytest.mark.parametrize("indices", [-1, [0, 5000]])
+def test_known_positions_outside_a_permutation_are_refused(size, indices):
+    with pytest.raises(UserValueError, match=rf"permutation: indices must lie in \[0, {size}\), got"):
+        f.permutation(jax.random.key(0), size, jnp.array(indices))
+
+
+def test_permutations_are_transformed_like_anything_else():
+    size = 131  # a prime, with a loop
+    keys = jax.random.split(jax.random.key(1), 4)
+    each = np.stack([f.permutation(key, size) for key in keys])
+    assert len(np.unique(each, axis=0)) == 4
+    np.testing.assert_array_equal(jax.vmap(lambda key: f.permutation(key, size))(keys), each)
+    np.testing.assert_array_equal(jax.lax.scan(lambda _, key: (None, f.permutation(key, size)), None, keys)[1], each)
+    mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:1]), "i"), jax.sharding.PartitionSpec("i")
+    sharded = jax.shard_map(lambda keys: f.permutation(keys[0], size)[None], mesh=mesh, in_specs=spec, out_specs=spec)
+    np.testing.assert_array_equal(sharded(keys[:1]), each[:1])
+
+
+def test_sizes_and_indices_of_permutations_are_checked():
     for size in (0, 2.5, 2**31, True):
         with pytest.raises(ValueError, match="permutation: size must be a whole number in \\[1, 2147483647\\]"):
             f.permutation(jax.random.key(0), size)
-    few = _permutation.feistel(jax.random.key(0), jnp.arange(100_000), 2**31 - 1)
+    with pytest.raises(TypeError, match="indices must contain whole numbers, got float32"):
+        f.permutation(jax.random.key(0), 5, jnp.ones(3))
+    largest = jax.eval_shape(lambda key: f.permutation(key, 2**31 - 1, jnp.arange(3)), jax.random.key(0))
+    assert largest.shape == (3,)
+    few = f.permutation(jax.random.key(0), 2**31 - 1, jnp.arange(100_000))
     assert len(np.unique(few)) == 100_000
     assert 0 <= np.min(few) < np.max(few) < 2**31 - 1
