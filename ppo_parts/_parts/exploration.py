@@ -81,8 +81,8 @@ def rnd_reward(
 
     def update(batch: Batch, state: RNDState, context: Context) -> tuple[Batch, RNDState]:
         embedding = embed(state.target, batch.next_obs)
-        predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
-        error = jax.lax.stop_gradient(jnp.mean(jnp.square(predicted - embedding), axis=-1))
+        prediction = embed(_predictor(where, context.params, predictor), batch.next_obs)
+        error = jax.lax.stop_gradient(jnp.mean(jnp.square(prediction - embedding), axis=-1))
         if error.shape != batch.log_prob.shape:
             axes = ", ".join(map(str, batch.log_prob.shape))
             raise UserValueError(f"{where}: embed must return an array [{axes}, K] here, got shape {embedding.shape}")
@@ -134,8 +134,8 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
     where = "rnd_loss"
 
     def loss(batch: Batch, context: Context) -> Array:
-        predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
-        error = predicted - jax.lax.stop_gradient(batch.extras["rnd_target"])
+        prediction = embed(_predictor(where, context.params, predictor), batch.next_obs)
+        error = prediction - jax.lax.stop_gradient(batch.extras["rnd_target"])
         return jnp.mean(jnp.square(error), axis=-1).astype(batch.log_prob.dtype)
 
     requires = ("next_obs", "extras.rnd_target")

@@ -92,8 +92,8 @@ def kl_penalty(
     def divergence(batch: Batch) -> Array:
         if analytic:
             other, current = (batch.behavior if of_behavior else batch.extras[reference]), batch.current.distribution
-            first, second = current, _current_where_masked(other, current, batch.mask)
-            first, second = (second, first) if forward else (first, second)
+            other = _current_where_masked(other, current, batch.mask)
+            first, second = (other, current) if forward else (current, other)
             check_distribution('kl_penalty(estimator="analytic")', first, ("kl_divergence",))
             return first.kl_divergence(second)
         recorded = batch.log_prob if of_behavior else batch.extras[reference]
@@ -117,7 +117,8 @@ def kl_penalty(
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
-    needed = ("behavior",) * analytic if of_behavior else (f"extras.{reference}",)
+    other = "behavior" if of_behavior else f"extras.{reference}"
+    needed = () if of_behavior and not analytic else (other,)  # a rollout always has `log_prob`
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
         init, update, where, requires=needed, provides=("losses",),

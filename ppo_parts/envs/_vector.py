@@ -157,11 +157,11 @@ class GymnasiumVector:
 
     def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
         finals, given = jax.tree.map(np.copy, obs), self._reported("final_obs", info)
-
-        def put(space: Any, final: np.ndarray, one: Observations, x: Any) -> None:
-            final[i] = one.cast(f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,', x)
-
         for i in map(int, np.flatnonzero(over)):
+
+            def put(space: Any, final: np.ndarray, one: Observations, x: Any, i: int = i) -> None:
+                final[i] = one.cast(f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,', x)
+
             map_space(put, self.observation_space, finals, self.gives, given[i])
         return finals
 

@@ -83,8 +83,8 @@ def gae(
     """
     skip = mask_mode == "skip" and mask is not None
     x = prepare(
-        "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask,
-        gamma=gamma, gae_lambda=gae_lambda, stop_gradient=stop_gradient, skip=skip,
+        "gae", {"gamma": gamma, "gae_lambda": gae_lambda}, reward=reward, value=value, next_value=next_value,
+        terminated=terminated, truncated=truncated, mask=mask, stop_gradient=stop_gradient, skip=skip,
     )  # fmt: skip
     delta = x.reward + x.gamma * zero_where(x.terminated, x.next_value) - x.value
     trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda))

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import RANGES, fit
-from ._common import accumulator_dtype, known_values
+from ._arguments import fit
+from ._common import Array, accumulator_dtype, known_values
 from ._errors import UserValueError
 
 
+class Steps(NamedTuple):
+    """What the equations of an estimator read, `[T, ...]`; only those of `vtrace` read ratios and clips."""
+
+    reward: Array
+    value: Array
+    next_value: Array
+    terminated: Array
+    truncated: Array | None
+    gamma: Array
+    gae_lambda: Array
+    log_ratio: Any = None
+    rho_clip: Any = None
+    c_clip: Any = None
+    pg_rho_clip: Any = None
+    pg_lambda: Any = None
+
+
 def prepare(
-    where: str, *, value: Any, terminated: Any, truncated: Any, mask: Any, stop_gradient: bool, skip: bool = False,
-    **others: Any,
-) -> Any:  # fmt: skip
+    where: str, hyperparameters: Mapping[str, Any], *, terminated: Any, truncated: Any, mask: Any, stop_gradient: bool,
+    skip: bool = False, **arrays: Array,
+) -> Steps:  # fmt: skip
     """Return the arguments as the equations read them: in the dtype to compute in, and with the mask applied.
 
     With `skip`, masked steps are passed over; otherwise they are the ends of trajectories.
     """
-    dtype = accumulator_dtype(value)
-    numbers = {k: None if x is None else fit(where, k, x, value.shape, dtype) for k, x in others.items() if k in RANGES}
-    floats = {k: x.astype(dtype) for k, x in {"value": value, **others}.items() if k not in RANGES}
+    shape, dtype = arrays["value"].shape, accumulator_dtype(arrays["value"])
+    given = {name: x for name, x in hyperparameters.items() if x is not None}
+    numbers = {name: fit(where, name, x, shape, dtype) for name, x in given.items()}
+    floats = {name: x.astype(dtype) for name, x in arrays.items()}
     if stop_gradient:  # of the inputs, so that no derivatives of the computation are traced
         floats, numbers, terminated = jax.lax.stop_gradient((floats, numbers, terminated))
     cut = None if truncated is None else truncated.astype(bool)
@@ -37,8 +55,8 @@ def prepare(
             cut = ends if cut is None else cut | ends
         # Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
         terminated = jnp.where(counts, terminated, False)
-        floats = {k: jnp.where(counts, x, 0) for k, x in floats.items()}
-    return SimpleNamespace(terminated=terminated, truncated=cut, **floats, **numbers)
+        floats = {name: jnp.where(counts, x, 0) for name, x in floats.items()}
+    return Steps(terminated=terminated, truncated=cut, **floats, **numbers)
 
 
 def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax import export
 from ._arguments import public
 from ._common import Array, Number, zero_where
 from ._recurrence import solver
-from ._steps import prepare
+from ._steps import Steps, prepare
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
@@ -77,10 +77,11 @@ def vtrace(
     Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2. `pg_rho_clip` and `pg_lambda`:
     `rlax.vtrace_td_error_and_advantage`.
     """
+    clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
     x = prepare(
-        "vtrace", log_ratio=log_ratio, reward=reward, value=value, next_value=next_value, terminated=terminated,
-        truncated=truncated, mask=mask, gamma=gamma, gae_lambda=gae_lambda, rho_clip=rho_clip, c_clip=c_clip,
-        pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda, stop_gradient=stop_gradient,
+        "vtrace", {"gamma": gamma, "gae_lambda": gae_lambda, "pg_lambda": pg_lambda, **clips}, log_ratio=log_ratio,
+        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask,
+        stop_gradient=stop_gradient,
     )  # fmt: skip
     ratio = _ratio(x)
 
@@ -100,7 +101,7 @@ def vtrace(
     return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
 
 
-def _ratio(x: Any) -> Array:
+def _ratio(x: Steps) -> Array:
     """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
     clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))

@@ -605,14 +605,14 @@ class _Search:
         # Rank changes by what is left after numbers are fitted to first order: these may make up for what one affects.
         # Where two are about equal, the order of the table decides.
         errors = [self.improved(x)[1] for x in single]
-        equal = np.maximum(errors, _about(errors))
+        equal = np.maximum(errors, _tie_limit(errors))
         fits: list[_Found] = []
         for each in (start, *(single[i] for i in np.argsort(equal, kind="stable")[:5])):
             fits += [each, self.fitted(each)]
             if not fits[-1].differs:
                 return fits[-1]
-        enough = _about([x.error for x in fits])
-        return next(x for x in fits[1:] if x.error <= enough) if enough < start.error else None
+        allowed = _tie_limit([x.error for x in fits])
+        return next(x for x in fits[1:] if x.error <= allowed) if allowed < start.error else None
 
     def found(self, update: Update, *changes: Change) -> _Found:
         """Return an update after changes, with what is left of the difference."""
@@ -679,7 +679,7 @@ def _root_mean_square(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
-def _about(errors: list[float]) -> float:
+def _tie_limit(errors: list[float]) -> float:
     """Return the error up to which others are about equal to the least."""
     return max(1.0, 1.3 * min(errors, default=0.0))
 

@@ -108,18 +108,18 @@ def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dic
 def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
     played = EVALUATION + "episode_return"
-    few: list[Row] = []  # without the other metrics, which would not all fit into memory
+    drawn: list[Row] = []  # without the other metrics, which would not all fit into memory
     lost, total, population = 0.0, 0.0, False
     for row in rows:
         population = PARENT in row
-        few.append({name: row[name] for name in ("env_steps", "episode_return", "episodes", played) if name in row})
+        drawn.append({name: row[name] for name in ("env_steps", "episode_return", "episodes", played) if name in row})
         bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
         minibatches = sum(np.asarray(x, float) for name, x in row.items() if name.split("/")[-1] == "minibatches")
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
-    if not few:
+    if not drawn:
         return {}
-    env_steps, returns, episodes = (column(few, name) for name in ("env_steps", "episode_return", "episodes"))
-    evaluation = column(few, played) if any(played in row for row in few) else None
+    env_steps, returns, episodes = (column(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
+    evaluation = column(drawn, played) if any(played in row for row in drawn) else None
     if population:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)

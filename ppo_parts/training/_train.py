@@ -281,9 +281,12 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
     """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
     each = check_count("updates_in", "num_envs", num_envs) * check_count("updates_in", "num_steps", num_steps)
     if check_count("updates_in", "total_timesteps", total_timesteps) < each:
-        says = f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
-        says += f"{total_timesteps}: raise it, or make the rollouts shorter"
-        raise UserValueError(says, where="updates_in", argument="total_timesteps")
+        raise UserValueError(
+            f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
+            f"{total_timesteps}: raise it, or make the rollouts shorter",
+            where="updates_in",
+            argument="total_timesteps",
+        )
     return total_timesteps // each
 
 
