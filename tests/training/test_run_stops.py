@@ -184,8 +184,10 @@ def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_pa
         r"^update 3: non-finite numbers arose first in reward \(2 elements\), then in .*"
         r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
     )
+    heard = []
     with pytest.raises(FloatingPointError, match=message):
-        go(train, tmp_path, "run", config, log_every=6, checkpoint_every=1)
+        go(train, tmp_path, "run", config, log_every=6, checkpoint_every=1, on_rows=heard.extend)
+    assert [row["nonfinite/reward"] for row in heard] == [0, 0, 2]
     assert [row["nonfinite/reward"] for row in rows(tmp_path / "run")] == [0, 0, 2]
     options = {"on_nonfinite": "skip", "checkpoint_every": 1, "keep_checkpoints": None}
     folder, result = go(train, None, "", config, resume=tmp_path / "run", **options)
