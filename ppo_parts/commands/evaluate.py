@@ -17,7 +17,8 @@ from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
 from ..training._evaluate import metrics_of
 from ..training._files import check_writable, write_json
-from ..training._result import evaluation_of, with_interval
+from ..training._result import evaluation_of
+from ..training._statistics import with_interval
 from ..training._train import vmap_over_seeds
 from ._shared import add_episodes, load_run, report, run_parser
 

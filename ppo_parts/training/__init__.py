@@ -2,7 +2,8 @@
 
 The command line, `_cli` and `_config`, calls the loop, `_run`, which has the updates computed by `_program` from the
 step in `_train`, keeps them in the folder, `_folder`, `_stored`, `_files` and `_checkpoint`, and reports them by
-`_progress` and `_result`. Searches, `_search` and `_population`, train many runs. `_processes` has signals and ranks.
+`_progress` and `_result`, with `_statistics` and `_curves`. Searches, `_search` and `_population`, train many runs.
+`_processes` has signals and ranks.
 """
 
 from ..functional._common import Range as Range
@@ -31,12 +32,12 @@ from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
-from ._result import bootstrap as bootstrap
-from ._result import iqm as iqm
-from ._result import summary as summary
 from ._run import run as run
 from ._search import objective as objective
 from ._search import trainable as trainable
+from ._statistics import bootstrap as bootstrap
+from ._statistics import iqm as iqm
+from ._statistics import summary as summary
 from ._stored import recipe as recipe
 from ._stored import versions as versions
 from ._train import Train as Train

@@ -1,96 +1,21 @@
-"""The result of a run: statistics over seeds, `result.json`, the learning curve, and a printed summary."""
+"""The result of a run: `result.json`, the learning curve, and a printed summary."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
-from .._base.extras import require_package
-from .._base.hyperparameters import check_count, check_number
-from ..functional._common import Range, is_real
+from ._curves import plot_curve
 from ._evaluate import EVALUATION
-from ._files import Row, check_writable, column, replacing, valid_rows, write_json
+from ._files import Row, column, valid_rows, write_json
 from ._folder import RunWriter
 from ._population import PARENT
 from ._processes import logger
+from ._statistics import summary, with_interval
 from ._train import NONFINITE, last_episodes_return
-
-WINDOW = 25  # updates that a point of the learning curve averages
-POINTS = 200  # of a curve
-FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their range
-
-
-def iqm(x: np.ndarray) -> float:
-    """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
-    return float(iqm_over_seeds(_numbers("iqm", x)))
-
-
-def _numbers(where: str, x: Any) -> np.ndarray:
-    """Return the numbers as one axis; raise if there are none."""
-    try:
-        numbers = np.asarray(x).ravel()
-    except ValueError:  # a ragged list
-        numbers = np.asarray(None)
-    if numbers.size and not is_real(numbers):
-        raise UserTypeError(f"must be numbers, one per seed, got {x!r}", where=where, argument="x")
-    if not numbers.size:
-        raise UserValueError(f"must be at least one number, got {x!r}", where=where, argument="x")
-    return numbers.astype(float)
-
-
-def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
-    """Compute the interquartile mean over the last axis: without a quarter (or a fraction of a number) at each end."""
-    n = x.shape[-1]
-    weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
-    return np.sort(x, axis=-1) @ (weight / np.sum(weight))
-
-
-@checked
-def bootstrap(
-    x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: int = 5000
-) -> list[float]:
-    """Compute the percentile bootstrap interval of a statistic over seeds."""
-    x, samples = _numbers("bootstrap", x), check_count("bootstrap", "samples", samples)
-    check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
-    draws = np.random.default_rng(0).choice(x, (samples, len(x)))
-    if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
-        values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
-    else:
-        values = np.array([statistic(draw) for draw in draws])
-    return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
-
-
-def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
-
-    Each of the `samples` draws as many seeds of `values` `[points, seeds]` as there are, with replacement, and takes
-    their whole curves: the stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and
-    both ends of the interval, each `[points]`; the ends are NaN with one seed.
-    """
-    if values.shape[1] == 1:
-        return values[:, 0], *np.full((2, len(values)), np.nan)
-    low, high = np.transpose([bootstrap(row, iqm, samples=samples) for row in values])  # each point with equal draws
-    return iqm_over_seeds(values), low, high
-
-
-def summary(x: np.ndarray) -> dict[str, object]:
-    """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
-    x = _numbers("summary", x)
-    return {
-        "mean": float(np.mean(x)),
-        "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,
-        "median": float(np.median(x)),
-        "iqm": iqm(x),
-        "iqm_95": bootstrap(x, iqm) if len(x) > 1 else None,
-        "mean_95": bootstrap(x) if len(x) > 1 else None,
-        "per_seed": [float(value) for value in x],
-    }
 
 
 def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
@@ -141,22 +66,6 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     return {**means, "episodes": episodes, "episode_return": returns, **ends}
 
 
-def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
-    """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
-    decimals = decimals_of(numbers["mean"]) if decimals is None else decimals
-    mean, text = f"{numbers['mean']:.{decimals}f}", ""
-    if numbers["iqm_95"] is not None:
-        std, center, low, high = (f"{x:.{decimals}f}" for x in (numbers["std"], numbers["iqm"], *numbers["iqm_95"]))
-        few = len(numbers.get("per_seed") or numbers["per_episode"]) < FEW
-        text = f" (standard deviation {std}), IQM {center} [{'range' if few else '95 %'}: {low}, {high}]"
-    return mean + text
-
-
-def decimals_of(x: float) -> int:
-    """Return how many decimals of a return, and of others beside it, are printed."""
-    return 1 if abs(x) >= 10 else 3
-
-
 def announce(result: dict[str, Any]) -> None:
     if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
         logger.info(f"mean return of the last 100 episodes: {with_interval(result['last_100_episodes_return'])}")
@@ -179,75 +88,3 @@ def announce(result: dict[str, Any]) -> None:
         logger.info(text.format(seeds=seeds, **result["timing"]))
     if "curve" in result:
         logger.info(f"learning curve: {result['curve']}")
-
-
-def plot_curve(
-    path: Path, env_steps: np.ndarray, returns: np.ndarray, title: str, evaluation: np.ndarray | None = None
-) -> None:
-    """Draw the learning curve, a running mean of `returns` `[updates]` or `[updates, seeds]`, NaN if no episode ended.
-
-    `evaluation`, NaN for updates without one, is drawn as the mean over the seeds.
-    """
-    each = returns.reshape(len(returns), -1)
-    with drawing(path, f"episode return (running mean of {WINDOW})", title) as axes:
-        if returns.ndim == 1:
-            # With markers, because a line does not show an update between two updates in which no episode ended.
-            axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
-        label = f"interquartile mean of {each.shape[1]} runs, 95 % interval" if returns.ndim > 1 else None
-        draw_seeds(axes, *resampled([(env_steps, smoothed(each, WINDOW))]), "C0", label)
-        if evaluation is not None:
-            played = evaluation.reshape(len(returns), -1)
-            at = np.isfinite(played).any(axis=1)
-            axes.plot(env_steps[at], np.nanmean(played[at], axis=1), "C1.-", linewidth=0.8, label="evaluation")
-
-
-def resampled(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves, each of steps `[n]` and values `[n, seeds]`, up to the last step that all have reached.
-
-    Returns steps `[POINTS]`, and values `[POINTS, seeds]` of all curves, NaN before the first one of a seed.
-    """
-    grid = np.linspace(min(steps[0] for steps, _ in tables), min(steps[-1] for steps, _ in tables), POINTS)
-    values = np.full((POINTS, sum(table.shape[1] for _, table in tables)), np.nan)
-    for i, (steps, x) in enumerate((steps, x) for steps, table in tables for x in table.T):
-        if (known := np.isfinite(x)).any():
-            values[:, i] = np.interp(grid, steps[known], x[known], left=np.nan)
-    return grid, values
-
-
-def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str, label: str | None) -> None:
-    """Draw the interquartile mean of values `[points, seeds]` with its 95 % interval, and thin lines of the seeds."""
-    center, low, high = iqm_interval(values)
-    axes.plot(env_steps, values, color=color, alpha=0.15, linewidth=0.6)
-    axes.fill_between(env_steps, low, high, color=color, alpha=0.25, linewidth=0)
-    axes.plot(env_steps, center, color=color, label=label)
-
-
-@contextlib.contextmanager
-def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
-    """Yield axes over environment steps, and write the picture of what was drawn in them."""
-    check_picture(path)
-    figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="best")
-    axes.set(xlabel="environment steps", ylabel=ylabel, title=title)
-    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as partial:
-        figure.savefig(partial, dpi=130)
-
-
-def check_picture(path: Path) -> None:
-    """Raise if a picture cannot be written to a path."""
-    formats = require_package("matplotlib.backend_bases", "train").FigureCanvasBase.get_supported_filetypes()
-    check_writable(path, tuple(f".{name}" for name in sorted(formats)))
-
-
-def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
-    """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
-    known, before = np.isfinite(returns), np.zeros((min(window, len(returns)), *returns.shape[1:]))
-    sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]
-    total, number = (x[len(before) :] - x[: -len(before)] for x in sums)
-    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
