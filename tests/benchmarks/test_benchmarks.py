@@ -110,7 +110,7 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
     rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
-    assert rows["pufferlib"]["over_cleanrl"]["median"] < 0.1 < rows["cleanrl"]["over_cleanrl"]["median"] == 1
+    assert rows["pufferlib"]["over_cleanrl"]["median"] < 0.5 < rows["cleanrl"]["over_cleanrl"]["median"] == 1
 
 
 def test_tables_of_pages_are_those_of_the_records(monkeypatch):

@@ -41,7 +41,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
         (whole[0], make_train, np.int64(5), r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: best_metric was None; there are 8, 12"),
         (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
-        (tmp_path / "a" / "b", make_train, "latest", "b holds no run, which has a config.json$"),
+        (tmp_path / "a" / "b", make_train, "latest", "b holds no run: it has no config.json$"),
         (tmp_path.with_name("b"), make_train, "latest", rf"holds no run, .*; .* has .*{tmp_path.name}"),
         (tmp_path.parent, make_train, "latest", rf"holds no run, .*; .* has .*{tmp_path.name}"),
         (whole[0], lambda config: train, "latest", r"its configuration is: def make_train\(config: Config\)"),
