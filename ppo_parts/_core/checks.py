@@ -12,7 +12,14 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from ..functional._common import accumulator_dtype, check_floating, check_same_shape, masked_sum, unsqueezed
+from ..functional._common import (
+    accumulator_dtype,
+    check_floating,
+    check_same_shape,
+    masked_sum,
+    unsqueezed,
+    valid_flags,
+)
 from .metrics import Metrics
 from .shards import check_shards
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
@@ -121,8 +128,7 @@ def nan_where_not_flags(batch: Batch) -> Batch:
     for name in ("mask", "truncated", "terminated"):
         x = getattr(batch, name)
         if x is not None and x.dtype != bool:
-            probability = name == "terminated"  # of an end, as in `gae`
-            wrong.append(~((x >= 0) & (x <= 1) if probability else (x == 0) | (x == 1)))
+            wrong.append(~valid_flags(name, x))
     if not wrong:
         return batch
     counts = True if batch.mask is None else batch.mask != 0

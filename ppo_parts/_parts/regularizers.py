@@ -117,8 +117,8 @@ def kl_penalty(
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
-    other = "behavior" if of_behavior else f"extras.{reference}"
-    needed = () if of_behavior and not analytic else (other,)  # a rollout always has `log_prob`
+    recorded = "behavior" if of_behavior else f"extras.{reference}"
+    needed = () if of_behavior and not analytic else (recorded,)  # a rollout always has `log_prob`
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
         init, update, where, requires=needed, provides=("losses",),

@@ -78,7 +78,7 @@ class TanhNormal(VectorDistribution):
     def kl_divergence(self, other: TanhNormal) -> Array:
         """KL(self || other) in nats: that of the Gaussians, as squashing cancels; infinite where traced boxes differ.
 
-        Where both put probability on an edge, it is an upper bound: what is beyond the edge cannot be told apart.
+        Where both put probability on an edge, it is an upper bound: samples beyond the edge cannot be distinguished.
         """
         self._check_comparable(other)
         boxes = ({"low": x.middle - x.half, "high": x.middle + x.half, "eps": x.eps} for x in (self, other))

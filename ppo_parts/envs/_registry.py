@@ -168,7 +168,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     if not comma:
         return env_id, settings
     quoted, named, valid = WORD.sub(_quoted, text), {}, False
-    with contextlib.suppress(SyntaxError, ValueError, AttributeError):  # AttributeError: it is no call
+    with contextlib.suppress(SyntaxError, ValueError, AttributeError):  # AttributeError: it is not a call
         call: Any = ast.parse(f"_({quoted})", mode="eval").body
         named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
         valid = len(named) == len(call.keywords) > 0 and not call.args and None not in named

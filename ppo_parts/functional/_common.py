@@ -159,16 +159,20 @@ def range_error(
     return UserValueError(f"must lie in {limits}, got {value!r}")
 
 
+def valid_flags(name: str, x: Any) -> Any:
+    """Return where a flag is 0 or 1; `terminated` may also be a probability."""
+    return (x >= 0) & (x <= 1) if name == "terminated" else (x == 0) | (x == 1)
+
+
 def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
     """Raise if the mask, or an unmasked flag, is known to be neither 0 nor 1; `terminated` may hold probabilities."""
     counts: Any = np.True_
     for name, x in {"mask": mask, **flags}.items():
         numbers = None if x is None else known_values(x)
         if numbers is not None and counts is not None and numbers.dtype != bool:
-            between = name == "terminated"
-            right = (numbers >= 0) & (numbers <= 1) if between else (numbers == 0) | (numbers == 1)
-            if (odd := ~right & counts).any():
-                what = "0 and 1, or probabilities between them" if between else "0 and 1"
+            odd = ~valid_flags(name, numbers) & counts
+            if odd.any():
+                what = "0 and 1, or probabilities between them" if name == "terminated" else "0 and 1"
                 raise UserValueError(f"must hold {what}, got {numbers[odd].flat[0]}", where=where, argument=name)
         if name == "mask" and x is not None:
             counts = None if numbers is None else numbers.astype(bool)

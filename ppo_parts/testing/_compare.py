@@ -1,7 +1,7 @@
 """`compare_update`: where an update of another program differs from a chain, and by which choice.
 
 `_Replay` computes each stage from what is recorded before it. `_explain` takes the first stage that differs, tries the
-table of choices, fits numbers, and goes on with what is left.
+table of choices, fits numbers, and continues with what is left.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_learner_state_is_stable(refresh):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
-def test_traced_flags_that_are_none_are_counted():
+def test_traced_flags_other_than_0_and_1_are_counted():
     learner, batch = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE), optax.sgd(0.1)), rollout()
     update, state = jax.jit(learner.update), learner.init(make_params())
     first = jnp.argmax(jnp.ravel(batch.mask))  # the first unmasked step
