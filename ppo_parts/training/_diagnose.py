@@ -76,6 +76,10 @@ class Evidence:
         noise = float(np.std(np.diff(x))) / 2**0.5 + 1e-9
         return (self.late("episode_return") - self.early("episode_return")) / noise
 
+    def rose(self) -> bool:
+        """Return whether the return rose by three standard errors of the means of a tenth and of a quarter."""
+        return self.progress() > 3 * (14 / max(len(self.series("episode_return")), 1)) ** 0.5
+
 
 def nonfinite_updates(run: Evidence) -> float:
     """Count updates with numbers that are not finite: by the learner's counts, or in the losses of foreign logs."""
@@ -111,16 +115,15 @@ def have_effect(run: Evidence) -> bool:
 
 
 def agreement(run: Evidence) -> float:
-    """Return -1 if the mean reward of the learner and the mean return differ in sign, otherwise 1."""
-    reward, returns = run.late("probe/reward_mean"), run.late("episode_return")
-    return float(np.sign(reward * returns)) if abs(reward) > 0.005 * run.late("probe/target_rms") else np.nan
+    """Return -1 if the rewards of the learner and the mean return differ in sign, otherwise 1."""
+    balance = run.late("probe/reward_balance")
+    return float(np.sign(balance * run.late("episode_return"))) if abs(balance) > 0.1 else np.nan
 
 
 def lost_in_evaluation(run: Evidence) -> float:
-    """Return how far the last evaluations are below the return, in standard deviations; NaN if most was kept."""
+    """Return which share of the return's rise the last evaluations lack; NaN if it did not rise."""
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
-    progress, lost = run.progress(), late - played
-    return progress * lost / (late - early) if progress > 2 and lost > (late - early) / 2 else np.nan
+    return (late - played) / (late - early) if run.rose() else np.nan
 
 
 def motion_left(run: Evidence) -> float:
@@ -129,9 +132,9 @@ def motion_left(run: Evidence) -> float:
     return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / first if len(kl) >= 20 and first > 1e-5 else np.nan
 
 
-def mean_policy_loss(run: Evidence) -> float:
-    """Return the mean absolute policy loss; it stays near 0 if advantages are standardized in each minibatch."""
-    return run.over("policy_loss", lambda x: np.mean(np.abs(x)))
+def first_policy_losses(run: Evidence) -> float:
+    """Return the mean absolute policy loss of the first quarter; standardized advantages have losses near 0."""
+    return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
 
 
 def entropy_lost(run: Evidence) -> float:
@@ -140,9 +143,8 @@ def entropy_lost(run: Evidence) -> float:
 
 
 def collapsed(run: Evidence) -> bool:
-    """Return whether the policy became deterministic while the return did not rise by three standard errors."""
-    error = (14 / max(len(run.series("episode_return")), 1)) ** 0.5  # of means of a tenth and of a quarter
-    return entropy_lost(run) > 0.8 and run.progress() < 3 * error
+    """Return whether the policy became deterministic while the return did not rise."""
+    return entropy_lost(run) > 0.8 and not run.rose()
 
 
 def learned_values_long(run: Evidence) -> bool:
@@ -189,7 +191,7 @@ RULES = (
          lambda run: float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change"))),
          unless=("memory_not_reset", "action_changed")),
     # The data.
-    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0,
+    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key"),
     Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
          "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
@@ -238,22 +240,23 @@ RULES = (
     Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15, "the entropy bonus keeps the policy random",
          "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
     # The steps.
-    Rule("advantage_lost", "likely", "mean |policy_loss|", 1e-7, INF, "all advantages are 0",
-         "standardize over the minibatch or the rollout, not each element alone", mean_policy_loss),
-    Rule("advantage_not_standardized", "likely", "mean |policy_loss|", -INF, 0.5,
-         "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", mean_policy_loss),
-    Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-3, INF,
+    Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
+         "standardize over the minibatch or the rollout, not each element alone", first_policy_losses),
+    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.06,
+         "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", first_policy_losses),
+    Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
          lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy does not move either
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
-         lambda run: max(run.early("approx_kl"), run.late("approx_kl")), unless=("epochs_many", "clip_large")),
+         lambda run: run.early("approx_kl") if run.rose() else max(run.early("approx_kl"), run.late("approx_kl")),
+         unless=("epochs_many", "clip_large")),
     Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.3, "the first steps leave the clip range",
          "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
-    Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
-         "a learning rate of 3e-4", lambda run: run.early("approx_kl"),
+    Rule("learning_rate_small", "likely", "approx_kl", 3e-5, INF, "steps are so small that the policy hardly moves",
+         "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
          ("advantage_lost", "stops_at_once", "clip_small")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
@@ -263,9 +266,6 @@ RULES = (
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
          entropy_lost, collapsed),
-    Rule("evaluation_apart", "likely", "standard deviations lost in evaluation", -INF, 3,
-         "evaluation plays another policy, or standardizes observations by other statistics",
-         "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     # The network.
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
@@ -273,9 +273,12 @@ RULES = (
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
          when=lambda run: not run.progress() > 2.5),  # where returns rise, the policy has an effect
-    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
+    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 500,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
+    Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
+         "evaluation plays another policy, or standardizes observations by other statistics",
+         "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef or critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal

@@ -22,8 +22,8 @@ from ..envs._spaces import map_space
 from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
-ROLLOUTS = 4
-"""Ends of episodes are looked for in as many rollouts; all else is measured in the last one."""
+STEPS, ROLLOUTS = 1024, 4
+"""Rewards and ends of episodes are looked for in so many steps, and at least so many rollouts, all else in the last."""
 
 
 @checked
@@ -52,7 +52,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
-        * `reward_mean`: the mean reward.
+        * `reward_balance`: the sum of rewards, divided by that of their absolute values.
         * `target_rms`: the root mean square of the value targets.
         * `value_error`: the root mean square of advantages, divided by that of rewards.
         * `value_at_end`: how far values before terminations miss the reward, divided by the root mean square of values.
@@ -71,7 +71,6 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
     found |= _observations(state, batch) | _repeated(train, params, batch, output)
     found |= {
-        "reward_mean": jnp.mean(batch.reward),
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
         **_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
@@ -90,19 +89,20 @@ def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
         after, batch, _ = train.rollout.collect(key, acting, start)
         same = [jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (batch.obs, before.obs)), strict=True)]
         after = jax.tree.map(functools.partial(jnp.where, again), start, after)
-        counts = jnp.sum(batch.terminated), jnp.sum(batch.truncated)
-        return (after, batch), (*counts, _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same)))
+        sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, jnp.abs(batch.reward)))
+        return (after, batch), (*sums, _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same)))
 
     empty = jax.eval_shape(train.rollout.collect, state.key, params, state.rollout)[1]
     start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
-    keys = jax.random.split(state.key, ROLLOUTS)
+    keys = jax.random.split(state.key, max(ROLLOUTS, -(-STEPS // len(empty.reward))))
     twice = train.rollout.restart is None  # otherwise the states are on the host, which cannot go back
-    given = jnp.concatenate([keys[:twice], keys]), jnp.arange(ROLLOUTS + twice) < twice
+    given = jnp.concatenate([keys[:twice], keys]), jnp.arange(len(keys) + twice) < twice
     (_, batch), (*measured, same) = jax.lax.scan(collect, start, given)
-    terminated, truncated, jump, value_at_end = (x[twice:] for x in measured)
+    terminated, truncated, reward, size, jump, value_at_end = (x[twice:] for x in measured)
     return batch, {
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
+        "reward_balance": jnp.sum(reward) / jnp.sum(size),
         "jump_at_end": jnp.nanmean(jump),
         "value_at_end": jnp.nanmean(value_at_end),
         "no_effect": same[1] if twice else jnp.nan,

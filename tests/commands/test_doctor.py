@@ -30,8 +30,8 @@ HEALTHY = {
 }  # fmt: skip
 PROBED = {
     "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
-    "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1, "reward_mean": 1.0,
-    "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9, "no_effect": 0.0,
+    "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
+    "reward_balance": 1.0, "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9, "no_effect": 0.0,
     "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0, "value_dominance": 20.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
@@ -54,7 +54,7 @@ PLANTED = {  # by rule: metrics, and settings
     "statistics_frozen": ({"probe/obs_seen": 0.01}, {}),
     "observations_large": ({"probe/obs_rms": 300.0}, {}),
     "observations_vanish": ({"probe/obs_std": 1e-4}, {}),
-    "reward_sign": ({"probe/reward_mean": -1.0}, {}),
+    "reward_sign": ({"probe/reward_balance": -1.0}, {}),
     "reward_scale_large": ({"probe/target_rms": 2e4}, {}),
     "reward_scale_small": ({"probe/target_rms": 0.02, "value_loss": np.full(UPDATES, 1e-5)}, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
@@ -163,7 +163,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         train = cleanrl_ppo.make_train(config)
         found = jax.jit(lambda key: training.probe(train, train.init(key), config))(jax.random.key(0))  # noqa: B023
         assert found["probe/no_effect"] == same
-        assert found["probe/terminated"] == 16 or not same  # a game has 51 steps; the repetition is not counted
+        assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
         assert _value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
