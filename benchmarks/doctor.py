@@ -261,20 +261,20 @@ def as_text(config: Any) -> str:
 
 Programs = dict[str, Callable[[], dict[str, Any]]]
 HELD = 2100  # the first seed of runs that no rule has seen
-MEMORY = dataclasses.replace(DISCRETE, env_id="CartPole-v1", num_envs=16, total_timesteps=40_960)
-CATCH = dataclasses.replace(MEMORY, env_id="Catch-bsuite")
-QUICK = {"num_envs": 16, "num_steps": 64}
-QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, **QUICK) for x in (DISCRETE, BOXED))
+QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
+
+
+def memory(env_id: str, first_seed: int) -> dict[str, Any]:
+    """Run lanes whose policy has a memory."""
+    base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
+    return lanes(base, [*ONLY_WITH_MEMORY, "healthy"] * 3, first_seed, shared=True, memory=True)
 
 
 def programs_of(*rows: tuple[Any, tuple[str, ...], str, int]) -> Programs:
     """Return programs of healthy runs: a recipe, its presets, a task and a number of steps in each row."""
+    every = [(row[0], preset, *row[2:]) for row in rows for preset in row[1]]
     return {
-        f"{recipe.__name__.rpartition('.')[2]} {preset} {env_id}": functools.partial(
-            healthy, recipe, preset, env_id, steps
-        )
-        for recipe, presets, env_id, steps in rows
-        for preset in presets
+        f"{run[0].__name__.rpartition('.')[2]} {run[1]} {run[2]}": functools.partial(healthy, *run) for run in every
     }
 
 
@@ -286,8 +286,8 @@ TRAINING: Programs = {
     "Breakout-MinAtar": lambda: all_faults("Breakout-MinAtar", QUICK_DISCRETE, 900, 2, 12, 131_072),
     "SpaceInvaders-MinAtar": lambda: all_faults("SpaceInvaders-MinAtar", QUICK_DISCRETE, 1300, 2, 12, 131_072),
     "Swimmer-misc shared": lambda: all_faults("Swimmer-misc", QUICK_BOXED, 1300, 2, 16, 131_072, shared=True),
-    "CartPole-v1 memory": lambda: lanes(MEMORY, [*ONLY_WITH_MEMORY, "healthy"] * 3, 500, shared=True, memory=True),
-    "Catch-bsuite memory": lambda: lanes(CATCH, [*ONLY_WITH_MEMORY, "healthy"] * 3, 1300, shared=True, memory=True),
+    "CartPole-v1 memory": lambda: memory("CartPole-v1", 500),
+    "Catch-bsuite memory": lambda: memory("Catch-bsuite", 1300),
 } | programs_of(
     (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536),
     (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
@@ -303,10 +303,7 @@ HELD_OUT: Programs = {
     "FrozenLake-misc": lambda: all_faults("FrozenLake-misc", DISCRETE, HELD, 2, 12, 131_072),
     "PointRobot-misc shared": lambda: all_faults("PointRobot-misc", BOXED, HELD, 2, 16, 131_072, shared=True),
     "MountainCarContinuous-v0": lambda: all_faults("MountainCarContinuous-v0", QUICK_BOXED, HELD, 2, 16, 131_072),
-    "DiscountingChain-bsuite memory": lambda: lanes(
-        dataclasses.replace(MEMORY, env_id="DiscountingChain-bsuite"), [*ONLY_WITH_MEMORY, "healthy"] * 3, HELD,
-        shared=True, memory=True,
-    ),
+    "DiscountingChain-bsuite memory": lambda: memory("DiscountingChain-bsuite", HELD),
 } | programs_of(
     (cleanrl_ppo, ("discrete",), "Acrobot-v1", 204_800),
     (cleanrl_ppo, ("continuous",), "Reacher-misc", 204_800),
@@ -317,7 +314,7 @@ HELD_OUT: Programs = {
     (pufferlib_ppo, ("popgym",), "popgym:AutoencodeEasy", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "Reacher-misc", 204_800),
     (library_ppo, ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou"), "Reacher-misc", 204_800),
-)  # fmt: skip
+)
 
 
 def runs_of(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
