@@ -84,24 +84,20 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 
 
 def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
-    """Raise unless there is a mask for the options of each discrete action, or None."""
+    """Raise unless each mask, of which some may be left out, is at the place of a discrete action and has its shape."""
 
     def mask(space: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    def fits(space: Any, given: Any) -> bool:
-        return given is None or describe(given) == describe(mask(space))
+    def by_place(tree: Any) -> dict[Any, str]:
+        return {place: describe(x) for place, x in jax.tree_util.tree_leaves_with_path(tree)}
 
-    try:
-        known = map_space(lambda space, given: given, space, available)
-        fit = all(jax.tree.leaves(map_space(fits, space, available)))
-    except (TypeError, IndexError):  # an array or a shorter tuple, where the space is a tree
-        known, fit = None, False
-    if not fit or len(jax.tree.leaves(known)) != len(jax.tree.leaves(available)):
+    valid = map_space(mask, space)
+    if not by_place(available).items() <= by_place(valid).items():
         raise ShapeError(
-            f"check: obs.available must be {describe(map_space(mask, space))}, True for each option of {space} that is "
-            f"available, got {describe(available)}"
+            f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available, got "
+            f"{describe(available)}"
         )
 
 
@@ -180,12 +176,14 @@ def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     if not isinstance(played.first, Observation) or played.first.available is None:
         return None
-    each = zip(*map(jax.tree.leaves, (played.first.available, played.out.obs.available)), strict=True)
-    places = (_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each)
-    return (place := next(filter(None, places), None)) and (
-        f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs is what "
-        "it acts on next; where an episode ended it is the first observation of the next)"
-    )
+    seen = played.first.available, played.out.obs.available
+    for first, after in zip(*map(jax.tree.leaves, seen), strict=True):
+        if place := _place(~np.concatenate([first[None], after]).any(axis=-1)):
+            return (
+                f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs "
+                "is what it acts on next; where an episode ended it is the first observation of the next)"
+            )
+    return None
 
 
 def flags(played: Played) -> str | None:

@@ -158,7 +158,7 @@ def rollout(
 
     def estimates(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
-        check_entries("record", record, output.aux)
+        check_entries("record", record, output.aux, "the policy's aux", "Output(..., aux={'NAME': ...})")
         value = {} if output.value is None else {"value": output.value}
         return value | {name: output.aux[name] for name in record}
 
@@ -186,7 +186,8 @@ def rollout(
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)
         out.check(state.obs, each)
-        check_entries("keep_info", keep_info, out.info)
+        returned = "Transition(..., info={'NAME': ...}) in each step"
+        check_entries("keep_info", keep_info, out.info, "the environment's info", returned)
         carry = carry_after(policy, output, action)
         final: Any = (out.final_obs, carry, own_keys)
         if shards == 1:
@@ -289,19 +290,14 @@ def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
         taken |= {*names}
 
 
-def check_entries(argument: str, names: tuple[str, ...], entries: Any) -> None:
-    """Raise unless there are entries with the names of an argument of `rollout`."""
-    owner, remedy = {
-        "record": ("the policy's aux", "return Output(..., aux={{{!r}: ...}})"),
-        "keep_info": ("the environment's info", "return it in each step, info={{{!r}: ...}}"),
-    }[argument]
+def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: str, returned: str) -> None:
+    """Raise unless an owner has entries with the names of an argument of `rollout`; `returned` is how to add NAME."""
     is_dict = isinstance(entries, Mapping)
     for name in names:
         if not is_dict or name not in entries:
             has = f"has the entries {sorted(entries)}" if is_dict else f"is {kind(entries)}"
-            raise UserValueError(
-                f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
-            )
+            remedy = f"return {returned.replace('NAME', name)}"
+            raise UserValueError(f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy}")
 
 
 def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> None:
@@ -352,10 +348,9 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
                 f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
             )
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
-        leaves = jax.tree.leaves(action)
-        for part, leaf, its in zip(
-            parts if len(parts) == len(leaves) else leaves, leaves, leaf_spaces(space), strict=True
-        ):
+        leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
+        parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # one that is not a `Joint`
+        for part, leaf, its in zip(parts, leaves, spaces, strict=True):
             check_action(part, leaf, its, each)
         return
     shape, options = getattr(space, "shape", None), count_options(space)

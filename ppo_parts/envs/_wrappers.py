@@ -329,7 +329,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = inner.step(key, state, unfolded(action))
-        each = {name: folded(getattr(out, name)) for name in PER_AGENT}
+        per_agent = ("reward", "terminated", "truncated", "episode_return", "mask")  # and not for the whole environment
+        each = {name: folded(getattr(out, name)) for name in per_agent}
         whole = {name: getattr(out, name) for name in ("episode_length", "ended", "info")}
         return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
 
@@ -350,10 +351,6 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         num_agents=None,
         observe=None if env.observe is None else observe,
     )
-
-
-PER_AGENT = ("reward", "terminated", "truncated", "episode_return", "mask")
-"""The fields of a `Transition` that have an axis of agents, besides its observations."""
 
 
 def with_agent_id(obs: Array) -> Array:

@@ -89,19 +89,17 @@ def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
     distributions, found = require_package("optuna", "optuna").distributions, {}
     for name, given in search.items():
         now, entries = getattr(config, name), set(given) if isinstance(given, Mapping) else set()
-        kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
-        numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
-        numeric = numeric and not isinstance(now, (bool, str, tuple))
-        if kind != "categorical" and not numeric:
+        in_range = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
+        if entries != {"choices"} and (not in_range or isinstance(now, (bool, str, tuple))):
             says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
             raise UserValueError(says, where="sweep", argument=name)
-        number = whole_number if kind == "int" else float  # YAML reads 1e-5 as a word
         try:
-            if kind == "categorical":
-                choices = [float(x) if isinstance(now, float) else x for x in given["choices"]]
-                arguments: dict[str, Any] = {"choices": choices}
+            if in_range:  # numbers are parsed because YAML reads 1e-5 as a word
+                kind, number = ("int", whole_number) if isinstance(now, int) else ("float", float)
+                arguments = {entry: x if entry == "log" else number(str(x)) for entry, x in given.items()}
             else:
-                arguments = {at: x if at == "log" else number(str(x)) for at, x in given.items()}
+                kind, choices = "categorical", [float(x) if isinstance(now, float) else x for x in given["choices"]]
+                arguments = {"choices": choices}
             getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
