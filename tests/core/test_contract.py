@@ -15,9 +15,6 @@ from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, counter, p
 CONTEXT = pp.Context(key=KEY)
 
 
-# --- outputs and policies --------------------------------------------------------------------------------------------
-
-
 def test_chains_without_a_critic_run():
     batch = rollout().replace(value=None, next_value=None)
     reinforce = pp.stateless(lambda b: b.replace(advantage=b.reward), name="reinforce", provides=("advantage",))
@@ -48,9 +45,6 @@ def test_context_evaluate_always_returns_an_output(size):
     assert set(seen) == {(pp.Output, (SEGMENTS, 2)), (pp.Output, (SEGMENTS // 2, 2))}
     whole = pp.Policy(lambda key: make_params(), recurrent, lambda num_envs: jnp.zeros((num_envs, 2)))
     assert pp.microbatched(whole, 4).initial_carry is whole.initial_carry
-
-
-# --- the optimizer hears the parts -----------------------------------------------------------------------------------
 
 
 def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_step():
@@ -184,9 +178,6 @@ def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
     assert not np.allclose(np.asarray(swept[1], float), np.asarray(expected, float), rtol=0.05)
 
 
-# --- parts that amend, finish and draw -------------------------------------------------------------------------------
-
-
 def test_parts_amend_finish_and_draw_with_keys_of_their_own():
     """Parts on both sides of the sampler; those after it, in a lens, run once for each of three minibatches."""
 
@@ -295,9 +286,6 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     assert len(np.unique(every, axis=0)) == len(every) == 4 * len(seen)
 
 
-# --- losses, metrics, stops, what is returned ------------------------------------------------------------------------
-
-
 def test_losses_and_metrics_are_reduced_as_they_say():
     def update(batch, state, context):
         batch = batch.add_loss("segment", jnp.arange(1.0, SEGMENTS + 1) + 0 * batch.current.value[0], per="segment")
@@ -343,9 +331,6 @@ def test_of_two_estimators_the_last_explains_variance():
     np.testing.assert_allclose(metrics["explained_variance"], expected, rtol=1e-5)
 
 
-# --- masked steps ----------------------------------------------------------------------------------------------------
-
-
 def test_a_large_number_in_a_masked_place_has_no_gradient():
     """With minibatches that keep time, where other numbers in masked places stay; its square is infinite."""
 
@@ -383,8 +368,6 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
     expected = pp.functional.vtrace(log_ratio, *steps, gamma=0.9, mask=jnp.asarray(mask))
     np.testing.assert_allclose(pp.part_state(state, pipeline, "record"), expected.error, rtol=1e-5, atol=1e-6)
 
-
-# --- lenses ----------------------------------------------------------------------------------------------------------
 
 CLIPPED = pp.clipped_value_loss(clip_eps=0.2)
 
@@ -483,9 +466,6 @@ def test_a_lens_declares_what_its_part_does():
         pp.chain(pp.full_batch(), lens)
 
 
-# --- samplers --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("refresh", ["rollout", "epoch"])
 def test_samplers_plan_on_what_the_head_left(refresh):
     def doubled(batch):
@@ -497,9 +477,6 @@ def test_samplers_plan_on_what_the_head_left(refresh):
     state, _ = run(pipeline, rollout(masked=False))
     seen = pp.part_state(state, pipeline, "recorder")[0]
     assert sorted(np.asarray(seen).ravel()) == sorted([*range(24), *range(100, 124)])
-
-
-# --- phases ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refresh", ["epoch", "minibatch"])
@@ -573,9 +550,6 @@ def test_replayed_rollouts_are_those_that_the_shared_parts_left(refresh):
     assert seen[-1] == [1, 2, 3]
     alone, whole = pp.replay(1, rollout()), rollout()
     assert_same(alone.update(whole, alone.init(None), CONTEXT)[0], whole)
-
-
-# --- how parts are wired ---------------------------------------------------------------------------------------------
 
 
 def _changed(field):

@@ -86,9 +86,6 @@ def test_masked_places_are_neutral():
     assert_close(update(KEY, state, batch.replace(**flags)), (expected, metrics))
 
 
-# --- chains, samplers, phases, entropy --------------------------------------------------------------------------------
-
-
 def test_chains_nest_and_have_an_identity():
     parts = a, b, c = growing_reward(), pp.given_indices(ORDER), growing_loss()
     for chain in (pp.chain(pp.chain(a, pp.chain(b)), pp.chain(c)), pp.chain(pp.identity(), a, pp.chain(), b, c)):
@@ -166,9 +163,6 @@ def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
         assert_close(estimated, exact, rtol=0, atol=0.03)
         assert float(exact[0][0]) == pytest.approx(-0.5 * float(exact[0][1]), rel=1e-4)
         assert exact[0][0] != estimated[0][0]
-
-
-# --- early stop ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -265,9 +259,6 @@ def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
     assert all(x.shape == () for x in in_turn[0].values())
 
 
-# --- what is not finite ----------------------------------------------------------------------------------------------
-
-
 def test_gradients_that_are_not_finite_are_skipped_and_reported():
     batch = rollout(ends=False, masked=False)
     pipeline = pp.chain(GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES)
@@ -312,9 +303,6 @@ def test_the_report_names_phases_and_parts_of_ones_own():
         "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
         "then in mine (1 minibatch)"
     )
-
-
-# --- microbatches ----------------------------------------------------------------------------------------------------
 
 
 def policy(params, batch):

@@ -62,9 +62,6 @@ def both_ways(axis, refresh, *, weighted):
     return several, pp.given_indices(np.stack([rows] * 2), axis, every, refresh=refresh)
 
 
-# --- what samplers draw ----------------------------------------------------------------------------------------------
-
-
 def newest(key, batch, epoch):
     """A plan that knows nothing of shards: the last steps of a rollout, in a random order."""
     assert batch.shards == 1
@@ -150,9 +147,6 @@ def test_an_index_outside_its_shard_is_nan():
     np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
 
 
-# --- they change nothing else ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("axis", "refresh"), [("step", "minibatch"), ("segment", "epoch")])
 def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
     weighted = pp.value_loss(coef=pp.field("weight"), name="weighted")
@@ -212,9 +206,6 @@ def test_replay_keeps_rollouts_within_their_shard():
         np.testing.assert_array_equal(steps[0], [*own, *(own + 1000)])
         np.testing.assert_array_equal(segments, [*own, *own])
     assert bool(jnp.all(batch.mask == 1))
-
-
-# --- rollouts --------------------------------------------------------------------------------------------------------
 
 
 def clocks():

@@ -67,9 +67,6 @@ def test_the_real_packages_follow_the_laws(env_id):
     assert envs.check_laws(env, num_steps=steps).episodes > 0
 
 
-# --- each law finds what breaks it ---
-
-
 def walk(**broken):
     """Two places, an obs of (place, time), a time limit of 4; `broken` changes the fields of each `Transition`."""
 
@@ -268,9 +265,6 @@ def test_random_actions_lie_in_the_box():
     np.testing.assert_allclose(action.max(axis=0), [3, 7, -3, 1], atol=0.02)
 
 
-# --- what is counted and noted ---
-
-
 def test_episodes_are_counted():
     """An end with both flags counts as a termination, and is noted."""
     seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
@@ -303,9 +297,6 @@ def test_what_is_often_a_mistake_is_noted():
         assert [note.partition(" were")[0] for note in notes_of(length, ended, ended & False)] == expected
     (note,) = notes_of(length, ended & False, ended & False)
     assert "no episode ended in 32 steps" in note
-
-
-# --- automatic resets ---
 
 
 def test_only_as_many_new_episodes_are_computed_as_asked_for():
@@ -384,9 +375,6 @@ def test_a_termination_at_the_time_limit_is_a_termination():
     env = resetting(lambda key, x, action: envs.Step(x, x[None], 0.0, terminated=action == 1), time_limit=1)
     out = play(env, lambda key, obs: jnp.array([0, 1]), 2, 1, seed=0).out
     assert (out.terminated.tolist(), out.truncated.tolist()) == ([[False, True]], [[True, False]])
-
-
-# --- adapters ---
 
 
 def test_policy_and_critic_may_see_different_entries_of_the_observations():

@@ -43,8 +43,6 @@ def test_every_gymnax_environment_steps(env_id):
     assert seen.terminated + seen.truncated == seen.episodes
 
 
-# --- names and settings ---
-
 LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
 test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
@@ -98,9 +96,6 @@ def test_a_missing_package_is_named_with_its_extra(prefix, source, monkeypatch):
         envs.make(f"{prefix}:anything")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert source.extra in project["optional-dependencies"]
-
-
-# --- arguments ---
 
 
 class Old(type(gymnax.make("CartPole-v1")[0])):
@@ -158,9 +153,6 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
 def test_sizes_of_spaces():
     assert envs.size(GYMNAX.Discrete(3)) == 1
     assert envs.size(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
-
-
-# --- wrappers of actions and rewards ---
 
 
 def matrix_env(low=-2.0, high=2.0):

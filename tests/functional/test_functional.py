@@ -39,9 +39,6 @@ def arrays(*shape, seed=0, scale=1.0):
     return {name: jnp.asarray(x, jnp.float32) for name, x in (normal | ends).items()}
 
 
-# --- float64 references over a product of settings --------------------------------------------------------------------
-
-
 def test_statistics_equal_their_reference():
     given = arrays(4, 3, 2)
     for mask in (None, given["mask"]):
@@ -97,9 +94,6 @@ def test_priorities_equal_their_reference():
     # One segment cannot be drawn, so N is 3: one over 3 * 1/2 and 3 * 1/8.
     weights = f.importance_weights(jnp.array([0.5, 0.375, 0.125, 0.0]), jnp.array([0, 2, 3]), beta=1.0)
     close(weights, np.array([1 / 1.5, 1 / 0.375, 0.0]))
-
-
-# --- at the limits ---------------------------------------------------------------------------------------------------
 
 
 def test_a_constant_target_has_no_variance_to_explain():
@@ -193,8 +187,6 @@ def test_nan_is_never_hidden():
     slope = jax.grad(lambda x: jnp.sum(f.clipped_surrogate(x, one, clip_eps=0.2)))(nan)
     assert np.isnan(slope)
 
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 ONES, LONGER = np.ones((5, 3), np.float32), np.ones((6, 3))
 TENSOR = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()

@@ -132,9 +132,6 @@ def test_the_chain_can_be_another():
     assert {"value_loss", "policy_loss"} & set(metrics) == {"value_loss"}
 
 
-# --- an actor ahead of the learner ------------------------------------------------------------------------------------
-
-
 def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
     config = recipe.Config(total_timesteps=64)
     train = recipe.make_train(config)
