@@ -315,7 +315,6 @@ def test_check_part_does_not_advise_what_was_given():
     ("faulty", "says"),
     [
         (lambda batch: batch, "is not a part"),
-        (part(lambda b, s, c: b), r"faulty: update must return \(batch, state\), got Batch"),
         (metric(lambda b: 1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), NEEDS_A_VALUE),
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),

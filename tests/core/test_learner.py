@@ -261,7 +261,8 @@ def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
 
 def test_gradients_that_are_not_finite_are_skipped_and_reported():
     batch = rollout(ends=False, masked=False)
-    pipeline = pp.chain(GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES)
+    following = part(lambda b, x, c: (b, 0.9 * x + 0.1 * jnp.mean(b.reward)), "following", jnp.ones(()))
+    pipeline = pp.chain(following, GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES, growing_loss())
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=100))
     update, state = jax.jit(learner.update), learner.init(make_params())
     _, metrics = update(KEY, state, batch)
@@ -271,8 +272,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     after, metrics = update(KEY, state, spoiled)
     counts = {name.removeprefix("nonfinite/"): int(x) for name, x in metrics.items() if name.startswith("nonfinite/")}
     expected = {"reward": 1, "advantage": 3, "loss/policy": 1, "loss/value": 1, "gradient": 1}
-    assert counts == expected | {"log_prob": 0, "value": 0, "next_value": 0}
+    assert counts == expected | {"log_prob": 0, "value": 0, "next_value": 0, "loss/own": 0}
     assert after.opt_state.total_notfinite == 1
+    assert pp.part_state(after, pipeline, "following") == pp.part_state(state, pipeline, "following")
+    assert pp.part_state(after, pipeline, "growing_loss") == 1  # of the two minibatches
     assert not np.array_equal(after.params["policy"], state.params["policy"])  # the first one is applied
     assert pp.nonfinite_report(metrics).startswith("non-finite numbers arose first in reward (1 element), then in adv")
     recovered, metrics = update(KEY, after, batch)

@@ -229,7 +229,6 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
     (lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
-    (lambda: 3, r"3 is not an environment: make one with envs\.make"),
     (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),

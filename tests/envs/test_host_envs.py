@@ -453,7 +453,6 @@ test_environments_that_would_be_played_wrongly_are_refused = refused(
     (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: actions .*with one axis"),
     (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
     *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, (1,))),
-    (lambda: envs.check(envs.make(GYM, info="return")), r"info\['return'\] has the name of a metric"),
     (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
     (lambda: envs.make(f"{GYM},max_episode_steps=0"), "^CartPole-v1: max_episode_steps must be a positive integer"),
 )
