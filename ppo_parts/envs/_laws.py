@@ -14,7 +14,7 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._callback import host_errors
-from ._env import SEATS, Array, Env, Observation, Transition, as_observation, check_env, check_items, describe
+from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
 
@@ -49,18 +49,12 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
             f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
             "the first player, and -1 for the second"
         )
-    if describe(after) != describe(state):
-        raise ShapeError(
-            "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "
-            f"returns {describe(state)}, step {describe(after)}"
-        )
+    kept = "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it"
+    check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
-    evaluated = describe(jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key))
-    if evaluated != describe(obs):
-        raise ShapeError(
-            f"check: observations in the environment of evaluation(state) must be like the others, {describe(obs)}, "
-            f"got {evaluated}"
-        )
+    evaluated = jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key)
+    alike = "check: observations in the environment of evaluation(state) must be like the others"
+    check_like(alike, evaluated, obs, error=ShapeError)
 
 
 def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
@@ -174,7 +168,7 @@ def integers(played: Played) -> str | None:
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
-    if not isinstance(played.first, Observation) or played.first.available is None:
+    if as_observation(played.first).available is None:
         return None
     seen = played.first.available, played.out.obs.available
     for first, after in zip(*map(jax.tree.leaves, seen), strict=True):
@@ -374,7 +368,7 @@ def random_action(env: Env) -> Act:
         agents = () if env.num_agents is None else (env.num_agents,)
         each = (jax.tree.leaves(obs)[0].shape[0], *agents)
         keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
-        available = obs.available if isinstance(obs, Observation) else None
+        available = as_observation(obs).available
         return map_space(lambda space, available: of_one(next(keys), space, available, each), space, available)
 
     def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:
