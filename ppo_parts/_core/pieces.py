@@ -248,22 +248,26 @@ class Microbatched:
         """Return in how many pieces to evaluate each shard of a batch, and `once` or twice."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return 1
-        auto, size = (True, PIECE_ELEMENTS) if self.size == "auto" else (False, self.size)
         shape, total = jnp.shape(batch.log_prob), batch.log_prob.size // batch.shards
+        size = self.size
+        if size == "auto":
+            size, smallest = PIECE_ELEMENTS, MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE
+            inputs = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs))
+            one_core = jax.default_backend() == "cpu" and usable_cores() == 1
+            if total < smallest or inputs > MAX_INPUTS or jax.tree.leaves(batch.carry) or not one_core:
+                return 1
         length = shape[len(batch.axes) - 1] // batch.shards  # along which shards are cut
-        wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
-        small, recurrent = total < (MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE), jax.tree.leaves(batch.carry)
-        if auto and (wide or small or recurrent or jax.default_backend() != "cpu" or usable_cores() > 1):
-            return 1
         needed = min(length, -(-total // size))
         pieces = next(n for n in range(needed, length + 1) if length % n == 0)
-        if pieces > 2 * needed and not auto:
-            raise UserValueError(
-                f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} "
-                f"elements: the nearest number of pieces that divides {length} is {pieces}; use another size or "
-                "minibatches of another size"
-            )
-        return 1 if pieces > 2 * needed else pieces
+        if pieces <= 2 * needed:
+            return pieces
+        if self.size == "auto":
+            return 1
+        raise UserValueError(
+            f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} elements: "
+            f"the nearest number of pieces that divides {length} is {pieces}; use another size or minibatches of "
+            "another size"
+        )
 
 
 def usable_cores() -> int:

@@ -24,9 +24,9 @@ from ._common import (
     check_array,
     check_flags,
     check_floating,
+    check_range,
     check_same_shape,
     known_values,
-    range_error,
     zero_masked,
 )
 from ._errors import ShapeError, UserTypeError, UserValueError, reject_call
@@ -87,9 +87,7 @@ def number(limits: Range, *, single: bool = False) -> Kind:
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")
-        error = range_error(value if isinstance(value, int) else x, limits)
-        if error is not None:
-            raise type(error)(str(error), where=where, argument=name)
+        check_range(where, name, value if isinstance(value, int) else x, limits)
         if single and np.shape(x):
             raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
         return x
@@ -251,6 +249,7 @@ def public(
     along_time: bool = False,
     wide: str = "",
     other_shape: str = "",
+    axes: Mapping[str, str] | None = None,
     also: Callable[[str, dict[str, Any]], None] | None = None,
     **own: Kind,
 ) -> Callable[[F], F]:
@@ -262,8 +261,9 @@ def public(
 
     With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
     sampler before such a loss must keep it. `wide` names arrays that have one more axis than the others, the last, and
-    `other_shape` those of any shape. `also(where, arguments)` checks what concerns several arguments. `own` are the
-    kinds of arguments that are not what `kind_of` returns.
+    `other_shape` those of any shape. `axes` are those of arrays that have a fixed number of them, such as "[T, N]".
+    `also(where, arguments)` checks what concerns several arguments. `own` are the kinds of arguments that are not what
+    `kind_of` returns.
     """
 
     def decorate(function: F) -> F:
@@ -297,6 +297,9 @@ def public(
                     values[name] = kinds[name].check(where, name, value)
             arrays = {name: values[name] for name in shaped if not isinstance(values[name], (str, type(None)))}
             _check_shapes(where, arrays, wide.split(), along_time)
+            for name, named in (axes or {}).items():
+                if jnp.ndim(values[name]) != len(named.split(",")):
+                    raise ShapeError(f"{where}: {name} must be {named}, got shape {jnp.shape(values[name])}")
             check_flags(where, **{name: x for name, x in values.items() if name in ("mask", "terminated", "truncated")})
             if also is not None:
                 also(where, values)
@@ -355,6 +358,16 @@ def fit(where: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -
             f"one for each of the trailing axes {shape[1:]}, or one per step, [T{', 1' * len(shape[1:])}]"
         )
     return jnp.broadcast_to(x, shape)
+
+
+def check_below(where: str, name: str, x: Any, size: int, *, mask: Any = None, remedy: str = "") -> None:
+    """Raise if an unmasked whole number is known to lie outside [0, size); JAX would clamp or wrap such an index."""
+    known, counts = known_values(x), known_values(True if mask is None else mask)
+    if known is None or counts is None:
+        return
+    if (outside := ((known < 0) | (known >= size)) & counts.astype(bool)).any():
+        message = f"must lie in [0, {size}), got {known[outside].flat[0]}{remedy}"
+        raise UserValueError(message, where=where, argument=name)
 
 
 def check_order(where: str, values: dict[str, Any], low: str, high: str, *, strict: bool = False) -> None:

@@ -217,7 +217,7 @@ WRONG = [
     (lambda: f.segment_priorities(ONES[0], alpha=1), "advantage must be [T, N], got shape (3,)"),
     (weighted(ONES[0]), "probabilities must .* got a sum of 3.0"),
     (weighted(np.nan * ONES[0]), "probabilities must .* got a sum of nan"),
-    (weighted(ONES), "probabilities must have one axis, got shape (5, 3)"),
+    (weighted(ONES), "probabilities must be [N], got shape (5, 3)"),
     (lambda: f.sample_without_replacement(KEY, np.array([-0.5, 1.5]), 1), "probabilities must .* minimum of -0.5"),
     (lambda: f.importance_weights(ONES[0] / 3, np.array([3]), beta=1), "segments 0 to 2, but indices contain 3"),
     (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
