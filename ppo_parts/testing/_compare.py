@@ -27,7 +27,7 @@ from .._core.optim import transformation
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._core.types import Batch, Context, Part
-from .._core.upstream import Estimates, Upstream
+from .._core.upstream import Estimates
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
 from ..functional._errors import did_you_mean
@@ -424,18 +424,18 @@ class _Replay:
 
     def _estimates(self, refresh: str, rows: str) -> Estimates:
         """Return what a sampler with this `refresh` knows of the rollout before each step."""
-        upstream, sampler = Upstream((), (), self.network, self.batch, self.batch, False, False), self.sampler
-        estimates, found = upstream.recorded_estimates(), []
+        estimates, sampler, found = Estimates.recorded(self.batch), self.sampler, []
         for index in range(self.steps):
             params = _row(self.before, index)
-            if refresh in ("epoch", "every_epoch") and index % self.indices.shape[1] == 0:
-                estimates = upstream.evaluated(params) if index or refresh == "every_epoch" else estimates
+            evaluates = refresh == "every_epoch" or (refresh == "epoch" and index > 0)
+            if evaluates and index % self.indices.shape[1] == 0:
+                estimates = Estimates.evaluated(self.network, params, self.batch)
             found.append(estimates)
             if refresh == "minibatch":
                 drawn = self._rows(rows, index)
                 minibatch = sampler.take(self.batch, drawn, None)
                 minibatch = minibatch.replace(current=self._current(params, minibatch))
-                estimates = upstream.written_back(estimates, sampler, minibatch, drawn)
+                estimates = estimates.written_back(self.batch, sampler, minibatch, drawn)
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
     def _rows(self, rows: str, index: Any) -> Any:
