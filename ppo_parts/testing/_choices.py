@@ -92,6 +92,7 @@ def _calls(node: ast.expr) -> Iterator[str]:
 
 
 def call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
+    """Return the text of a call; an argument without a name is positional."""
     return f"{function}({', '.join(f'{name}={value}' if name else value for name, value in arguments)})"
 
 
@@ -107,11 +108,6 @@ def parsed(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
 def name_of(text: str) -> str:
     """Return the name of the function that a text calls, without its module."""
     return text.partition("(")[0].split(".")[-1]
-
-
-def changed(text: str, **arguments: Any) -> str:
-    function, given, _ = parsed(text)
-    return call(function, (given | arguments).items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +232,13 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
 
 
 def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
+    """Set arguments of the first call of this name."""
+
     def edit(update: Update) -> Update:
-        old = update.find(name)
-        return update.swap(old, changed(old, **arguments)) if old else update
+        if (old := update.find(name)) is None:
+            return update
+        function, given, _ = parsed(old)
+        return update.swap(old, call(function, (given | arguments).items()))
 
     return Change(tuple(stages.split()), says, edit)
 
