@@ -22,7 +22,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
     if counts is not None and lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
     remedy = ": number the groups by np.unique(group, return_inverse=True)[1]"
-    check_below(where, "group", values["group"], len(values["reward"]), mask=mask, remedy=remedy)
+    check_below(where, "group", values["group"], jnp.shape(values["reward"])[0], mask=mask, remedy=remedy)
 
 
 @public(reward=CONSTANT, axes={"reward": "[N]"}, also=_check_groups)
@@ -123,7 +123,7 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@public(raw=True, along_time=True, other_shape="score", also=_check_outcome)
+@public(raw=True, along_time=True, also=_check_outcome)
 def outcome_reward(
     score: Array,
     *,

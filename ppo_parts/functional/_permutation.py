@@ -21,7 +21,7 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
         check_below(where, "indices", values["indices"], values["size"])
 
 
-@public(raw=True, other_shape="indices", size=whole(Range(1, 2**31 - 1)), also=_check_indices)
+@public(raw=True, size=whole(Range(1, 2**31 - 1)), also=_check_indices)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 

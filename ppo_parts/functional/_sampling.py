@@ -68,7 +68,7 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
 
 
-@public(raw=True, other_shape="probabilities", axes={"probabilities": "[N]"}, also=_check_size)
+@public(raw=True, axes={"probabilities": "[N]"}, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -102,10 +102,10 @@ def _small_exponential(key: Array, like: Array) -> Array:
 
 def _check_drawn(where: str, values: dict[str, Any]) -> None:
     _check_probabilities(where, values)
-    check_below(where, "indices", values["indices"], len(values["probabilities"]))
+    check_below(where, "indices", values["indices"], jnp.shape(values["probabilities"])[0])
 
 
-@public(other_shape="indices", axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
+@public(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
 def importance_weights(probabilities: Array, indices: Array, *, beta: Number) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
