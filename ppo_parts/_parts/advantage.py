@@ -18,9 +18,10 @@ from .._core.moments import Moments, merged
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
+from ..functional._arguments import KINDS
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element
-from .common import at_step, check_numbers, check_options, moments_of, numeric_part
+from .common import at_step, check_numbers, moments_of, numeric_part
 
 
 @checked
@@ -135,8 +136,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
     """
     where = "advantage_normalize"
-    check_options(where, ddof=ddof, axis=axis)
-    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    KINDS["ddof"].check(where, "ddof", ddof)
+    axes = KINDS["axis"].check(where, "axis", axis) or ()
 
     def update(batch: Batch, context: Context, eps: Any) -> Batch:
         element = batch.advantage if batch.log_prob is None else batch.log_prob

@@ -13,7 +13,6 @@ from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
 from .._core.types import Array, Batch, Context, Part, number_at, stateless
 from ..functional import masked_mean
-from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
@@ -34,12 +33,6 @@ def check_numbers(where: str, **given: Any) -> dict[str, Any]:
         return None if absent else check_number(where, name, value, field=name in PER_ELEMENT)
 
     return {name: checked(name, value) for name, value in given.items()}
-
-
-def check_options(where: str, **given: Any) -> None:
-    """Raise unless options are what the functions of `functional` take under the same names."""
-    for name, value in given.items():
-        KINDS[name].check(where, name, value)
 
 
 def at_step(numbers: Mapping[str, Any], batch: Batch, context: Context) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Batch, Context, Part, field_at
 from ..functional import masked_mean
-from ..functional._arguments import CorrectionMode, check_order, is_whole
+from ..functional._arguments import KINDS, CorrectionMode, check_order, is_whole
 from ..functional._common import boolean_mask
 from ..functional._groups import check_aggregate, per_sequence
-from .common import check_options, is_zero, numeric_part
+from .common import is_zero, numeric_part
 
 
 @checked
@@ -111,7 +111,7 @@ def group_advantage(
     if not isinstance(group, str) and not is_whole(group):
         raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
     size = None if isinstance(group, str) else check_count(where, "group", group)
-    check_options(where, ddof=ddof)
+    KINDS["ddof"].check(where, "ddof", ddof)
 
     def check_group(size: int) -> None:
         if size == 1 and (scale == "group" or baseline not in ("none", "given")):

@@ -355,12 +355,14 @@ class _Replay:
     def _states(self, parts: Any) -> Any:
         """Return the first states of parts, with the recorded running moments."""
 
-        def recorded(x: Any) -> Any:
-            return Moments(*map(jnp.asarray, self.record["moments"])) if isinstance(x, Moments) else x
+        def is_moments(x: Any) -> bool:
+            return isinstance(x, Moments)
 
         states = init_parts(parts, self.params)
-        given = "moments" in self.record
-        return jax.tree.map(recorded, states, is_leaf=lambda x: isinstance(x, Moments)) if given else states
+        if "moments" not in self.record:
+            return states
+        moments = Moments(*map(jnp.asarray, self.record["moments"]))
+        return jax.tree.map(lambda x: moments if is_moments(x) else x, states, is_leaf=is_moments)
 
     def _minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
         """Return what the chain computes in each gradient step, from the recorded parameters before it."""
@@ -381,8 +383,8 @@ class _Replay:
 
         def step(states: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
             params, index = given
-            (epoch, number), rollout = divmod(index, self.indices.shape[1]), rollout_of(index)
-            rows, key = self._rows(update.rows, index), recorded("keys", epoch, number)
+            epoch, number = divmod(index, self.indices.shape[1])
+            rollout, rows, key = rollout_of(index), self._rows(update.rows, index), recorded("keys", epoch, number)
             minibatch = self.sampler.take(rollout, rows, recorded("weight", epoch, number))
             context = self.context.replace(epoch=epoch, minibatch=number, num_minibatches=self.indices.shape[1])
             after = phase.after if key is None else tuple(_with_key(x, key) for x in phase.after)
@@ -390,22 +392,18 @@ class _Replay:
             def loss(params: Any) -> Any:
                 batch = minibatch.replace(current=self._current(params, minibatch))
                 batch, new = fold(after, batch, states, context.replace(params=params))
-                losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
-                numbers: dict[str, Any] = {x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics}
-                total = sum(losses.values())
-                numbers |= {"minibatch_advantage": batch.advantage, "loss": total}
-                numbers["loss_without_entropy"] = total - losses.get("entropy", 0)
-                if alpha is not None:
-                    probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
-                    numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
-                divergence = masked_mean(approx_kl(batch.current_log_ratio()), batch.mask)
-                numbers["approx_kl"] = batch.metrics.get("early_stop_kl", divergence)
-                return total, (new, numbers | {"metrics": dict(batch.metrics)})
+                numbers = _numbers_of(batch)
+                return numbers["loss"], (new, numbers)
 
-            if not grad:
-                return loss(params)[1]
-            (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-            return new, numbers | {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
+            if grad:
+                (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+                numbers |= {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
+            else:
+                new, numbers = loss(params)[1]
+            if alpha is not None:
+                probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
+                numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
+            return new, numbers
 
         return init_parts(phase.after, self.params), step
 
@@ -508,6 +506,20 @@ def _divided(update: Update) -> tuple[tuple[Part, ...], Any]:
     """Return the parts before the sampler, and the phase of the chain."""
     shared, (phase,) = divide(chain_of(*map(evaluated, update.chain)))
     return (*shared, *phase.before), phase
+
+
+def _numbers_of(batch: Batch) -> dict[str, Any]:
+    """Return the quantities of a minibatch after the parts of the chain, and its metrics."""
+    losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
+    total = sum(losses.values())
+    return {
+        **{x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics},
+        "minibatch_advantage": batch.advantage,
+        "loss": total,
+        "loss_without_entropy": total - losses.get("entropy", 0),
+        "approx_kl": batch.metrics.get("early_stop_kl", masked_mean(approx_kl(batch.current_log_ratio()), batch.mask)),
+        "metrics": dict(batch.metrics),
+    }
 
 
 def _with_key(part: Part, key: Any) -> Part:
