@@ -14,7 +14,7 @@ import numpy as np
 
 from ..functional._arguments import ANY, RANGES, check_as
 from ..functional._common import Range, check_range, is_real
-from .errors import UserError, UserTypeError, UserValueError
+from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
 
@@ -81,16 +81,15 @@ def check_number(
     that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
     `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
     """
-    limits = RANGES[name] if limits is None else limits
+    limits, place = RANGES[name] if limits is None else limits, {"where": where, "argument": name}
     if isinstance(value, Field):
         if not field:
             message = f"must be one number for the whole batch, and cannot be the field {value.path!r} of it"
-            raise UserTypeError(message, where=where, argument=name)
+            raise UserTypeError(message, **place)
         return dataclasses.replace(value, limits=limits)
     if callable(value):
         if not schedule:
-            message = f"must be a number or an array, and cannot follow a schedule; got {value!r}"
-            raise UserTypeError(message, where=where, argument=name)
+            raise UserTypeError(f"must be a number or an array, and cannot follow a schedule; got {value!r}", **place)
         _check_schedule(where, name, value, limits)
         return lambda step: _clipped(value(step), limits)
     what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
@@ -99,35 +98,33 @@ def check_number(
         raise UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
             "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)",
-            where=where,
-            argument=name,
+            **place,
         )
     return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
 
 
 def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limits: Range) -> None:
-    def wrong(error: type[UserError], message: str) -> UserError:
-        return error(message, where=where, argument=name)
-
+    """Raise unless the values of a schedule that are known are single numbers in the range."""
+    place = {"where": where, "argument": name}
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
             first, *late = (schedule(step) for step in (np.int32(0), *LATE))
         except TypeError as error:
             message = f"must be a number or a schedule step -> value, and calling {schedule!r} with a step failed: "
-            raise wrong(UserTypeError, message + str(error)) from error
+            raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends.append(("at the end", late[0], dataclasses.replace(limits, open_low=False)))  # it may be annealed to 0
     for when, end, allowed in ends:
         known = not isinstance(end, jax.core.Tracer)
         if known and not is_real(np.asarray(end)):
-            raise wrong(UserTypeError, f"must be a number, but its schedule is {end!r} {when}")
+            raise UserTypeError(f"must be a number, but its schedule is {end!r} {when}", **place)
         if jnp.shape(end) != ():
             message = f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}"
-            raise wrong(UserValueError, message)
+            raise UserValueError(message, **place)
         if known and np.float64(end) not in _rounded(allowed):
-            raise wrong(UserValueError, f"must lie in {limits}, but its schedule is {float(end):g} {when}")
+            raise UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}", **place)
 
 
 def _clipped(x: Any, limits: Range) -> Array:

@@ -33,19 +33,19 @@ class Piece(NamedTuple):
     leaves: Output
 
 
-Evaluated = Callable[[Params, dict[str, Any]], Piece]
-Run = Callable[[Evaluated, Params, dict[str, Any], dict[str, int]], Output]
+EvaluatePiece = Callable[[Params, dict[str, Any]], Piece]
+Run = Callable[[EvaluatePiece, Params, dict[str, Any], dict[str, int]], Output]
 """`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece and returns the `leaves`, which begin
 with `[pieces]`. The pieces lie along the axis `axes[name]` of each field."""
 
 
-def one_after_another(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def one_after_another(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
     again = jax.checkpoint(lambda params, fields: piece(params, fields).leaves)
     return jax.lax.map(lambda fields: again(params, fields), _pieces_first(fields, axes))
 
 
-def side_by_side(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def side_by_side(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
     A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
@@ -66,7 +66,7 @@ def differentiate_pieces(
     """
     gradients = []
 
-    def run(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    def run(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
         def loss_of_piece(params: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, Output]:
             evaluated = piece(params, fields)
             return loss(params, evaluated.output, evaluated.batch, index), evaluated.leaves

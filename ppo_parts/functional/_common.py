@@ -141,16 +141,18 @@ class Range:
 
 
 def check_range(where: str, name: str, value: Any, limits: Range, *, what: str = "a number or an array") -> None:
-    """Raise unless numbers lie in a range, or are traced."""
+    """Raise unless numbers lie in a range; of traced ones, only the dtype is checked."""
     traced = isinstance(value, jax.core.Tracer)
     try:
-        known = value if traced else known_values(value)
+        numbers = value if traced else known_values(value)
     except ValueError:  # a ragged list
-        known = np.asarray(None)
-    if known is not None and not is_real(known):
+        numbers = np.asarray(None)
+    if numbers is None:
+        return
+    if not is_real(numbers):
         got = value.dtype if traced else repr(value)
         raise UserTypeError(f"must be {what}, got {got}", where=where, argument=name)
-    if not (known is None or traced or known.astype(np.float64) in limits):
+    if not traced and numbers.astype(np.float64) not in limits:
         raise UserValueError(f"must lie in {limits}, got {value!r}", where=where, argument=name)
 
 
