@@ -174,6 +174,11 @@ class Env(NamedTuple):
     zero_sum: bool = False
 
 
+def axes_of(env: Env, num_envs: int) -> tuple[int, ...]:
+    """Return the leading axes of rewards and actions: `(N,)`, or `(N, A)` with several agents."""
+    return (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
+
+
 def check_env(where: str, env: Any) -> None:
     """Raise unless `env` is an `Env`."""
     if isinstance(env, Part):

@@ -14,7 +14,7 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._callback import host_errors
-from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe
+from ._env import SEATS, Array, Env, Transition, as_observation, axes_of, check_env, check_items, check_like, describe
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
 
@@ -34,7 +34,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
-    each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
+    each = axes_of(env, check_count("check", "num_envs", num_envs))
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
     state, obs = check_items("check", "reset", returned, "(state, obs)")
@@ -49,7 +49,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
             f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
             "the first player, and -1 for the second"
         )
-    kept = "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it"
+    kept = "check: for loops, step must keep the structure, shapes and dtypes of the state that reset returns"
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
     evaluated = jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key)
@@ -365,8 +365,7 @@ def random_action(env: Env) -> Act:
     space = env.action_space
 
     def act(key: Array, obs: Any) -> Any:
-        agents = () if env.num_agents is None else (env.num_agents,)
-        each = (jax.tree.leaves(obs)[0].shape[0], *agents)
+        each = axes_of(env, len(jax.tree.leaves(obs)[0]))
         keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
         available = as_observation(obs).available
         return map_space(lambda space, available: of_one(next(keys), space, available, each), space, available)

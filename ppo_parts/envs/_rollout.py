@@ -29,7 +29,7 @@ from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import unsqueezed
-from ._env import Env, Transition, check_env, describe
+from ._env import Env, Transition, axes_of, check_env, describe
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces
@@ -48,8 +48,7 @@ class RolloutState(NamedTuple):
         """Make the state after a reset of the environments."""
         state, initial_carry = cls(env_state, obs), initial_carry_of(policy)
         if initial_carry is not None:
-            agents = () if env.num_agents is None else (env.num_agents,)
-            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones((num_envs, *agents), bool))
+            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(axes_of(env, num_envs), bool))
         return without_weak_types(state)
 
     def after(self, env_state: Any, out: Transition, carry: Any) -> RolloutState:
@@ -149,7 +148,7 @@ def rollout(
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     initial_carry = initial_carry_of(policy)
-    each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)  # (N,), or (N, A)
+    each = axes_of(env, num_envs)
 
     def init(key: Array) -> RolloutState:
         check_key("rollout.init", "key", key)

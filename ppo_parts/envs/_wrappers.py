@@ -18,7 +18,7 @@ from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueezed
-from ._env import Array, Env, Observation, Transition, as_observation, check_env
+from ._env import Array, Env, Observation, Transition, as_observation, axes_of, check_env
 from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
 
 
@@ -262,8 +262,7 @@ def normalize_reward(
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
         if before is not None:
             return NormalizedState(inner, before.moments, jnp.zeros_like(before.running_return)), obs
-        num_envs = jax.tree.leaves(obs)[0].shape[0]
-        running = jnp.zeros((num_envs,) if env.num_agents is None else (num_envs, env.num_agents))
+        running = jnp.zeros(axes_of(env, len(jax.tree.leaves(obs)[0])))
         return NormalizedState(inner, Moments.of(rows(running)[0], per_agent), running), obs
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
