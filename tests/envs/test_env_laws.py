@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import ppo_parts as pp
@@ -368,6 +369,53 @@ test_arguments_of_automatic_resets_are_checked = refused(
     ({"step": lambda state, action: 0}, r"step must take \(key, state, action\); .* \(state, action\)"),
     by=lambda changed: envs.auto_reset(**{**AUTOMATIC, **changed}),
 )
+
+
+KEY, N = jax.random.key(0), 4
+SHARED = {"start": jnp.arange(4.0) * 10, "log_weight": jnp.zeros(4)}
+
+
+def starting(shared=SHARED):
+    """Episodes of two steps from a start that is drawn."""
+
+    def reset(key, shared):
+        x = shared["start"][jax.random.categorical(key, shared["log_weight"])]
+        return x, x[None]
+
+    def step(key, x, action):
+        return envs.Step(x + 1, x[None] + 1, reward=x, terminated=False)
+
+    return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=shared)
+
+
+def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tracing_again():
+    env, action = starting(), jnp.zeros(N, int)
+    state, first = env.reset(KEY, N)
+    assert set(first[:, 0].tolist()) <= {0, 10, 20, 30}
+    step = jax.jit(env.step)
+    state, _ = step(KEY, state, action)
+    new = SHARED | {"start": 0 * SHARED["start"] + 100}
+    state, out = step(KEY, optax.tree.set(state, shared=new), action)
+    np.testing.assert_array_equal(out.final_obs, first + 2)  # the old episode goes on, to its end
+    np.testing.assert_array_equal(out.obs, 100)
+    np.testing.assert_array_equal(optax.tree.get(state, "shared")["start"], 100)
+    assert step._cache_size() == 1
+    np.testing.assert_array_equal(env.evaluation(state).reset(KEY, N)[1], 100)
+    np.testing.assert_array_equal(env.reset(KEY, N)[1], first)
+
+
+def test_shared_state_stays_whole_when_environments_are_divided_over_devices():
+    rollout = pp.rollout(starting(), lambda params, batch: None, num_envs=N, num_steps=3)
+    spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))
+    assert set(jax.tree.leaves(spec.env_state.shared)) == {jax.sharding.PartitionSpec()}
+    assert spec.env_state.inner == jax.sharding.PartitionSpec("d")
+
+
+def test_shared_state_must_stay_alike():
+    state, _ = starting().reset(KEY, N)
+    for other in (None, SHARED | {"start": jnp.zeros(3)}):
+        with pytest.raises(pp.errors.UserTypeError, match=r"^auto_reset: shared must stay like .*float32\[4\].*, got"):
+            starting().step(KEY, state._replace(shared=other), jnp.zeros(N, int))
 
 
 def test_a_termination_at_the_time_limit_is_a_termination():
