@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from ..functional._arguments import check_as, is_known
+from ..functional._common import Range
 from ..functional._errors import reject_call
+from .hyperparameters import check_count
 
 F = TypeVar("F", bound=Callable[..., Any])
+Count = Annotated[int, Range(1)]
+"""The annotation of a whole number of at least 1."""
 
 
 def checked(function: F) -> F:
@@ -26,6 +30,11 @@ def checked(function: F) -> F:
         found = get_type_hints(function)
         return {name: found[name] for name in signature.parameters if name in found and is_known(found[name])}
 
+    @functools.cache
+    def counts() -> set[str]:
+        declared = get_type_hints(function, include_extras=True)
+        return {name for name, hint in declared.items() if Count in (hint, *get_args(hint))}
+
     @functools.wraps(function)
     def checked_call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -36,6 +45,8 @@ def checked(function: F) -> F:
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given[name] if several else (given[name],):
                 check_as(where, name, value, hints()[name])
+                if name in counts() and value is not None:
+                    check_count(where, name, value)
         return function(*args, **kwargs)
 
     return checked_call  # type: ignore[return-value]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..functional._arguments import ANY, RANGES, check_as
-from ..functional._common import Range, is_real, range_error
+from ..functional._common import Range, check_range, is_real
 from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
@@ -81,55 +81,50 @@ def check_number(
     that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
     `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
     """
-    limits = RANGES[name] if limits is None else limits
-    if (error := _number_error(value, limits, schedule, field)) is not None:
-        raise type(error)(str(error), where=where, argument=name)
+    limits, place = RANGES[name] if limits is None else limits, {"where": where, "argument": name}
     if isinstance(value, Field):
+        if not field:
+            message = f"must be one number for the whole batch, and cannot be the field {value.path!r} of it"
+            raise UserTypeError(message, **place)
         return dataclasses.replace(value, limits=limits)
     if callable(value):
+        if not schedule:
+            raise UserTypeError(f"must be a number or an array, and cannot follow a schedule; got {value!r}", **place)
+        _check_schedule(where, name, value, limits)
         return lambda step: _clipped(value(step), limits)
+    what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
+    check_range(where, name, value, limits, what=what)
+    if np.shape(value) != ():
+        raise UserValueError(
+            f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
+            "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)",
+            **place,
+        )
     return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
 
 
-def _number_error(value: Any, limits: Range, schedule: bool, field: bool) -> UserTypeError | UserValueError | None:
-    """Return what is wrong with a value; None if it is, or can become, a number in the range."""
-    if isinstance(value, Field):
-        message = f"must be one number for the whole batch, and cannot be the field {value.path!r} of it"
-        return None if field else UserTypeError(message)
-    if callable(value):
-        message = f"must be a number or an array, and cannot follow a schedule; got {value!r}"
-        return _schedule_error(value, limits) if schedule else UserTypeError(message)
-    what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
-    error = range_error(value, limits, what=what)
-    if error is None and np.shape(value) != ():
-        return UserValueError(
-            f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
-            "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)"
-        )
-    return error
-
-
-def _schedule_error(schedule: Callable[[Any], Any], limits: Range) -> UserTypeError | UserValueError | None:
+def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limits: Range) -> None:
+    """Raise unless the values of a schedule that are known are single numbers in the range."""
+    place = {"where": where, "argument": name}
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
             first, *late = (schedule(step) for step in (np.int32(0), *LATE))
         except TypeError as error:
-            return UserTypeError(
-                f"must be a number or a schedule step -> value, and calling {schedule!r} with a step failed: {error}"
-            )
+            message = f"must be a number or a schedule step -> value, and calling {schedule!r} with a step failed: "
+            raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends.append(("at the end", late[0], dataclasses.replace(limits, open_low=False)))  # it may be annealed to 0
     for when, end, allowed in ends:
         known = not isinstance(end, jax.core.Tracer)
         if known and not is_real(np.asarray(end)):
-            return UserTypeError(f"must be a number, but its schedule is {end!r} {when}")
+            raise UserTypeError(f"must be a number, but its schedule is {end!r} {when}", **place)
         if jnp.shape(end) != ():
-            return UserValueError(f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}")
+            message = f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}"
+            raise UserValueError(message, **place)
         if known and np.float64(end) not in _rounded(allowed):
-            return UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}")
-    return None
+            raise UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}", **place)
 
 
 def _clipped(x: Any, limits: Range) -> Array:

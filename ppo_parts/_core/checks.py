@@ -167,7 +167,7 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         True
     """
     order = (*COUNTED_BY_ELEMENT, "loss/", "gradient")
-    found: dict[str, tuple[int, str]] = {}
+    found: list[tuple[int, str]] = []
     for name, value in metrics.items():
         phase, marker, what = name.partition("nonfinite/")
         total = int(np.sum(value)) if marker else 0
@@ -176,8 +176,6 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
             rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
             owner, _, item = what.rpartition("/")
             called = f"{item} of {owner}" if owner and owner != "loss" else what.replace("/", " ")
-            found[phase + what] = (rank, f"{phase}{called} ({total} {one if total == 1 else several})")
-    if not found:
-        return None
-    listed = [text for _, text in sorted(found.values())]
-    return "non-finite numbers arose first in " + ", then in ".join(listed)
+            found.append((rank, f"{phase}{called} ({total} {one if total == 1 else several})"))
+    listed = ", then in ".join(text for _, text in sorted(found))
+    return f"non-finite numbers arose first in {listed}" if found else None

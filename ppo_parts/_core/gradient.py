@@ -92,8 +92,9 @@ def _in_pieces(
     """
     first = _first_of_current(phase.after)
     head, tail = phase.after[:first], phase.after[first:]
-    pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
-    if pieces == 1 or not all(part.elementwise for part in tail):
+    if minibatch.shards > 1 or not all(part.elementwise for part in tail):
+        return None
+    if (pieces := network.pieces(minibatch, once=True)) == 1:
         return None
     unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
     prepared, _ = fold(head, minibatch.replace(current=unread), state.after[:first], context)

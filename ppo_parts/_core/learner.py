@@ -30,7 +30,7 @@ from .phases import Phase, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
-from .upstream import PhaseState, Upstream, settle
+from .upstream import PhaseState, settle
 from .wiring import check_every_write_has_an_effect
 
 
@@ -198,14 +198,12 @@ class _Update:
 
         rollouts = {}
         for number, phase in enumerate(self.phases):
-            changed = number > 0 or phase.sampler.refresh == "every_epoch"
-            upstream = Upstream(
-                self.shared, phase.before, self.evaluate, recorded, prepared, policy_changed=changed,
-                keep_finite=keep_finite,
-            )  # fmt: skip
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=phase.sampler.num_minibatches)
-            loop = PhaseLoop(phase, upstream, phase_context, self.policy, self.gradient_metrics)
+            loop = PhaseLoop(
+                phase, self.shared, recorded, prepared, phase_context, self.policy, self.gradient_metrics,
+                policy_changed=number > 0 or phase.sampler.refresh == "every_epoch", keep_finite=keep_finite,
+            )  # fmt: skip
             before, after = states[phase.name]
             begin = PhaseState(params, opt_states[phase.name], shared, before, after, stopped)
             end, measured, rollouts[phase.name] = loop.run(begin) if phase.every == 1 else loop.run_if_due(begin)

@@ -2,7 +2,7 @@
 
 # What `PhaseLoop.run` computes, without keys, states of parts, metrics and early stops:
 #
-#     rollout = the parts before the sampler, run on the recorded rollout            (Upstream.run)
+#     rollout = the parts before the sampler, run on the recorded rollout            (PhaseLoop._prepare)
 #     for epoch in range(sampler.num_epochs):
 #         if sampler.refresh is "epoch": rollout = the same, on estimates of the latest policy
 #         plan = sampler.plan(rollout)
@@ -17,7 +17,7 @@
 #         minibatch.current = evaluate(params, minibatch)
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
-# The loops carry one record, `PhaseState`; the recorded rollout, which does not change, is in `Upstream`.
+# The loops carry one record, `PhaseState`; the recorded rollout, which does not change, is in `PhaseLoop`.
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ import optax
 from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
 from ..functional._common import masked_sum
-from .chain import amend
+from .chain import amend, fold
 from .gradient import Evaluated, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
 from .phases import Phase
 from .sampling import Sampler
-from .types import Array, Batch, Context, Evaluate, Params, of_elements
-from .upstream import PhaseState, Upstream
+from .types import Array, Batch, Context, Evaluate, Params, Part, of_elements
+from .upstream import Estimates, PhaseState, settle
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
@@ -52,26 +52,35 @@ class PhaseLoop:
 
     Attributes:
         phase: the sampler, the parts and the optimizer of the phase.
-        upstream: the rollout, and the parts before the sampler.
+        shared: the parts that all phases share.
+        recorded: the rollout before any part has run; numbers in masked elements are finite.
+        prepared: the rollout after the shared parts.
         context: the step of the update, the policy, and the key of this phase.
         policy: the policy as it was given to the learner, perhaps `microbatched`.
         gradient_metrics: function that returns metrics of the gradient.
+        policy_changed: whether the policy may differ from the one that acted when the phase begins.
+        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
+            finite.
     """
 
     phase: Phase
-    upstream: Upstream
+    shared: tuple[Part, ...]
+    recorded: Batch
+    prepared: Batch
     context: Context
     policy: Evaluate
     gradient_metrics: GradientMetrics
+    policy_changed: bool
+    keep_finite: bool
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run all epochs; also return the rollout with which they began."""
-        upstream, sampler, can_stop, key = self.upstream, self.phase.sampler, self.phase.can_stop, self.context.key
-        rollout = upstream.recorded
+        sampler, can_stop, key = self.phase.sampler, self.phase.can_stop, self.context.key
+        rollout = self.recorded
         if sampler.refresh == "rollout":
-            rollout, state = upstream.run(state, self.context.replace(key=jax.random.fold_in(key, 0)))
+            rollout, state = self._prepare(state, self.context.replace(key=jax.random.fold_in(key, 0)))
         elif sampler.refresh == "minibatch":
-            state = state._replace(estimates=upstream.estimates(state.params, 0))
+            state = state._replace(estimates=self._estimates(state.params, 0))
         first, rollout = split_metrics(rollout)
 
         def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
@@ -79,7 +88,7 @@ class PhaseLoop:
             context = self.context.replace(key=keys[0], epoch=number)
             drawn_from = rollout
             if sampler.refresh in ("epoch", "every_epoch"):
-                drawn_from, state = upstream.run(state, context, upstream.estimates(state.params, number))
+                drawn_from, state = self._prepare(state, context, self._estimates(state.params, number))
             refreshed, drawn_from = split_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
             check_plan(sampler, items)
@@ -109,21 +118,50 @@ class PhaseLoop:
             return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
 
         state, metrics = jax.lax.cond(self.phase.is_due(self.context.step), run, skip, state)
-        return state, metrics, self.upstream.prepared
+        return state, metrics, self.prepared
+
+    def _prepare(
+        self, state: PhaseState, context: Context, estimates: Estimates | None = None
+    ) -> tuple[Batch, PhaseState]:
+        """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
+        own = self.phase.before
+        if estimates is None:
+            parts, states, batch = own, state.before, split_metrics(self.prepared)[1]
+        else:
+            parts, states = (*self.shared, *own), (*state.shared, *state.before)
+            batch = self.recorded.replace(**estimates._asdict())
+        context = context.replace(params=state.params)
+        batch, new = fold(parts, batch, states, context)
+        new, params, opt_state = settle(parts, batch, states, new, context, state.opt_state, self.keep_finite)
+        first_own = len(parts) - len(own)
+        shared = state.shared if estimates is None else new[:first_own]
+        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
+
+    def _estimates(self, params: Params, epoch: Array | int) -> Estimates:
+        """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
+
+        def evaluated(params: Params) -> Estimates:
+            return Estimates.evaluated(self.context.evaluate, params, self.recorded)
+
+        if self.policy_changed:
+            return evaluated(params)
+        if isinstance(epoch, int):
+            return Estimates.recorded(self.recorded)
+        return jax.lax.cond(epoch > 0, evaluated, lambda params: Estimates.recorded(self.recorded), params)
 
     def _minibatch(
         self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
     ) -> tuple[PhaseState, Metrics]:
         """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
-        phase, sampler, upstream = self.phase, self.phase.sampler, self.upstream
+        phase, sampler = self.phase, self.phase.sampler
         index, item = numbered
         key = jax.random.fold_in(context.key, index)
         # The parent of these keys is not used itself, because a part that splits it would get the same keys.
-        upstream_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
-        context = context.replace(key=upstream_key, minibatch=index)
+        before_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
+        context = context.replace(key=before_key, minibatch=index)
         if sampler.refresh == "minibatch":
-            rollout, state = upstream.run(state, context, state.estimates)
-            check_written_back(rollout, upstream.recorded)
+            rollout, state = self._prepare(state, context, state.estimates)
+            check_written_back(rollout, self.recorded)
         refreshed, rollout = split_metrics(rollout)
         context = context.replace(params=state.params)
         check_batch(sampler, rollout)
@@ -141,7 +179,7 @@ class PhaseLoop:
 
         minibatch = minibatch.replace(current=evaluated.current)
         if new.estimates is not None:
-            new = new._replace(estimates=upstream.written_back(new.estimates, sampler, minibatch, indices))
+            new = new._replace(estimates=new.estimates.written_back(self.recorded, sampler, minibatch, indices))
         measured = self._measured(loss, gradient, applied, minibatch)
         return new, join_metrics(refreshed, split_metrics(evaluated.written)[0], *measured)
 

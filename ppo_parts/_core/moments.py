@@ -44,21 +44,21 @@ class Moments(NamedTuple):
         else:
             where = unsqueezed(present, x.ndim)
             seen = jnp.sum(where, axis=0, dtype=jnp.float32).reshape(self.seen.shape)
-        mean, var = jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where)
-        after, some = self.appended(Moments(mean, var, seen)), seen > 0
-        # The mean or the variance is not finite if an element that counts is not, or if none counts. The new variance
-        # overflows where the square of a finite element does.
-        finite = jnp.isfinite(mean) & jnp.isfinite(var) & jnp.isfinite(after.mean) & jnp.isfinite(after.var)
-        return select(jnp.all(finite | ~some) & some, after, self)
+        return self.appended(Moments(jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where), seen))
 
     def appended(self, other: Moments) -> Moments:
-        """Return the moments of this stream followed by another one, which must not be empty."""
-        total = self.seen + other.seen
+        """Return the moments of this stream followed by another one; those of this one if the result is not finite.
+
+        It is not finite if a moment of the other stream is not, if the variance overflows, or without any element.
+        """
+        total, some = self.seen + other.seen, other.seen > 0
         share = other.seen / total
         delta, old = other.mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
         # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
         var = old + (other.var - old + jnp.square(delta) * (1 - share)) * share
-        return Moments(self.mean + delta * share, var, total)
+        after = Moments(self.mean + delta * share, var, total)
+        finite = jnp.isfinite(after.mean) & jnp.isfinite(after.var)
+        return select(jnp.all(finite | ~some) & some, after, self)
 
     def of_rows(self, number: int) -> Moments:
         """Return the moments with a leading axis that broadcasts against `number` rows."""
@@ -89,7 +89,7 @@ class ShardMoments(NamedTuple):
 
     def of_rows(self, number: int) -> Moments:
         """Return for each of `number` rows the moments that its shard has seen, `[number, ...]`."""
-        each = jax.vmap(appended_if_any, (None, 0))(self.before, self.since)
+        each = jax.vmap(Moments.appended, (None, 0))(self.before, self.since)
         shards = len(self.since.seen)
 
         def rows(x: Array) -> Array:
@@ -113,7 +113,7 @@ def divided_moments(env_state: Any, shards: int) -> Any:
 
 def merged_moments(env_state: Any) -> Any:
     """Merge the moments of all shards in the state of an environment, at the end of a rollout."""
-    return _map_moments(lambda moments: appended_if_any(moments.before, merged(moments.since)), env_state)
+    return _map_moments(lambda moments: moments.before.appended(merged(moments.since)), env_state)
 
 
 def merged(each: Moments) -> Moments:
@@ -132,10 +132,3 @@ def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
         return x._replace(inner=_map_moments(f, x.inner), moments=f(x.moments))
 
     return jax.tree.map(of_wrapper, env_state, is_leaf=lambda x: isinstance(x, NormalizedState))
-
-
-def appended_if_any(moments: Moments, other: Moments) -> Moments:
-    """Return the moments of a stream followed by another one, which may be empty."""
-    after, some = moments.appended(other), other.seen > 0
-    finite = jnp.all((jnp.isfinite(after.mean) & jnp.isfinite(after.var)) | ~some)  # as in `Moments.updated`
-    return select(finite & some, after, moments)

@@ -13,7 +13,7 @@ import optax
 from .._base.doors import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
-from ..functional._arguments import ANY, POSITIVE
+from ..functional._arguments import ANY, POSITIVE, check_order
 from ..functional._common import Range
 from .types import Array
 
@@ -128,14 +128,10 @@ def scale_by_kl_adaptive_rate(
         check_number(where, name, value, POSITIVE, schedule=False)
         for name, value in {"target_kl": target_kl, "low": low, "high": high}.items()
     )
-    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
-        learning_rate = check_number(where, "learning_rate", learning_rate, POSITIVE, schedule=False)
-    elif low > high:
-        raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
-    else:
-        learning_rate = check_number(
-            where, "learning_rate", learning_rate, Range(float(low), float(high)), schedule=False
-        )
+    check_order(where, {"low": low, "high": high}, "low", "high")
+    traced = any(isinstance(x, jax.core.Tracer) for x in (low, high))
+    limits = POSITIVE if traced else Range(float(low), float(high))
+    learning_rate = check_number(where, "learning_rate", learning_rate, limits, schedule=False)
     if average_over is not None:
         check_count(where, "average_over", average_over)
 

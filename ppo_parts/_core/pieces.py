@@ -33,19 +33,19 @@ class Piece(NamedTuple):
     leaves: Output
 
 
-Evaluated = Callable[[Params, dict[str, Any]], Piece]
-Run = Callable[[Evaluated, Params, dict[str, Any], dict[str, int]], Output]
+EvaluatePiece = Callable[[Params, dict[str, Any]], Piece]
+Run = Callable[[EvaluatePiece, Params, dict[str, Any], dict[str, int]], Output]
 """`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece and returns the `leaves`, which begin
 with `[pieces]`. The pieces lie along the axis `axes[name]` of each field."""
 
 
-def one_after_another(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def one_after_another(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
     again = jax.checkpoint(lambda params, fields: piece(params, fields).leaves)
     return jax.lax.map(lambda fields: again(params, fields), _pieces_first(fields, axes))
 
 
-def side_by_side(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def side_by_side(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
     A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
@@ -66,7 +66,7 @@ def differentiate_pieces(
     """
     gradients = []
 
-    def run(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    def run(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
         def loss_of_piece(params: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, Output]:
             evaluated = piece(params, fields)
             return loss(params, evaluated.output, evaluated.batch, index), evaluated.leaves
@@ -248,22 +248,26 @@ class Microbatched:
         """Return in how many pieces to evaluate each shard of a batch, and `once` or twice."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return 1
-        auto, size = (True, PIECE_ELEMENTS) if self.size == "auto" else (False, self.size)
         shape, total = jnp.shape(batch.log_prob), batch.log_prob.size // batch.shards
+        size = self.size
+        if size == "auto":
+            size, smallest = PIECE_ELEMENTS, MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE
+            inputs = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs))
+            one_core = jax.default_backend() == "cpu" and usable_cores() == 1
+            if total < smallest or inputs > MAX_INPUTS or jax.tree.leaves(batch.carry) or not one_core:
+                return 1
         length = shape[len(batch.axes) - 1] // batch.shards  # along which shards are cut
-        wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
-        small, recurrent = total < (MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE), jax.tree.leaves(batch.carry)
-        if auto and (wide or small or recurrent or jax.default_backend() != "cpu" or usable_cores() > 1):
-            return 1
         needed = min(length, -(-total // size))
         pieces = next(n for n in range(needed, length + 1) if length % n == 0)
-        if pieces > 2 * needed and not auto:
-            raise UserValueError(
-                f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} "
-                f"elements: the nearest number of pieces that divides {length} is {pieces}; use another size or "
-                "minibatches of another size"
-            )
-        return 1 if pieces > 2 * needed else pieces
+        if pieces <= 2 * needed:
+            return pieces
+        if self.size == "auto":
+            return 1
+        raise UserValueError(
+            f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} elements: "
+            f"the nearest number of pieces that divides {length} is {pieces}; use another size or minibatches of "
+            "another size"
+        )
 
 
 def usable_cores() -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -425,18 +425,6 @@ class Part:
                 )
 
 
-class Declared(TypedDict, total=False):
-    """What a part may declare as keywords; see `Part`."""
-
-    requires: tuple[str, ...]
-    provides: tuple[str, ...]
-    reads: tuple[str, ...] | None
-    place: Place
-    needs_time: bool
-    policy_loss: bool | None
-    elementwise: bool
-
-
 @functools.cache
 def declarable() -> dict[str, Any]:
     """Return what a part declares besides its functions, and the type of each."""
@@ -550,16 +538,17 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
     """Return the batch with a new value at a path: a field, an entry ("extras.x") or a nested field."""
-    field, _, rest = path.partition(".")
-    return batch.replace(**{field: _with_value_at(getattr(batch, field), rest, value) if rest else value})
 
+    def replaced(tree: Any, names: list[str]) -> Any:
+        if not names:
+            return value
+        name, *rest = names
+        if isinstance(tree, Mapping) or tree is None:
+            return {**(tree or {}), name: replaced((tree or {}).get(name), rest)}
+        replace = tree.replace if isinstance(tree, Batch) else tree._replace
+        return replace(**{name: replaced(getattr(tree, name), rest)})
 
-def _with_value_at(tree: Any, path: str, value: Any) -> Any:
-    name, _, rest = path.partition(".")
-    if isinstance(tree, Mapping) or tree is None:
-        tree = tree or {}
-        return {**tree, name: _with_value_at(tree.get(name), rest, value) if rest else value}
-    return tree._replace(**{name: _with_value_at(getattr(tree, name), rest, value) if rest else value})
+    return replaced(batch, path.split("."))
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:

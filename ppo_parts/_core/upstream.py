@@ -1,8 +1,7 @@
-"""The parts before a sampler, and the estimates of the policy on which they run again with a `refresh`."""
+"""The records of a phase, and the checks of the parts before its sampler."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from .._base.trees import select
-from .chain import amend, check_states, fold
+from .chain import amend, check_states
 from .checks import check_axes
-from .metrics import split_metrics
 from .policy import evaluate_current, shifted_values
+from .sampling import Sampler
 from .types import Array, Batch, Context, Current, Evaluate, Params, Part
 
 
@@ -29,6 +28,37 @@ class Estimates(NamedTuple):
     value: Array | None
     next_value: Array | None
     log_ratio: Array
+
+    @staticmethod
+    def recorded(batch: Batch) -> Estimates:
+        """Return the estimates of the behavior policy, as recorded in the rollout."""
+        log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
+        return Estimates(batch.value, batch.next_value, log_ratio)
+
+    @staticmethod
+    def evaluated(evaluate: Evaluate, params: Params, batch: Batch) -> Estimates:
+        """Return the estimates of the policy with these parameters."""
+        current = evaluate_current(evaluate, params, batch)
+        return Estimates.of(batch, current.value, current.log_prob - batch.log_prob)
+
+    @staticmethod
+    def of(batch: Batch, value: Array | None, log_ratio: Array) -> Estimates:
+        """Make estimates in the dtypes of the rollout, with `next_value` computed from `value`."""
+        log_ratio = log_ratio.astype(batch.log_prob.dtype)
+        if value is None or batch.value is None:
+            return Estimates(batch.value, batch.next_value, log_ratio)
+        value = value.astype(batch.value.dtype)
+        following = None if batch.next_value is None else shifted_values(batch, value).astype(batch.next_value.dtype)
+        return Estimates(value, following, log_ratio)
+
+    def written_back(self, batch: Batch, sampler: Sampler, minibatch: Batch, indices: Any) -> Estimates:
+        """Return the estimates with those of a minibatch, whose `current` is the policy before its step."""
+        current: Current = minibatch.current
+        value, _, log_ratio = self
+        log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
+        if value is not None and current.value is not None:
+            value = sampler.put(value, indices, current.value, minibatch.shards)
+        return Estimates.of(batch, value, log_ratio)
 
 
 class PhaseState(NamedTuple):
@@ -50,81 +80,6 @@ class PhaseState(NamedTuple):
     after: tuple[Any, ...]
     stopped: Array
     estimates: Estimates | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Upstream:
-    """The parts before a phase's sampler, and the rollout on which they run.
-
-    Attributes:
-        shared: the parts that all phases share.
-        own: the parts of this phase.
-        evaluate: the policy network.
-        recorded: the rollout before any part has run; numbers in masked elements are finite.
-        prepared: the rollout after the shared parts.
-        policy_changed: whether the policy may differ from the one that acted when the phase begins.
-        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
-            finite.
-    """
-
-    shared: tuple[Part, ...]
-    own: tuple[Part, ...]
-    evaluate: Evaluate
-    recorded: Batch
-    prepared: Batch
-    policy_changed: bool
-    keep_finite: bool
-
-    def run(self, state: PhaseState, context: Context, estimates: Estimates | None = None) -> tuple[Batch, PhaseState]:
-        """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
-        if estimates is None:
-            parts, states, batch = self.own, state.before, split_metrics(self.prepared)[1]
-        else:
-            parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
-            batch = self.recorded.replace(**estimates._asdict())
-        context = context.replace(params=state.params)
-        batch, new = fold(parts, batch, states, context)
-        new, params, opt_state = settle(parts, batch, states, new, context, state.opt_state, self.keep_finite)
-        first_own = len(parts) - len(self.own)
-        shared = state.shared if estimates is None else new[:first_own]
-        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
-
-    def estimates(self, params: Params, epoch: Array | int) -> Estimates:
-        """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
-        if self.policy_changed:
-            return self.evaluated(params)
-        if isinstance(epoch, int):
-            return self.recorded_estimates()
-        return jax.lax.cond(epoch > 0, self.evaluated, lambda params: self.recorded_estimates(), params)
-
-    def recorded_estimates(self) -> Estimates:
-        """Return the estimates of the behavior policy, as recorded in the rollout."""
-        batch = self.recorded
-        log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
-        return Estimates(batch.value, batch.next_value, log_ratio)
-
-    def evaluated(self, params: Params) -> Estimates:
-        """Return the estimates of the policy with these parameters."""
-        current = evaluate_current(self.evaluate, params, self.recorded)
-        return self.with_next_value(current.value, current.log_prob - self.recorded.log_prob)
-
-    def with_next_value(self, value: Array | None, log_ratio: Array) -> Estimates:
-        """Make estimates in the dtypes of the rollout, with `next_value` computed from `value`."""
-        batch, log_ratio = self.recorded, log_ratio.astype(self.recorded.log_prob.dtype)
-        if value is None or batch.value is None:
-            return Estimates(batch.value, batch.next_value, log_ratio)
-        value = value.astype(batch.value.dtype)
-        following = None if batch.next_value is None else shifted_values(batch, value).astype(batch.next_value.dtype)
-        return Estimates(value, following, log_ratio)
-
-    def written_back(self, estimates: Estimates, sampler: Any, minibatch: Batch, indices: Any) -> Estimates:
-        """Return the estimates with those of the minibatch, whose `current` is the policy before its step."""
-        current: Current = minibatch.current
-        value, _, log_ratio = estimates
-        log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
-        if value is not None and current.value is not None:
-            value = sampler.put(value, indices, current.value, minibatch.shards)
-        return self.with_next_value(value, log_ratio)
 
 
 def settle(

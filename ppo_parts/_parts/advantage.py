@@ -18,9 +18,10 @@ from .._core.moments import Moments, merged
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
 from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
+from ..functional._arguments import KINDS
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element
-from .common import at_step, check_numbers, check_options, moments_of, numeric_part
+from .common import at_step, check_numbers, moments_of, numeric_part
 
 
 @checked
@@ -52,7 +53,8 @@ def gae(
         ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
     """
     numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
-    return _estimator(functional.gae, "advantage", numbers, mask_mode=mask_mode)
+    estimate = functools.partial(functional.gae, mask_mode=mask_mode)
+    return _estimator("gae", estimate, "advantage", numbers, skip=mask_mode == "skip")
 
 
 @checked
@@ -87,20 +89,24 @@ def vtrace(
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
     clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
     numbers = check_numbers("vtrace", gamma=gamma, gae_lambda=gae_lambda, pg_lambda=pg_lambda, **clips)
-    return _estimator(functional.vtrace, "policy_advantage" if policy_gradient else "error", numbers, off_policy=True)
+    advantage = "policy_advantage" if policy_gradient else "error"
+    return _estimator("vtrace", functional.vtrace, advantage, numbers, off_policy=True)
 
 
 def _estimator(
-    estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], *, off_policy: bool = False, **options: Any
-) -> Part:
-    """Make a part that writes a result of `estimate` as the advantage, and its target; `off_policy`: of log-ratios."""
-    where = estimate.__name__
+    where: str, estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], *, off_policy: bool = False,
+    skip: bool = False,
+) -> Part:  # fmt: skip
+    """Make a part that writes a result of `estimate` as the advantage, and its target.
+
+    With `off_policy`, it is an estimate from log-ratios; with `skip`, next values skip masked steps.
+    """
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        values = _latest_values(where, batch, skip=options.get("mask_mode") == "skip")
+        values = _latest_values(where, batch, skip=skip)
         ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
         ratio = (_latest_log_ratio(batch),) if off_policy else ()
-        of_stream = functools.partial(estimate, *ratio, **ends, **options, **at_step(numbers, batch, context))
+        of_stream = functools.partial(estimate, *ratio, **ends, **at_step(numbers, batch, context))
         out = each_stream(of_stream, batch.terminated, *values)(*values)
         return _write(batch, getattr(out, advantage), out.target), state
 
@@ -130,8 +136,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
     """
     where = "advantage_normalize"
-    check_options(where, ddof=ddof, axis=axis)
-    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    KINDS["ddof"].check(where, "ddof", ddof)
+    axes = KINDS["axis"].check(where, "axis", axis) or ()
 
     def update(batch: Batch, context: Context, eps: Any) -> Batch:
         element = batch.advantage if batch.log_prob is None else batch.log_prob

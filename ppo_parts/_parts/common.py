@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ import numpy as np
 
 from .._base.hyperparameters import Numeric, check_number
 from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Declared, Part, number_at, stateless
+from .._core.types import Array, Batch, Context, Part, number_at, stateless
 from ..functional import masked_mean
-from ..functional._arguments import KINDS
 from ..functional._common import masked_sum
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
@@ -28,18 +27,12 @@ PER_ELEMENT = (
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
-    return {
-        name: None
-        if value is None and name in OPTIONAL
-        else check_number(where, name, value, field=name in PER_ELEMENT)
-        for name, value in given.items()
-    }
 
+    def checked(name: str, value: Any) -> Any:
+        absent = value is None and name in OPTIONAL
+        return None if absent else check_number(where, name, value, field=name in PER_ELEMENT)
 
-def check_options(where: str, **given: Any) -> None:
-    """Raise unless options are what the functions of `functional` take under the same names."""
-    for name, value in given.items():
-        KINDS[name].check(where, name, value)
+    return {name: checked(name, value) for name, value in given.items()}
 
 
 def at_step(numbers: Mapping[str, Any], batch: Batch, context: Context) -> dict[str, Any]:
@@ -52,10 +45,11 @@ def is_zero(value: Any) -> bool:
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
-def numeric_part(
-    where: str, update: Callable[..., Batch], hyperparameters: Mapping[str, Any], **declared: Unpack[Declared]
-) -> Part:
-    """Make a part of `update(batch, context, **values)`, which receives the hyperparameters in this update."""
+def numeric_part(where: str, update: Callable[..., Batch], hyperparameters: Mapping[str, Any], **declared: Any) -> Part:
+    """Make a part of `update(batch, context, **values)`, which receives the hyperparameters in this update.
+
+    `declared` are the arguments of `stateless`.
+    """
     numbers = check_numbers(where, **hyperparameters)
 
     def update_now(batch: Batch, context: Context) -> Batch:
@@ -71,7 +65,7 @@ def loss_part(
     numbers: Mapping[str, Any] | None = None,
     *,
     coef: Numeric = 1.0,
-    **declared: Unpack[Declared],
+    **declared: Any,
 ) -> Part:
     """Make a part that adds `coef` times `loss(batch, context, **numbers)`, a loss per element, as the loss `name`.
 
@@ -87,8 +81,8 @@ def loss_part(
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
-    of_loss: Declared = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
-    declared = of_loss | declared | {"reads": (*(declared["reads"] or ()), "mask")}
+    of_loss: dict[str, Any] = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
+    declared = of_loss | declared | {"reads": (*declared["reads"], "mask")}
     return stateless(update, name=where, numbers=(*numbers.values(), *weight.values()), **declared)
 
 

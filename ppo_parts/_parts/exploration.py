@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count, check_number
-from .._core.moments import Moments, appended_if_any
+from .._core.moments import Moments
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
 from ..functional._common import boolean_mask, check_same_shape, zero_masked
@@ -98,7 +98,7 @@ def rnd_reward(
             return total, total
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
-        moments = appended_if_any(state.moments, moments_of(sums, keep))
+        moments = state.moments.appended(moments_of(sums, keep))
         reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
         written = {"reward": reward, "terminated": jnp.zeros_like(reward), "target": embedding.astype(reward.dtype)}
         batch = batch.add_extras(**{f"rnd_{entry}": x for entry, x in written.items()})

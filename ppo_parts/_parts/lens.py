@@ -198,18 +198,20 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         numbers[path] = tuple(checked_number(path, x) for x in c) if several else checked_number(path, c)
 
     def weighted(path: str, batch: Batch, step: Any) -> Array:
-        x, c, shape = field_at(batch, path), numbers[path], jnp.shape(batch.log_prob)
-        streams = x.shape[len(shape) :]
-        if isinstance(c, tuple) and streams == (len(c),):
-            return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
-        if not isinstance(c, tuple):
+        x, c, rank = field_at(batch, path), numbers[path], jnp.ndim(batch.log_prob)
+        streams = x.shape[rank:]
+        if isinstance(c, tuple):
+            got = f"{len(c)} coefficients"
+            if streams == (len(c),):
+                return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
+        else:
             number = number_at(c, batch, step)
             sizes = jnp.shape(number)
+            got = f"a coefficient of shape {sizes}"
             # A field has size 1 along axes, such as that of agents, whose elements share its numbers.
             like_x = len(sizes) == x.ndim and all(a in (1, b) for a, b in zip(sizes, x.shape, strict=True))
-            if (like_x and sizes[len(shape) :] == streams) or not (sizes or streams):
+            if (like_x and sizes[rank:] == streams) or not (sizes or streams):
                 return jnp.sum(number * x, axis=-1) if streams else number * x
-        got = f"{len(c)} coefficients" if isinstance(c, tuple) else f"a coefficient of shape {sizes}"
         raise ShapeError(
             f"{where}: {path} has shape {x.shape} and {got}: give a number or a field with one number per element, and "
             "for K streams along the last axis a tuple of K, or a field with K numbers per element"

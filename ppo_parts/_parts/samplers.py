@@ -16,7 +16,7 @@ from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
 from ..functional._arguments import FROM_0
-from ..functional._common import accumulator_dtype, check_same_shape, range_error
+from ..functional._common import accumulator_dtype, check_range, check_same_shape
 from .common import at_step, check_numbers, is_zero
 
 
@@ -149,8 +149,7 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
     if weights is not None:
         if np.shape(weights) != table.shape:
             raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
-        if (error := range_error(weights, FROM_0)) is not None:
-            raise UserValueError(f"{where}: weights {error}")
+        check_range(where, "weights", weights, FROM_0)
     return table.reshape((-1, *table.shape[-2:]))
 
 

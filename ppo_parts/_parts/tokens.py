@@ -13,10 +13,10 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Batch, Context, Part, field_at
 from ..functional import masked_mean
-from ..functional._arguments import CorrectionMode, check_order, is_whole
+from ..functional._arguments import KINDS, CorrectionMode, check_order, is_whole
 from ..functional._common import boolean_mask
 from ..functional._groups import check_aggregate, per_sequence
-from .common import check_numbers, check_options, is_zero, numeric_part
+from .common import is_zero, numeric_part
 
 
 @checked
@@ -111,7 +111,7 @@ def group_advantage(
     if not isinstance(group, str) and not is_whole(group):
         raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
     size = None if isinstance(group, str) else check_count(where, "group", group)
-    check_options(where, ddof=ddof)
+    KINDS["ddof"].check(where, "ddof", ddof)
 
     def check_group(size: int) -> None:
         if size == 1 and (scale == "group" or baseline not in ("none", "given")):
@@ -233,9 +233,6 @@ def importance_correction(
         >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
     """
     where = "importance_correction"
-    numbers = check_numbers(where, high=high, low=low)
-    if not any(map(callable, numbers.values())):
-        check_order(where, numbers, "low", "high")
 
     def update(batch: Batch, context: Context, low: Any, high: Any) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
@@ -249,7 +246,10 @@ def importance_correction(
         advantage = jnp.where(boolean_mask(batch.mask, batch.advantage), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    return numeric_part(
-        where, update, numbers, requires=("advantage", f"extras.{reference}"), provides=("advantage",),
-        reads=("log_prob", "mask"), needs_time=level == "sequence",
+    part = numeric_part(
+        where, update, {"low": low, "high": high}, requires=("advantage", f"extras.{reference}"),
+        provides=("advantage",), reads=("log_prob", "mask"), needs_time=level == "sequence",
     )  # fmt: skip
+    if not (callable(low) or callable(high)):
+        check_order(where, {"low": low, "high": high}, "low", "high")
+    return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import jax
 
 from .._base.command_line import positive, seed
 from .._base.errors import UserValueError
+from ..envs import host_errors
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
 from ..training._processes import printed_messages
 from ..training._program import keep_compiled_programs
 from ..training._stored import import_recipe
+from ..training._train import vmap_over_seeds
 
 
 def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
@@ -55,6 +58,13 @@ def load_run(given: argparse.Namespace) -> LoadedRun:
 def report(what: str) -> None:
     """Say on stderr what a command does that takes seconds; its results are on stdout."""
     print(what, file=sys.stderr, flush=True)
+
+
+def of_each_seed(run: LoadedRun, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Compute `function(*arguments, state)` for each seed of a run, as NumPy arrays."""
+    over_seeds = vmap_over_seeds(function, run.state.key.size)
+    with host_errors():
+        return jax.device_get(jax.jit(over_seeds)(*arguments, run.state))
 
 
 def state_of_seed(run: LoadedRun, index: int) -> Any:

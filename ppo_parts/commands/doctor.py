@@ -20,18 +20,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
-from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
 from ..training._diagnose import Evidence
 from ..training._files import RunNotFoundError, check_writable, write_whole
 from ..training._stored import stored_run
-from ..training._train import vmap_over_seeds
-from ._shared import load_run, report, run_parser
+from ._shared import load_run, of_each_seed, report, run_parser
 
 NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "episode_return": ("rollout/ep_rew_mean", "charts/episodic_return", "Train/mean_reward"),
@@ -101,11 +98,7 @@ def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-    measure = vmap_over_seeds(
-        lambda state: probe(run.train, run.train.continued(state).acting, run.config), run.state.key.size
-    )
-    with host_errors():
-        return {name: np.asarray(x) for name, x in jax.device_get(jax.jit(measure)(run.state)).items()}
+    return of_each_seed(run, lambda state: probe(run.train, run.train.continued(state).acting, run.config))
 
 
 def describe(findings: Sequence[Finding], measured: bool = True) -> str:

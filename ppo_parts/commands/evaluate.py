@@ -13,14 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
 from ..training._evaluate import metrics_of
 from ..training._files import check_writable, write_json
 from ..training._result import evaluation_of
 from ..training._statistics import with_interval
-from ..training._train import vmap_over_seeds
-from ._shared import add_episodes, load_run, report, run_parser
+from ._shared import add_episodes, load_run, of_each_seed, report, run_parser
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
@@ -30,10 +28,8 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
     """
     seeds = run.state.key.size
     keys = jax.random.split(jax.random.key(seed), seeds)
-
-    play = vmap_over_seeds(functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode), seeds)
-    with host_errors():
-        played = jax.device_get(jax.jit(play)(keys if seeds > 1 else keys[0], run.state))
+    play = functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode)
+    played = of_each_seed(run, play, keys if seeds > 1 else keys[0])
     return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)
 
 

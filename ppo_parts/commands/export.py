@@ -152,9 +152,8 @@ def _named(name: str, tree: Any) -> dict[str, Any]:
 
 def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
     """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
-    if type(distribution) is not Joint:
-        return [("", distribution)]
-    found = jax.tree_util.tree_leaves_with_path(distribution.parts, is_leaf=lambda x: hasattr(x, "log_prob"))
+    parts = distribution.parts if type(distribution) is Joint else distribution
+    found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=lambda x: hasattr(x, "log_prob"))
     return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.policy import initial_carry_of
 from ..envs import host_errors
 from ..envs._rendering import rendering
+from ..envs._rollout import RolloutState
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._evaluate import play_step
 from ..training._files import check_writable, replacing
@@ -40,21 +39,13 @@ def frames_of(
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
         raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
-    initial_carry = initial_carry_of(train.policy)
-
-    @jax.jit
-    def reset(key: jax.Array) -> Any:
-        return *env.reset(key, 1), None if initial_carry is None else initial_carry(1)
-
+    begin = jax.jit(lambda key: RolloutState.begin(env, train.policy, 1, *env.reset(key, 1)))
     play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
-    agents = () if env.num_agents is None else (env.num_agents,)
     for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
-        env_state, obs, memory = reset(jax.random.fold_in(key, max_steps))
+        now = begin(jax.random.fold_in(key, max_steps))
         for steps in range(max_steps):
-            yield np.asarray(env.render(env_state))
-            begins = jnp.full((1, *agents), steps == 0)
-            env_state, out, memory = play(jax.random.fold_in(key, steps), env_state, obs, memory, begins)
-            obs = out.obs
+            yield np.asarray(env.render(now.env_state))
+            now, out = play(jax.random.fold_in(key, steps), now)
             if ended := bool(out.episode_ends()[0][0]):
                 break
         gained = float(np.mean(out.episode_return))

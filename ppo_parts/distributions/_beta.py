@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import ShapeError
-from ..functional._common import accumulator_dtype, check_arrays, check_floating
-from ._distribution import VectorDistribution, check_box, fit_to_shape, same_box, widened
+from ..functional._common import check_arrays
+from ._distribution import VectorDistribution, check_vector, checked_box, fit_to_shape, same_box, widened
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 Array = jax.Array
@@ -45,18 +44,11 @@ class Beta(VectorDistribution):
     """
 
     def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
-        check_floating("Beta", alpha=alpha)
+        check_vector("Beta", "alpha", alpha)
         check_arrays("Beta", beta=beta, low=low, high=high)
-        if not jnp.ndim(alpha):
-            raise ShapeError("Beta: alpha is a single number; its last axis must be that of the action, [..., D]")
-        dtype = jnp.result_type(alpha, beta)
-        check_box("Beta", low, high, dtype)
-        self.alpha = jnp.asarray(alpha, dtype)
-        wide = accumulator_dtype(self.alpha)
-        self.beta, self.low, self.high = (
-            fit_to_shape("Beta", name, jnp.asarray(x, of), self.alpha, "alpha")
-            for name, x, of in (("beta", beta, dtype), ("low", low, wide), ("high", high, wide))
-        )
+        self.alpha = jnp.asarray(alpha, jnp.result_type(alpha, beta))
+        self.beta = fit_to_shape("Beta", "beta", jnp.asarray(beta, self.alpha.dtype), self.alpha, "alpha")
+        self.low, self.high = checked_box("Beta", low, high, self.alpha, "alpha")
 
     def mode(self) -> Array:
         r"""The maximum, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, if both exceed 1; else the mean."""

@@ -13,18 +13,18 @@ import numpy as np
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
-from ..functional._common import accumulator_dtype, check_arrays
+from ..functional._common import accumulator_dtype, check_arrays, check_floating
 
 Array = jax.Array
 
-_CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "log_prob": ("log_prob", ("value",), ()),
-    "sample": ("sample", (), ("seed",)),
-    "entropy": ("entropy", (), ()),
-    "mode": ("mode", (), ()),
-    "kl_divergence": ("kl_divergence", ("other",), ()),
+_TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "log_prob": (("value",), ()),
+    "sample": ((), ("seed",)),
+    "entropy": ((), ()),
+    "mode": ((), ()),
+    "kl_divergence": (("other",), ()),
 }
-"""For each need: the method, its positional arguments and its keywords."""
+"""The positional arguments and the keywords of each method."""
 
 
 class Distribution(Protocol):
@@ -67,8 +67,8 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
     """
     array = isinstance(distribution, jax.Array)
     kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
-    for need in needs:
-        method, positional, keywords = _CALLS[need]
+    for method in needs:
+        positional, keywords = _TAKES[method]
         call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
         if not callable(getattr(distribution, method, None)):
             raise UserTypeError(
@@ -193,15 +193,27 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
     return jnp.broadcast_to(x, like.shape)
 
 
-def check_box(where: str, low: Any, high: Any, dtype: Any) -> None:
-    """Raise unless a box is finite, not empty, and wide enough for actions of a dtype; traced bounds pass."""
-    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
-        return
-    least, most = np.asarray(low, float), np.asarray(high, float)
-    if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
-        raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
-    if np.any(4 * float(jnp.finfo(dtype).eps) * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
-        raise UserValueError(f"{where}: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+def check_vector(where: str, name: str, x: Any) -> None:
+    """Raise unless a parameter is floating and has the axis of the action, [..., D]."""
+    check_floating(where, **{name: x})
+    if not jnp.ndim(x):
+        raise ShapeError(f"{where}: {name} is a single number; its last axis must be that of the action, [..., D]")
+
+
+def checked_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[Array, Array]:
+    """Return the bounds of a box in the shape of the parameter `like`, and in the dtype to compute in.
+
+    Unless a bound is traced, raise if the box is infinite, empty, or too narrow for actions of the dtype of `like`.
+    """
+    if not any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+        least, most = np.asarray(low, float), np.asarray(high, float)
+        if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
+            raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
+        eps = float(jnp.finfo(like.dtype).eps)
+        if np.any(4 * eps * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+            raise UserValueError(f"{where}: {like.dtype} cannot resolve the box low={low}, high={high}: use float32")
+    wide = [jnp.asarray(x, accumulator_dtype(like)) for x in (low, high)]
+    return fit_to_shape(where, "low", wide[0], like, name), fit_to_shape(where, "high", wide[1], like, name)
 
 
 def same_box(where: str, ours: dict[str, Array], theirs: dict[str, Array]) -> Array:

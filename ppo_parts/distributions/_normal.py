@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import ShapeError, UserValueError
 from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
-from ._distribution import VectorDistribution, fit_to_shape, widened
+from ._distribution import VectorDistribution, check_vector, fit_to_shape, widened
 
 Array = jax.Array
 
@@ -34,10 +34,8 @@ class Normal(VectorDistribution):
     """
 
     def __init__(self, loc: Array, scale: Any) -> None:
-        check_floating("Normal", loc=loc)
+        check_vector("Normal", "loc", loc)
         check_arrays("Normal", scale=scale)
-        if not jnp.ndim(loc):
-            raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
         self.scale = fit_to_shape("Normal", "scale", jnp.asarray(scale, dtype), self.loc, "loc")

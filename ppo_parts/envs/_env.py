@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.types import Part
 
 Array = jax.Array
@@ -58,13 +58,9 @@ class Transition(NamedTuple):
 
         `obs` is the observation of the previous step, and `each` is `(N,)`, or `(N, A)` with several agents.
         """
-        for name in ("obs", "final_obs"):
-            if (given := describe(getattr(self, name))) != describe(obs):
-                remedy = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
-                raise UserTypeError(
-                    f"Transition: {name} must be like the observation before, {describe(obs)}, got {given}"
-                    + remedy * (name == "final_obs")
-                )
+        is_final = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
+        for name, remedy in (("obs", ""), ("final_obs", is_final)):
+            check_like(f"Transition: {name} must be like the observation before", getattr(self, name), obs, remedy)
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
@@ -111,6 +107,12 @@ def describe(tree: Any) -> str:
 
     described = jax.tree.map(words, tree)
     return described if isinstance(described, str) else repr(described)
+
+
+def check_like(says: str, tree: Any, like: Any, remedy: str = "", error: type[UserError] = UserTypeError) -> None:
+    """Raise unless two trees have the same structure, shapes and dtypes."""
+    if (given := describe(tree)) != (expected := describe(like)):
+        raise error(f"{says}, {expected}, got {given}{remedy}")
 
 
 class Observation(NamedTuple):
@@ -170,6 +172,11 @@ class Env(NamedTuple):
     render: Callable[[Any], Any] | None = None
     privileged_space: Any = None
     zero_sum: bool = False
+
+
+def axes_of(env: Env, num_envs: int) -> tuple[int, ...]:
+    """Return the leading axes of rewards and actions: `(N,)`, or `(N, A)` with several agents."""
+    return (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
 
 
 def check_env(where: str, env: Any) -> None:

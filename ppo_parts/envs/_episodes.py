@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.batching import cond_any
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import ShapeError, UserTypeError
-from .._base.hyperparameters import check_count, check_takes
+from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
 from ..functional._common import unsqueezed
-from ._env import Array, Env, Transition, describe
+from ._env import Array, Env, Transition, check_like
 from ._rendering import as_frame
 
 
@@ -89,8 +89,8 @@ def auto_reset(
     observation_space: Any,
     action_space: Any,
     *,
-    time_limit: int | None = None,
-    reset_ratio: int = 1,
+    time_limit: Count | None = None,
+    reset_ratio: Count = 1,
     render: Callable[[Any], Any] | None = None,
     privileged_space: Any = None,
     zero_sum: bool = False,
@@ -135,9 +135,6 @@ def auto_reset(
     """
     check_takes("auto_reset", "reset", reset, ("key",) if shared is None else ("key", "shared"))
     check_takes("auto_reset", "step", step, ("key", "state", "action"))
-    check_count("auto_reset", "reset_ratio", reset_ratio)
-    if time_limit is not None:
-        check_count("auto_reset", "time_limit", time_limit)
     if render is not None:
         check_takes("auto_reset", "render", render, ("state",))
     initial_shared = jax.tree.map(jnp.asarray, shared)
@@ -157,17 +154,12 @@ def auto_reset(
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)
-        for name, x, y in zip(("a state", "an observation"), map(describe, fresh), map(describe, old), strict=True):
-            if x != y:
-                raise UserTypeError(f"auto_reset: step must return {name} like that of reset, {x}, got {y}")
+        for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
+            check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset)
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
-        if describe(state.shared) != describe(initial_shared):
-            raise UserTypeError(
-                f"auto_reset: shared must stay like the one that auto_reset was given, {describe(initial_shared)}, got "
-                f"{describe(state.shared)}"
-            )
+        check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
         _check_step(out, state.episode_length.shape)

@@ -19,7 +19,7 @@ from .._base.extras import require_package
 from ..functional._arguments import check_as
 from ._env import Env, check_known
 from ._host import from_gymnasium
-from ._rendering import render_settings
+from ._rendering import renders
 from ._spaces import leaf_spaces, map_space
 
 Vectorization = Literal["sync", "async"]
@@ -57,7 +57,7 @@ def make_gym(
         raise UserValueError(
             f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
         )
-    kwargs = {**render_settings(), **kwargs}
+    kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
 
     def make_one() -> Any:

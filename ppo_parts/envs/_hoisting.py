@@ -68,7 +68,7 @@ _Operation = tuple[int, Jaxpr, list[_Value], list[_Value]]
 def _sort(closed: Any, inputs: list[_Value], operations: list[_Operation]) -> list[_Value]:
     """Append the operations of a jaxpr to the list, and return its results.
 
-    A jitted function of which some operations run before the loop, and others inside, is taken apart.
+    Of a jitted function that needs both the carry and `xs`, the operations are sorted one by one; others stay whole.
     """
     values = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     values |= {x: _Value(FIXED, constant) for x, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True)}

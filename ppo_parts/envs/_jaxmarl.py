@@ -150,7 +150,8 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
         for space in spaces:
-            (is_discrete(space) and not is_tree(space)) or array_shape("actions", space)
+            if is_tree(space) or not is_discrete(space):
+                array_shape("actions", space)  # raises if there is none
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         raise UserValueError(

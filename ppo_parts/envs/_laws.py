@@ -14,7 +14,7 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._callback import host_errors
-from ._env import SEATS, Array, Env, Observation, Transition, as_observation, check_env, check_items, describe
+from ._env import SEATS, Array, Env, Transition, as_observation, axes_of, check_env, check_items, check_like, describe
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
 
@@ -34,7 +34,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
-    each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
+    each = axes_of(env, check_count("check", "num_envs", num_envs))
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
     state, obs = check_items("check", "reset", returned, "(state, obs)")
@@ -49,18 +49,12 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
             f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
             "the first player, and -1 for the second"
         )
-    if describe(after) != describe(state):
-        raise ShapeError(
-            "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "
-            f"returns {describe(state)}, step {describe(after)}"
-        )
+    kept = "check: for loops, step must keep the structure, shapes and dtypes of the state that reset returns"
+    check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
-    evaluated = describe(jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key))
-    if evaluated != describe(obs):
-        raise ShapeError(
-            f"check: observations in the environment of evaluation(state) must be like the others, {describe(obs)}, "
-            f"got {evaluated}"
-        )
+    evaluated = jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key)
+    alike = "check: observations in the environment of evaluation(state) must be like the others"
+    check_like(alike, evaluated, obs, error=ShapeError)
 
 
 def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
@@ -84,24 +78,20 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 
 
 def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
-    """Raise unless there is a mask for the options of each discrete action, or None."""
+    """Raise unless each mask, of which some may be left out, is at the place of a discrete action and has its shape."""
 
     def mask(space: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    def fits(space: Any, given: Any) -> bool:
-        return given is None or describe(given) == describe(mask(space))
+    def by_place(tree: Any) -> dict[Any, str]:
+        return {place: describe(x) for place, x in jax.tree_util.tree_leaves_with_path(tree)}
 
-    try:
-        known = map_space(lambda space, given: given, space, available)
-        fit = all(jax.tree.leaves(map_space(fits, space, available)))
-    except (TypeError, IndexError):  # an array or a shorter tuple, where the space is a tree
-        known, fit = None, False
-    if not fit or len(jax.tree.leaves(known)) != len(jax.tree.leaves(available)):
+    valid = map_space(mask, space)
+    if not by_place(available).items() <= by_place(valid).items():
         raise ShapeError(
-            f"check: obs.available must be {describe(map_space(mask, space))}, True for each option of {space} that is "
-            f"available, got {describe(available)}"
+            f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available, got "
+            f"{describe(available)}"
         )
 
 
@@ -178,14 +168,16 @@ def integers(played: Played) -> str | None:
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
-    if not isinstance(played.first, Observation) or played.first.available is None:
+    if as_observation(played.first).available is None:
         return None
-    each = zip(*map(jax.tree.leaves, (played.first.available, played.out.obs.available)), strict=True)
-    places = (_place(~np.concatenate([first[None], after]).any(axis=-1)) for first, after in each)
-    return (place := next(filter(None, places), None)) and (
-        f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs is what "
-        "it acts on next; where an episode ended it is the first observation of the next)"
-    )
+    seen = played.first.available, played.out.obs.available
+    for first, after in zip(*map(jax.tree.leaves, seen), strict=True):
+        if place := _place(~np.concatenate([first[None], after]).any(axis=-1)):
+            return (
+                f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs "
+                "is what it acts on next; where an episode ended it is the first observation of the next)"
+            )
+    return None
 
 
 def flags(played: Played) -> str | None:
@@ -373,10 +365,9 @@ def random_action(env: Env) -> Act:
     space = env.action_space
 
     def act(key: Array, obs: Any) -> Any:
-        agents = () if env.num_agents is None else (env.num_agents,)
-        each = (jax.tree.leaves(obs)[0].shape[0], *agents)
+        each = axes_of(env, len(jax.tree.leaves(obs)[0]))
         keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
-        available = obs.available if isinstance(obs, Observation) else None
+        available = as_observation(obs).available
         return map_space(lambda space, available: of_one(next(keys), space, available, each), space, available)
 
     def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:

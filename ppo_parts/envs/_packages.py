@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
@@ -153,7 +152,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     shape = choices if mask is None else mask.shape
     if first.reward.shape or not choices or shape not in (choices, (len(choices), *set(choices))):
         raise UserValueError(f"{name} has several agents, or actions {env.action_spec}: write an adapter for it")
-    combined = shape == choices
+    combined = shape == choices  # one mask for all combinations; otherwise one for each choice
 
     def entries(x: Any) -> Any:
         names = getattr(x, "_fields", getattr(x, "__dataclass_fields__", None))
@@ -202,7 +201,7 @@ def from_brax(
     reset_ratio: int = 1,
     obs_key: str = "state",
     critic_obs_key: str | None = None,
-    action_repeat: int = 1,
+    action_repeat: Count = 1,
 ) -> Env:
     """Wrap an environment whose `reset(key)` and `step(state, action)` return a state with obs, reward and done.
 
@@ -215,7 +214,6 @@ def from_brax(
     """
     names = ("reset", "step", "action_size")
     check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
-    check_count("from_brax", "action_repeat", action_repeat)
 
     def entry(obs: Any, argument: str, key: str) -> Array:
         if isinstance(obs, Mapping) and key in obs:

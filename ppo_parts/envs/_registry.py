@@ -70,7 +70,7 @@ def make(env_id: str, **settings: Any) -> Env:
         2
     """
     env_id, settings = split_settings(env_id, settings)
-    prefix, name = split_id(env_id)
+    prefix, name = env_id.split(":", 1) if ":" in env_id else ("gymnax", env_id)
     make_env = _registered.get(prefix) or _adapter(env_id, prefix)
     try:
         env = make_env(name, **settings)
@@ -145,12 +145,6 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
 def prefixes() -> tuple[str, ...]:
     """Return the prefixes that `make` knows."""
     return (*SOURCES, *_registered)
-
-
-def split_id(env_id: str) -> tuple[str, str]:
-    """Split "prefix:name"; a name without a prefix belongs to gymnax."""
-    prefix, colon, name = env_id.partition(":")
-    return (prefix, name) if colon else ("gymnax", env_id)
 
 
 def without_settings(env_id: str) -> str:

@@ -16,23 +16,18 @@ from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ._env import exactly
 
-_mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode", default=None)
+renders: contextvars.ContextVar[bool] = contextvars.ContextVar("renders", default=False)
+"""Whether the Gymnasium environments that are made now can render."""
 
 
 @contextlib.contextmanager
 def rendering() -> Iterator[None]:
     """In this context, make Gymnasium environments that can render, which they must know when they are made."""
-    token = _mode.set("rgb_array")
+    token = renders.set(True)
     try:
         yield
     finally:
-        _mode.reset(token)
-
-
-def render_settings() -> dict[str, str]:
-    """Return the settings of `gymnasium.make` for an environment that is made now."""
-    mode = _mode.get()
-    return {} if mode is None else {"render_mode": mode}
+        renders.reset(token)
 
 
 @contextlib.contextmanager

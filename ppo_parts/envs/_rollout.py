@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.batching import cond_any
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
 from .._core.moments import Moments, divided_moments, merged_moments
@@ -30,7 +29,7 @@ from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import unsqueezed
-from ._env import check_env, describe
+from ._env import Env, Transition, axes_of, check_env, describe
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces
@@ -43,6 +42,21 @@ class RolloutState(NamedTuple):
     obs: Any
     carry: Any = None  # the state of a recurrent policy, `[N, ...]`
     reset: Any = None  # True where it is zeroed before the next step
+
+    @classmethod
+    def begin(cls, env: Env, policy: Evaluate, num_envs: int, env_state: Any, obs: Any) -> RolloutState:
+        """Make the state after a reset of the environments."""
+        state, initial_carry = cls(env_state, obs), initial_carry_of(policy)
+        if initial_carry is not None:
+            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(axes_of(env, num_envs), bool))
+        return without_weak_types(state)
+
+    def after(self, env_state: Any, out: Transition, carry: Any) -> RolloutState:
+        """Make the state after a step."""
+        reset, (ended, _) = self.reset, out.episode_ends()
+        if reset is not None:
+            reset = jnp.broadcast_to(unsqueezed(ended, reset.ndim), reset.shape)
+        return without_weak_types(RolloutState(env_state, out.obs, carry, reset))
 
 
 class Rollout(NamedTuple):
@@ -71,14 +85,14 @@ def rollout(
     env: Any,
     policy: Evaluate,
     *,
-    num_envs: int,
-    num_steps: int,
+    num_envs: Count,
+    num_steps: Count,
     value_each_step: bool = False,
     record: tuple[str, ...] = (),
     keep_next_obs: bool = False,
     keep_distribution: bool = False,
     keep_info: tuple[str, ...] = (),
-    noise_steps: int = 1,
+    noise_steps: Count = 1,
     shards: int = 1,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
@@ -128,29 +142,20 @@ def rollout(
         >>> batch.obs.shape, batch.next_value.shape
         ((8, 2, 4), (8, 2))
     """
-    check_count("rollout", "num_envs", num_envs)
-    check_count("rollout", "num_steps", num_steps)
-    check_count("rollout", "noise_steps", noise_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
     check_names(record, keep_info)
     check_env("rollout", env)
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     initial_carry = initial_carry_of(policy)
-    each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)  # (N,), or (N, A)
-
-    def begin(env_state: Any, obs: Any) -> RolloutState:
-        state = RolloutState(env_state, obs)
-        if initial_carry is not None:
-            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(each, bool))
-        return without_weak_types(state)
+    each = axes_of(env, num_envs)
 
     def init(key: Array) -> RolloutState:
         check_key("rollout.init", "key", key)
-        return begin(*env.reset(key, num_envs))
+        return RolloutState.begin(env, policy, num_envs, *env.reset(key, num_envs))
 
     def restart(key: Array, state: RolloutState) -> RolloutState:
-        return begin(*env.restart(key, state.env_state))
+        return RolloutState.begin(env, policy, num_envs, *env.restart(key, state.env_state))
 
     def sharding(mesh: jax.sharding.Mesh) -> RolloutState:
         of_axis = axis_sharding("Rollout.sharding", mesh, shards)
@@ -158,7 +163,7 @@ def rollout(
 
     def estimates(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
-        check_entries("record", record, output.aux)
+        check_entries("record", record, output.aux, "the policy's aux", "Output(..., aux={'NAME': ...})")
         value = {} if output.value is None else {"value": output.value}
         return value | {name: output.aux[name] for name in record}
 
@@ -171,7 +176,7 @@ def rollout(
     def estimates_if_any(wanted: Array, params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
         """Compute the estimates if any is wanted, and otherwise return zeros."""
         shapes = jax.eval_shape(estimates_after, params, followed)
-        zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        zeros = lambda *_: jax.tree.map(jnp.zeros_like, shapes)  # noqa: E731
         return cond_any(wanted, estimates_after, zeros, params, followed)
 
     def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
@@ -186,7 +191,8 @@ def rollout(
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)
         out.check(state.obs, each)
-        check_entries("keep_info", keep_info, out.info)
+        returned = "Transition(..., info={'NAME': ...}) in each step"
+        check_entries("keep_info", keep_info, out.info, "the environment's info", returned)
         carry = carry_after(policy, output, action)
         final: Any = (out.final_obs, carry, own_keys)
         if shards == 1:
@@ -199,11 +205,10 @@ def rollout(
             fields["behavior"] = output.distribution
         recorded = Batch(obs=state.obs, action=action, log_prob=log_prob, reset=state.reset, **fields)
         at_once = initial_carry is not None or value_each_step or bool(record)
-        ended, _ = out.episode_ends()
-        episodes = ended, {"return": out.episode_return, "length": out.episode_length, **out.info}
-        begins = None if initial_carry is None else jnp.broadcast_to(unsqueezed(ended, len(each)), each)
-        state = without_weak_types(RolloutState(env_state, out.obs, carry, begins))
-        return state, (recorded, estimates(output) if at_once else None, final, episodes)
+        measured = {"return": out.episode_return, "length": out.episode_length, **out.info}
+        episodes = out.episode_ends()[0], measured
+        values = estimates(output) if at_once else None
+        return state.after(env_state, out, carry), (recorded, values, final, episodes)
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         check_key("rollout.collect", "key", key)
@@ -289,19 +294,14 @@ def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
         taken |= {*names}
 
 
-def check_entries(argument: str, names: tuple[str, ...], entries: Any) -> None:
-    """Raise unless there are entries with the names of an argument of `rollout`."""
-    owner, remedy = {
-        "record": ("the policy's aux", "return Output(..., aux={{{!r}: ...}})"),
-        "keep_info": ("the environment's info", "return it in each step, info={{{!r}: ...}}"),
-    }[argument]
+def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: str, returned: str) -> None:
+    """Raise unless an owner has entries with the names of an argument of `rollout`; `returned` is how to add NAME."""
     is_dict = isinstance(entries, Mapping)
     for name in names:
         if not is_dict or name not in entries:
             has = f"has the entries {sorted(entries)}" if is_dict else f"is {kind(entries)}"
-            raise UserValueError(
-                f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
-            )
+            remedy = f"return {returned.replace('NAME', name)}"
+            raise UserValueError(f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy}")
 
 
 def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> None:
@@ -352,10 +352,9 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
                 f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
             )
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
-        leaves = jax.tree.leaves(action)
-        for part, leaf, its in zip(
-            parts if len(parts) == len(leaves) else leaves, leaves, leaf_spaces(space), strict=True
-        ):
+        leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
+        parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # one that is not a `Joint`
+        for part, leaf, its in zip(parts, leaves, spaces, strict=True):
             check_action(part, leaf, its, each)
         return
     shape, options = getattr(space, "shape", None), count_options(space)

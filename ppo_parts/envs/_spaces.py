@@ -14,7 +14,7 @@ import numpy as np
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from ..functional._arguments import ANY
-from ..functional._common import known_values, range_error
+from ..functional._common import check_range, known_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,7 @@ class Box:
             )
         object.__setattr__(self, "shape", tuple(check_count("Box", "shape", length, 0) for length in self.shape))
         for name, bound in (("low", self.low), ("high", self.high)):
-            if (error := range_error(bound, ANY)) is not None:
-                raise UserTypeError(f"Box: {name} {error}")
+            check_range("Box", name, bound, ANY)
             if len(np.shape(bound)) > len(self.shape) or any(
                 n not in (1, length) for n, length in zip(np.shape(bound)[::-1], self.shape[::-1], strict=False)
             ):

@@ -55,7 +55,7 @@ class GymnasiumVector:
         """Start new episodes in all environments; return their observations and action masks."""
         self.count, self.latest, self.failed = 0, None, False
         obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), "(obs, info)", GYMNASIUM)
-        return self._checked_obs("reset", obs), self._available("reset", info)
+        return self._cast("the obs of reset", obs, self.num_envs), self._available("reset", info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
         """Step all environments once; the actions are the leaves of a tree.
@@ -67,7 +67,7 @@ class GymnasiumVector:
         taken = jax.tree.map(lambda take: take(next(leaves)), self.takes)
         expected = "(obs, reward, terminated, truncated, info)"
         obs, *fields, info = check_items("from_gymnasium", "step", self.env.step(taken), expected, GYMNASIUM)
-        obs = self._checked_obs("step", obs)
+        obs = self._cast("the obs of step", obs, self.num_envs)
         reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
@@ -156,13 +156,13 @@ class GymnasiumVector:
         return [x if reports else None for x, reports in zip(info[name], there, strict=True)]
 
     def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
+        """Return `obs`, or what `info` reports instead where an episode ended."""
         finals, given = jax.tree.map(np.copy, obs), self._reported("final_obs", info)
         for i in map(int, np.flatnonzero(over)):
-
-            def put(space: Any, final: np.ndarray, one: Observations, x: Any, i: int = i) -> None:
-                final[i] = one.cast(f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,', x)
-
-            map_space(put, self.observation_space, finals, self.gives, given[i])
+            name = f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,'
+            last = self._cast(name, given[i])
+            for final, x in zip(jax.tree.leaves(finals), jax.tree.leaves(last), strict=True):
+                final[i] = x
         return finals
 
     def _checked(self, name: str, x: Any) -> np.ndarray:
@@ -176,11 +176,8 @@ class GymnasiumVector:
             raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         return x
 
-    def _checked_obs(self, what: str, obs: Any) -> Any:
-        def checked(space: Any, one: Observations, x: Any) -> np.ndarray:
-            return one.cast(f"the obs of {what}", x, self.num_envs)
-
-        return map_space(checked, self.observation_space, self.gives, obs)
+    def _cast(self, name: str, obs: Any, *axes: int) -> Any:
+        return map_space(lambda space, one, x: one.cast(name, x, *axes), self.observation_space, self.gives, obs)
 
 
 def actions_for(space: Any) -> Callable[[np.ndarray], np.ndarray]:

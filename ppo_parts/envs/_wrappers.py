@@ -18,7 +18,7 @@ from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueezed
-from ._env import Array, Env, Observation, Transition, as_observation, check_env
+from ._env import Array, Env, Observation, Transition, as_observation, axes_of, check_env
 from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
 
 
@@ -262,8 +262,7 @@ def normalize_reward(
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
         if before is not None:
             return NormalizedState(inner, before.moments, jnp.zeros_like(before.running_return)), obs
-        num_envs = jax.tree.leaves(obs)[0].shape[0]
-        running = jnp.zeros((num_envs,) if env.num_agents is None else (num_envs, env.num_agents))
+        running = jnp.zeros(axes_of(env, len(jax.tree.leaves(obs)[0])))
         return NormalizedState(inner, Moments.of(rows(running)[0], per_agent), running), obs
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
@@ -329,7 +328,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = inner.step(key, state, unfolded(action))
-        each = {name: folded(getattr(out, name)) for name in PER_AGENT}
+        per_agent = ("reward", "terminated", "truncated", "episode_return", "mask")  # and not for the whole environment
+        each = {name: folded(getattr(out, name)) for name in per_agent}
         whole = {name: getattr(out, name) for name in ("episode_length", "ended", "info")}
         return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
 
@@ -350,10 +350,6 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         num_agents=None,
         observe=None if env.observe is None else observe,
     )
-
-
-PER_AGENT = ("reward", "terminated", "truncated", "episode_return", "mask")
-"""The fields of a `Transition` that have an axis of agents, besides its observations."""
 
 
 def with_agent_id(obs: Array) -> Array:

@@ -24,9 +24,9 @@ from ._common import (
     check_array,
     check_flags,
     check_floating,
+    check_range,
     check_same_shape,
     known_values,
-    range_error,
     zero_masked,
 )
 from ._errors import ShapeError, UserTypeError, UserValueError, reject_call
@@ -60,12 +60,14 @@ class Kind:
     """What an argument may be.
 
     The role "float" is an array that is cast and masked, "array" another one of the same shape, "number" a
-    hyperparameter, and "static" not an array, so that another value is another program.
+    hyperparameter, "static" not an array, so that another value is another program, and "other" anything else, such as
+    an array of another shape.
     """
 
     check: Callable[[str, str, Any], Any]  # (where, name, value) -> value; raises if the value is known to be invalid
     role: Literal["float", "array", "number", "static", "other"] = "array"
     constant: bool = False  # whether gradients stop at it
+    wide: bool = False  # whether it has one more axis than the other arrays, the last
     single: bool = False  # whether it is one number, and not one per element
 
 
@@ -87,9 +89,7 @@ def number(limits: Range, *, single: bool = False) -> Kind:
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")
-        error = range_error(value if isinstance(value, int) else x, limits)
-        if error is not None:
-            raise type(error)(str(error), where=where, argument=name)
+        check_range(where, name, value if isinstance(value, int) else x, limits)
         if single and np.shape(x):
             raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
         return x
@@ -212,18 +212,20 @@ def _baseline(where: str, name: str, value: Any) -> Any:
 
 FLOATS = Kind(_floating, "float")
 CONSTANT = Kind(_floating, "float", constant=True)
-REALS = Kind(check_array)
-INTEGERS = Kind(_integers)
 
 
 KINDS = {
-    **dict.fromkeys(("log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"), FLOATS),
-    **dict.fromkeys(("logits", "quantiles", "mean", "other", "kernel", "bias", "delta"), FLOATS),
-    **dict.fromkeys(("advantage", "target", "old_value", "mirrored", "probabilities"), CONSTANT),
+    **dict.fromkeys(("log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "delta"), FLOATS),
+    **dict.fromkeys(("logits", "quantiles", "mean", "other"), Kind(_floating, "float", wide=True)),
+    "mirrored": Kind(_floating, "float", constant=True, wide=True),
+    **dict.fromkeys(("advantage", "target", "old_value", "probabilities"), CONSTANT),
+    **dict.fromkeys(("kernel", "bias", "score"), Kind(_floating, "other")),
     **dict.fromkeys(
-        ("reward", "last_value", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"), REALS
+        ("reward", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"), Kind(check_array)
     ),
-    **dict.fromkeys(("group", "indices"), INTEGERS),
+    "last_value": Kind(check_array, "other"),
+    "group": Kind(_integers),
+    "indices": Kind(_integers, "other"),
     **dict.fromkeys(("old", "new"), Kind(_mean_and_scale, "other")),
     "size": whole(Range(1)),
     "support": Kind(_support, "other"),
@@ -249,8 +251,7 @@ def public(
     *,
     raw: bool = False,
     along_time: bool = False,
-    wide: str = "",
-    other_shape: str = "",
+    axes: Mapping[str, str] | None = None,
     also: Callable[[str, dict[str, Any]], None] | None = None,
     **own: Kind,
 ) -> Callable[[F], F]:
@@ -261,9 +262,9 @@ def public(
     caller that is compiled sees the same operations as without `public`.
 
     With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
-    sampler before such a loss must keep it. `wide` names arrays that have one more axis than the others, the last, and
-    `other_shape` those of any shape. `also(where, arguments)` checks what concerns several arguments. `own` are the
-    kinds of arguments that are not what `kind_of` returns.
+    sampler before such a loss must keep it. `axes` are those of arrays that have a fixed number of them, such as
+    "[T, N]". `also(where, arguments)` checks what concerns several arguments. `own` are the kinds of arguments that are
+    not what `kind_of` returns.
     """
 
     def decorate(function: F) -> F:
@@ -271,8 +272,7 @@ def public(
         hints = get_type_hints(function)
         kinds = {name: own.get(name) or kind_of(name, hints[name]) for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
-        free, first = other_shape.split(), next(iter(kinds))
-        shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in free]
+        first, shaped = next(iter(kinds)), [name for name, kind in kinds.items() if kind.role in ("float", "array")]
 
         def prepared(**arguments: Any) -> Any:
             out = function(**_prepared(where, kinds, arguments))
@@ -296,7 +296,10 @@ def public(
                 if value is not None or name not in optional:
                     values[name] = kinds[name].check(where, name, value)
             arrays = {name: values[name] for name in shaped if not isinstance(values[name], (str, type(None)))}
-            _check_shapes(where, arrays, wide.split(), along_time)
+            _check_shapes(where, kinds, arrays, along_time)
+            for name, named in (axes or {}).items():
+                if jnp.ndim(values[name]) != len(named.split(",")):
+                    raise ShapeError(f"{where}: {name} must be {named}, got shape {jnp.shape(values[name])}")
             check_flags(where, **{name: x for name, x in values.items() if name in ("mask", "terminated", "truncated")})
             if also is not None:
                 also(where, values)
@@ -311,9 +314,9 @@ def public(
     return decorate
 
 
-def _check_shapes(where: str, arrays: dict[str, Any], wide: list[str], along_time: bool) -> None:
-    """Raise unless the arrays have the same shape, those in `wide` with one more axis, and an axis 0 if it is time."""
-    broad, narrow = ({name: x for name, x in arrays.items() if (name in wide) == more} for more in (True, False))
+def _check_shapes(where: str, kinds: dict[str, Kind], arrays: dict[str, Any], along_time: bool) -> None:
+    """Raise unless the arrays have the same shape, wide ones with one more axis, and an axis 0 if it is time."""
+    broad, narrow = ({name: x for name, x in arrays.items() if kinds[name].wide == wide} for wide in (True, False))
     check_same_shape(where, **broad)
     check_same_shape(where, **narrow)
     for name, x in broad.items():
@@ -355,6 +358,16 @@ def fit(where: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -
             f"one for each of the trailing axes {shape[1:]}, or one per step, [T{', 1' * len(shape[1:])}]"
         )
     return jnp.broadcast_to(x, shape)
+
+
+def check_below(where: str, name: str, x: Any, size: int, *, mask: Any = None, remedy: str = "") -> None:
+    """Raise if an unmasked whole number is known to lie outside [0, size); JAX would clamp or wrap such an index."""
+    known, counts = known_values(x), known_values(True if mask is None else mask)
+    if known is None or counts is None:
+        return
+    if (outside := ((known < 0) | (known >= size)) & counts.astype(bool)).any():
+        message = f"must lie in [0, {size}), got {known[outside].flat[0]}{remedy}"
+        raise UserValueError(message, where=where, argument=name)
 
 
 def check_order(where: str, values: dict[str, Any], low: str, high: str, *, strict: bool = False) -> None:

@@ -140,23 +140,20 @@ class Range:
         return (x > self.low if self.open_low else x >= self.low) & (x <= self.high)
 
 
-def range_error(
-    value: Any, limits: Range, *, what: str = "a number or an array"
-) -> UserTypeError | UserValueError | None:
-    """Return what is wrong with numbers that must lie in a range; None if they are valid or traced."""
-    if isinstance(value, jax.core.Tracer) and not is_real(value):
-        return UserTypeError(f"must be {what}, got {value.dtype}")
+def check_range(where: str, name: str, value: Any, limits: Range, *, what: str = "a number or an array") -> None:
+    """Raise unless numbers lie in a range; of traced ones, only the dtype is checked."""
+    traced = isinstance(value, jax.core.Tracer)
     try:
-        known = known_values(value)
+        numbers = value if traced else known_values(value)
     except ValueError:  # a ragged list
-        known = np.asarray(None)
-    if known is None:
-        return None
-    if not is_real(known):
-        return UserTypeError(f"must be {what}, got {value!r}")
-    if known.astype(np.float64) in limits:
-        return None
-    return UserValueError(f"must lie in {limits}, got {value!r}")
+        numbers = np.asarray(None)
+    if numbers is None:
+        return
+    if not is_real(numbers):
+        got = value.dtype if traced else repr(value)
+        raise UserTypeError(f"must be {what}, got {got}", where=where, argument=name)
+    if not traced and numbers.astype(np.float64) not in limits:
+        raise UserValueError(f"must lie in {limits}, got {value!r}", where=where, argument=name)
 
 
 def valid_flags(name: str, x: Any) -> Any:
@@ -216,7 +213,7 @@ def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:
         return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def unsqueezed(x: Array, rank: int) -> Array:
+def unsqueezed(x: Any, rank: int) -> Array:
     """Append axes of size 1 to `x` until it has `rank` axes, to combine it with an array of the same leading axes."""
     return x.reshape(x.shape + (1,) * (rank - x.ndim))
 

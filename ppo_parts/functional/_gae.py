@@ -101,7 +101,7 @@ def gae(
     return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
 
-@public(raw=True, along_time=True, other_shape="last_value")
+@public(raw=True, along_time=True)
 def next_values(
     value: Array,
     last_value: Array,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, Aggregation, Baseline, Scale, public
+from ._arguments import CONSTANT, Aggregation, Baseline, Scale, check_below, public
 from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, masked_sum, zero_masked
 from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
@@ -15,26 +15,17 @@ from ._statistics import masked_mean
 
 def _check_groups(where: str, values: dict[str, Any]) -> None:
     """Check the arguments of `group_advantage` together."""
-    reward, group, length = (values[name] for name in ("reward", "group", "length"))
-    if jnp.ndim(reward) != 1:
-        raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")
+    length, mask = values["length"], values["mask"]
     if isinstance(values["baseline"], str) and values["baseline"] == "length_weighted" and length is None:
         raise UserValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
-    counts = known_values(True if values["mask"] is None else values["mask"])
-    groups, lengths = known_values(group), None if length is None else known_values(length)
-    if counts is None:
-        return
-    if lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
+    counts, lengths = known_values(True if mask is None else mask), None if length is None else known_values(length)
+    if counts is not None and lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
-    size = jnp.shape(reward)[0]
-    if groups is not None and (outside := ((groups < 0) | (groups >= size)) & counts.astype(bool)).any():
-        raise UserValueError(
-            f"{where}: group must lie in [0, {size}), got {groups[outside][0]}: number the groups by "
-            "np.unique(group, return_inverse=True)[1]"
-        )
+    remedy = ": number the groups by np.unique(group, return_inverse=True)[1]"
+    check_below(where, "group", values["group"], jnp.shape(values["reward"])[0], mask=mask, remedy=remedy)
 
 
-@public(reward=CONSTANT, also=_check_groups)
+@public(reward=CONSTANT, axes={"reward": "[N]"}, also=_check_groups)
 def group_advantage(
     reward: Array,
     group: Array,
@@ -132,7 +123,7 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@public(raw=True, along_time=True, other_shape="score", also=_check_outcome)
+@public(raw=True, along_time=True, also=_check_outcome)
 def outcome_reward(
     score: Array,
     *,

@@ -9,23 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import public, whole
-from ._common import Array, Range, known_values
-from ._errors import UserValueError
+from ._arguments import check_below, public, whole
+from ._common import Array, Range
 
 SORTED = 128  # the largest size that is sorted
 ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
 
 
 def _check_indices(where: str, values: dict[str, Any]) -> None:
-    if values["indices"] is None:
-        return
-    known, size = known_values(values["indices"]), values["size"]
-    if known is not None and np.any((known < 0) | (known >= size)):
-        raise UserValueError(f"must lie in [0, {size}), got {known}", where=where, argument="indices")
+    if values["indices"] is not None:
+        check_below(where, "indices", values["indices"], values["size"])
 
 
-@public(raw=True, other_shape="indices", size=whole(Range(1, 2**31 - 1)), also=_check_indices)
+@public(raw=True, size=whole(Range(1, 2**31 - 1)), also=_check_indices)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 

@@ -255,7 +255,7 @@ def importance_sampling_weight(
     return jnp.where(boolean_mask(mask, weight), weight, 0).astype(dtype)
 
 
-@public(wide="mean")
+@public()
 def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) -> Array:
     r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
 
@@ -278,7 +278,7 @@ def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) 
     return jnp.sum(jnp.square(jnp.maximum(jnp.abs(mean) - bound, 0)), axis=-1)
 
 
-@public(wide="mean mirrored")
+@public()
 def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
     r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
 
@@ -298,7 +298,7 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     return jnp.mean(jnp.square(mean - mirrored), axis=-1)
 
 
-@public(wide="mean other")
+@public()
 def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the distance between the actions for two observations. Gradients flow to both.
 

@@ -8,17 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import public
+from ._arguments import check_below, public
 from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values
-from ._errors import ShapeError, UserValueError
+from ._errors import UserValueError
 
 
-def _check_axes(where: str, values: dict[str, Any]) -> None:
-    if len(shape := jnp.shape(values["advantage"])) != 2:
-        raise ShapeError(f"{where}: advantage must be [T, N], got shape {shape}")
-
-
-@public(also=_check_axes)
+@public(axes={"advantage": "[T, N]"})
 def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, mask: Array | None = None) -> Array:
     r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
@@ -53,11 +48,8 @@ def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, m
 
 
 def _check_probabilities(where: str, values: dict[str, Any]) -> None:
-    """Raise unless the probabilities are `[N]` and, where they are known, a distribution."""
-    probabilities = values["probabilities"]
-    if jnp.ndim(probabilities) != 1:
-        raise ShapeError(f"{where}: probabilities must have one axis, got shape {jnp.shape(probabilities)}")
-    if (known := known_values(probabilities)) is None:
+    """Raise unless the probabilities are a distribution, where they are known."""
+    if (known := known_values(values["probabilities"])) is None:
         return
     rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
     total = known.astype(np.float64).sum()  # 0, where everything is masked
@@ -76,7 +68,7 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
 
 
-@public(raw=True, other_shape="probabilities", also=_check_size)
+@public(raw=True, axes={"probabilities": "[N]"}, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -96,7 +88,7 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> A
 
     Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 2.
     """
-    probabilities = _widened(probabilities)
+    probabilities = jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))
     keys = jnp.log(probabilities) - jnp.log(_small_exponential(key, probabilities))
     return jax.lax.top_k(keys, size)[1]
 
@@ -110,16 +102,10 @@ def _small_exponential(key: Array, like: Array) -> Array:
 
 def _check_drawn(where: str, values: dict[str, Any]) -> None:
     _check_probabilities(where, values)
-    if jnp.ndim(values["indices"]) != 1:
-        raise ShapeError(f"{where}: indices must have one axis, got shape {jnp.shape(values['indices'])}")
-    if (drawn := known_values(values["indices"])) is not None:  # JAX would clamp or wrap indices out of range
-        last = jnp.shape(values["probabilities"])[0] - 1
-        outside = drawn[(drawn < 0) | (drawn > last)]
-        if outside.size:
-            raise UserValueError(f"{where}: there are segments 0 to {last}, but indices contain {outside[0]}")
+    check_below(where, "indices", values["indices"], jnp.shape(values["probabilities"])[0])
 
 
-@public(raw=True, other_shape="indices", also=_check_drawn)
+@public(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
 def importance_weights(probabilities: Array, indices: Array, *, beta: Number) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
@@ -140,12 +126,6 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: Number) ->
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    dtype, probabilities = probabilities.dtype, _widened(probabilities)
     drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
     scaled = jnp.where(drawable, jnp.sum(drawable) * probabilities, 1)
-    return jnp.where(drawable, scaled**-beta, 0)[indices].astype(dtype)
-
-
-def _widened(probabilities: Array) -> Array:
-    """Return constant probabilities in the dtype to compute in."""
-    return jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))
+    return jnp.where(drawable, scaled**-beta, 0)[indices]

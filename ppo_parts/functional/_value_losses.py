@@ -82,7 +82,7 @@ def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: 
     return _huber(value - target, delta)
 
 
-@public(wide="quantiles")
+@public()
 def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0, mask: Array | None = None) -> Array:
     r"""Compute the quantile Huber loss per element. Gradients flow to `quantiles`; `target` is a constant.
 
@@ -117,7 +117,7 @@ def _check_support(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(wide="logits", also=_check_support)
+@public(also=_check_support)
 def categorical_value_loss(
     logits: Array, target: Array, *, support: Any, sigma: Number | None = None, mask: Array | None = None
 ) -> Array:
@@ -194,7 +194,7 @@ def categorical_value(logits: Array, support: Any) -> Array:
     return jnp.sum(jax.nn.softmax(logits) * atoms, axis=-1)
 
 
-@public(raw=True, other_shape="kernel bias")
+@public(raw=True)
 def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
     r"""Rescale the last layer of a critic so that :math:`\sigma n(s) + \mu` does not change. Gradients flow.
 

@@ -1,4 +1,4 @@
-"""Dense layers for your own flax modules."""
+"""Dense layers for your own flax modules, and convolutions of images."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._base.doors import checked
-from ._cpu import dense_dot_general
+from .._base.errors import UserValueError
+from ._cpu import convolve_by_products, dense_dot_general
 from ._dense import orthogonal
 from ._heads import Array
 
@@ -41,3 +45,46 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> A
     for features in hidden:
         x = ACTIVATIONS[activation](dense(features)(x))
     return x
+
+
+class Conv(nn.Module):
+    """A convolution of square filters without padding; the stride divides the width of a filter."""
+
+    features: int
+    size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Convolve `[N, H, W, C]`."""
+        shape = self.size, self.size, x.shape[-1], self.features
+        kernel = self.param("kernel", orthogonal(2**0.5), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        if jax.default_backend() == "cpu":
+            return convolve_by_products(x, kernel, self.stride) + bias
+        strides, layout = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=layout) + bias
+
+
+def convolved(frames: Array, largest: float) -> Array:
+    """Apply DQN's three convolutions to frames `[..., C, H, W]`; call this inside the compact method of a module."""
+    dtype = jnp.promote_types(frames.dtype, jnp.float32)
+    x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(dtype) / largest
+    for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        x = nn.relu(Conv(features, kernel, stride)(x))
+    return x.reshape(*frames.shape[:-3], -1)
+
+
+def largest_pixel(where: str, space: Any) -> float:
+    """Return what to divide frames by: 255, or 1 if they are scaled already."""
+    low, high = np.min(getattr(space, "low", -np.inf)), np.max(getattr(space, "high", np.inf))
+    dtype = getattr(space, "dtype", None)
+    floating = dtype is not None and np.issubdtype(dtype, np.floating)
+    if (low, high) == (0, 255) and not floating:
+        return 255.0
+    if -np.inf < low <= high <= 1 or (low == -high > -np.inf):  # standardized
+        return 1.0
+    raise UserValueError(
+        f"{where}: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "
+        "and a dtype of integers where they must, and bounds of 0 and 1 where they are scaled already"
+    )

@@ -146,11 +146,11 @@ def check_options(config: Config) -> None:
     if config.segment_length is not None and config.num_steps % config.segment_length:
         steps = f"the {config.num_steps} steps of a rollout"
         raise mistake("segment_length", f"must divide {steps}, got {config.segment_length}")
-    own, here = ([getattr(x, name) for name in HYPERPARAMETERS] for x in (PRESETS[config.library], config))
-    if any(isinstance(x, jax.Array) for x in here) or here == own:
+    here = [getattr(config, name) for name in HYPERPARAMETERS]
+    if any(isinstance(x, jax.Array) for x in here):
         return  # arrays are those of a sweep
     for name, other in PRESETS.items():  # as after --library skrl without --preset
-        if other.library == name and here == [getattr(other, each) for each in HYPERPARAMETERS]:
+        if config.library != name == other.library and here == [getattr(other, each) for each in HYPERPARAMETERS]:
             says = f"must be {name}, whose hyperparameters these are, got {config.library!r}"
             raise mistake("library", f"{says}: --preset {config.library} has its own")
 

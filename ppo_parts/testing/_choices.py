@@ -92,6 +92,7 @@ def _calls(node: ast.expr) -> Iterator[str]:
 
 
 def call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
+    """Return the text of a call; an argument without a name is positional."""
     return f"{function}({', '.join(f'{name}={value}' if name else value for name, value in arguments)})"
 
 
@@ -104,9 +105,9 @@ def parsed(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
     return ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}, inner
 
 
-def changed(text: str, **arguments: Any) -> str:
-    function, given, _ = parsed(text)
-    return call(function, (given | arguments).items())
+def name_of(text: str) -> str:
+    """Return the name of the function that a text calls, without its module."""
+    return text.partition("(")[0].split(".")[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Update:
 
     def find(self, *names: str) -> str | None:
         """Return the first call of the first of these names that there is."""
-        return next((x for name in names for x in self.calls() if x.partition("(")[0].split(".")[-1] == name), None)
+        return next((x for name in names for x in self.calls() if name_of(x) == name), None)
 
     def swap(self, old: str | None, *new: str) -> Update:
         """Return a copy with other calls in the place of one."""
@@ -154,7 +155,7 @@ class Update:
 
     def changed(self, *changes: Change) -> Update:
         """Return a copy after changes, one after another."""
-        return functools.reduce(lambda update, change: change.edit(update) or update, changes, self)
+        return functools.reduce(lambda update, change: change.edit(update), changes, self)
 
     def number(self, name: str, argument: str) -> float | None:
         text = self.find(name)
@@ -165,11 +166,14 @@ class Update:
 
 
 class Change(NamedTuple):
-    """A single change: the stages that it affects, what the result does, and the edit (None: it does not apply)."""
+    """A single change: the stages that it affects, what the result does, and the edit.
+
+    An edit that does not apply returns the same object.
+    """
 
     stages: tuple[str, ...]
     says: str
-    edit: Callable[[Update], Update | None]
+    edit: Callable[[Update], Update]
 
 
 SAMPLERS = (
@@ -189,25 +193,25 @@ def _exchange(
     """Exchange the first call of these names for a text.
 
     In it, `{this}` is the call, and `{x}` an argument x, that of the call or else of any other. The calls `drop` are
-    removed, nothing changes if there is a call `unless` already, and the chain ends with the part `last`.
+    removed, nothing changes if there is a call `unless` already, and the call `last` is added to the chain.
     """
 
-    def edit(update: Update) -> Update | None:
+    def edit(update: Update) -> Update:
         old = update.find(*at)
         if old is None or update.find(unless):
-            return None
+            return update
         parameters = inspect.signature(evaluated(parsed(old)[0])).parameters
         given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
-        for text_of in (*update.calls(), old):
-            given |= parsed(text_of)[1]
+        for each in (*update.calls(), old):
+            given |= parsed(each)[1]
         try:
             new = read_calls(text.format(**given, this=old))
-        except KeyError:
-            return None
+        except KeyError:  # no call has such an argument
+            return update
         for name in drop:
-            update = update if name == parsed(old)[0].split(".")[-1] else update.swap(update.find(name))
+            update = update if name == name_of(old) else update.swap(update.find(name))
         update = update.swap(old, *new)
-        ends = () if not last or update.find(last.rpartition(".")[2]) else (f"{last}()",)
+        ends = () if not last or update.find(name_of(last)) else (last,)
         return dataclasses.replace(update, chain=(*update.chain, *ends))
 
     return Change(tuple(stages.split()), says, edit)
@@ -216,7 +220,7 @@ def _exchange(
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
     """Add a call after (or before) the first one of these names, unless there is one already."""
     chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
-    return _exchange(stages, says, at, chain, unless="" if again else parsed(text)[0].split(".")[-1])
+    return _exchange(stages, says, at, chain, unless="" if again else name_of(text))
 
 
 def _write(says: str, values: dict[str, str], *needs: str) -> Change:
@@ -228,17 +232,21 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
 
 
 def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
-    def edit(update: Update) -> Update | None:
-        old = update.find(name)
-        return update.swap(old, changed(old, **arguments)) if old else None
+    """Set arguments of the first call of this name."""
+
+    def edit(update: Update) -> Update:
+        if (old := update.find(name)) is None:
+            return update
+        function, given, _ = parsed(old)
+        return update.swap(old, call(function, (given | arguments).items()))
 
     return Change(tuple(stages.split()), says, edit)
 
 
-def _normalized(update: Update) -> Update | None:
+def _normalized(update: Update) -> Update:
     """Run everything up to the estimator in the units of rewards."""
     if (estimator := update.find("gae", "vtrace")) not in update.chain:
-        return None
+        return update
     end = update.chain.index(estimator) + 1
     normalized = f"parts.normalized_values(estimator={joined(update.chain[:end])}, eps=0.0, ddof=1)"
     return dataclasses.replace(update, chain=(normalized, *update.chain[end:]))
@@ -332,9 +340,9 @@ CHOICES: tuple[Change, ...] = (
     _exchange("optimizer", "the schedule counts updates", RATES[:3],
               "pp.optim.scale_by_update_schedule({learning_rate})"),
     *(_exchange("optimizer", f"the rate adapts before each step to the divergence {x}", RATES[:3],
-                ADAPTIVE.format(x, "metric='kl'"), last="parts.divergence") for x in ("0.008", "0.01", "0.02")),
+                ADAPTIVE.format(x, "metric='kl'"), last="parts.divergence()") for x in ("0.008", "0.01", "0.02")),
     *(_exchange("optimizer", f"the rate adapts after each {unit} to the divergence {x}", RATES[:3],
-                ADAPTIVE.format(x, f"average_over={over}, low=1e-6"), last="pp.policy_diagnostics")
+                ADAPTIVE.format(x, f"average_over={over}, low=1e-6"), last="pp.policy_diagnostics()")
       for unit, over in (("step", "1"), ("epoch", "{num_minibatches}")) for x in ("0.008", "0.01", "0.02")),
     _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES[:3],
               f"optax.scale_by_learning_rate({COSINE})"),

@@ -27,7 +27,7 @@ from .._core.optim import transformation
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._core.types import Batch, Context, Part
-from .._core.upstream import Estimates, Upstream
+from .._core.upstream import Estimates
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
 from ..functional._errors import did_you_mean
@@ -221,9 +221,9 @@ def _read(record: Any) -> dict[str, Any]:
             f"compare_update: the record has {min(of_minibatches)!r}, which is of minibatches, but lacks "
             "their rows: add 'indices' [E, K, M], t * N + n of each element"
         )
-    without_steps = {"weight", "params_after"} if _is_last(found) else {"weight"}
+    without_steps = {"weight", "params_after"} if _has_no_steps(found, "params_after") else {"weight"}
     lengths = {x: len(jax.tree.leaves(found[x])[0]) for x in of_minibatches - without_steps}
-    if "gradient" in found and np.ndim(jax.tree.leaves(found["gradient"])[0]) == _rank(found["params"]):
+    if _has_no_steps(found, "gradient"):
         raise ShapeError("compare_update: 'gradient' needs a leading axis: record it in each gradient step")
     given = int(np.prod(np.shape(found.get("segments", found.get("indices", ())))[:-1]))
     if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > given:
@@ -234,13 +234,9 @@ def _read(record: Any) -> dict[str, Any]:
     return found
 
 
-def _rank(tree: Any) -> int:
-    return int(np.ndim(jax.tree.leaves(tree)[0]))
-
-
-def _is_last(record: dict[str, Any]) -> bool:
-    """Return whether only the parameters after the last gradient step are recorded."""
-    return "params_after" in record and _rank(record["params_after"]) == _rank(record["params"])
+def _has_no_steps(record: dict[str, Any], name: str) -> bool:
+    """Return whether the leaves of a tree have the shapes of the parameters, without an axis of gradient steps."""
+    return name in record and np.ndim(jax.tree.leaves(record[name])[0]) == np.ndim(jax.tree.leaves(record["params"])[0])
 
 
 @functools.lru_cache(maxsize=16)
@@ -257,10 +253,12 @@ class _Replay:
     def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
         self.record, self.rtol, self.params = record, rtol, jax.tree.map(jnp.asarray, record["params"])
         self.network, self.current = (_compiled(x, evaluate) for x in (evaluate_policy, evaluate_current))
+        self.context = Context(key=jax.random.key(0), step=record.get("step", 0), evaluate=self.network)
+        # What does not change with the optimizer is computed once for each chain that is tried.
         self.rollout = functools.lru_cache(64)(self._rollout)
         self.minibatches = functools.lru_cache(64)(self._minibatches)
         self.estimates = functools.cache(self._estimates)
-        self.context = Context(key=jax.random.key(0), step=record.get("step", 0), evaluate=self.network)
+        # The rollout, and how the policy that acted evaluates it.
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
         output, next_value = self.network(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
@@ -273,13 +271,14 @@ class _Replay:
         self.eps = float(jnp.finfo(batch.value.dtype).eps)
         policy = {"log_prob": output.distribution.log_prob(batch.action), "value": output.value}
         self.policy = [self._compare("policy", name, x, record[name]) for name, x in policy.items()]
+        # The elements of each minibatch, [E, K, M].
         self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
         indices = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
         self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
         # The parameters before each gradient step; where those after it are not recorded, there is only the first.
         self.before = jax.tree.map(lambda x: np.asarray(x)[None], self.params)
-        self.is_last = _is_last(record)
+        self.is_last = _has_no_steps(record, "params_after")
         if self.is_last:
             self.record = record | {"params_after": jax.tree.map(lambda x: x[None], record["params_after"])}
         elif "params_after" in record:
@@ -290,20 +289,22 @@ class _Replay:
         """Return the quantities that were compared, and say of which only the first gradient step was."""
         several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
         first_alone = several and (self.is_last or "params_after" not in self.record)
-        names = [x.quantity for x in found]
-        cut = {x for x in names if x.partition("/")[0] in OF_MINIBATCH.keys() - {"params_after"}} if first_alone else {}
-        return tuple(f"{x} (of the first gradient step)" if x in cut else x for x in names)
+        cut = OF_MINIBATCH.keys() - {"params_after"} if first_alone else set()
+        says = " (of the first gradient step)"
+        return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
 
     def with_sizes(self, update: Update) -> Update:
         """Return the update with the recorded numbers of epochs and minibatches."""
         old = update.find("shuffled_minibatches", "segment_minibatches")
         if old is None or self.indices is None:
             return update
-        sizes: Any = dict(zip(("num_epochs", "num_minibatches"), map(str, self.indices.shape), strict=False))
+        epochs, minibatches, size = self.indices.shape
+        arguments = parsed(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
+        name = "pp.shuffled_minibatches" if self.axis == "step" else "pp.segment_minibatches"
         if "weight" in self.record:
-            sizes |= {"segments_per_minibatch": str(self.indices.shape[2]), "alpha": "0.6", "beta": "0.4"}
-        name = "prioritized_sampler" if "weight" in self.record else f"{self.axis}_minibatches"
-        return update.swap(old, call(f"pp.{name.replace('step_', 'shuffled_')}", (parsed(old)[1] | sizes).items()))
+            name = "pp.prioritized_sampler"
+            arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
+        return update.swap(old, call(name, arguments.items()))
 
     def differences(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
         """Compare everything up to a stage; that of the optimizer in so many steps."""
@@ -312,15 +313,14 @@ class _Replay:
         wanted = [x for x, stage in OF_MINIBATCH.items() if x in self.record and stage in stages]
         if self.indices is None or not wanted:
             return found
-        ours = self.minibatches(chain, "gradient" in stages)
+        ours = dict(self.minibatches(chain, "gradient" in stages))
         if "params_after" in wanted:
-            after = self._trained(update) if self.is_last else self._optimized(update, ours, steps or self.steps)
-            ours = ours | {"params_after": after}
-        for name in (x for x in wanted if x in ours):
+            ours["params_after"] = self._params_after(update, ours, steps or self.steps)
+        for name in wanted:
             if name in ("gradient", "params_after"):
-                found = found + self._compare_trees(name, ours[name])
-            else:
-                found = [*found, self._compare_number(name, ours)]
+                found += self._compare_trees(name, ours[name])
+            elif name in ours:
+                found.append(self._compare_number(name, ours))
         return found
 
     def _rollout(self, update: Update) -> tuple[Batch, list[Difference]]:
@@ -355,12 +355,14 @@ class _Replay:
     def _states(self, parts: Any) -> Any:
         """Return the first states of parts, with the recorded running moments."""
 
-        def recorded(x: Any) -> Any:
-            return Moments(*map(jnp.asarray, self.record["moments"])) if isinstance(x, Moments) else x
+        def is_moments(x: Any) -> bool:
+            return isinstance(x, Moments)
 
         states = init_parts(parts, self.params)
-        given = "moments" in self.record
-        return jax.tree.map(recorded, states, is_leaf=lambda x: isinstance(x, Moments)) if given else states
+        if "moments" not in self.record:
+            return states
+        moments = Moments(*map(jnp.asarray, self.record["moments"]))
+        return jax.tree.map(lambda x: moments if is_moments(x) else x, states, is_leaf=is_moments)
 
     def _minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
         """Return what the chain computes in each gradient step, from the recorded parameters before it."""
@@ -381,8 +383,8 @@ class _Replay:
 
         def step(states: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
             params, index = given
-            (epoch, number), rollout = divmod(index, self.indices.shape[1]), rollout_of(index)
-            rows, key = self._rows(update.rows, index), recorded("keys", epoch, number)
+            epoch, number = divmod(index, self.indices.shape[1])
+            rollout, rows, key = rollout_of(index), self._rows(update.rows, index), recorded("keys", epoch, number)
             minibatch = self.sampler.take(rollout, rows, recorded("weight", epoch, number))
             context = self.context.replace(epoch=epoch, minibatch=number, num_minibatches=self.indices.shape[1])
             after = phase.after if key is None else tuple(_with_key(x, key) for x in phase.after)
@@ -390,22 +392,18 @@ class _Replay:
             def loss(params: Any) -> Any:
                 batch = minibatch.replace(current=self._current(params, minibatch))
                 batch, new = fold(after, batch, states, context.replace(params=params))
-                losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
-                numbers: dict[str, Any] = {x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics}
-                total = sum(losses.values())
-                numbers |= {"minibatch_advantage": batch.advantage, "loss": total}
-                numbers["loss_without_entropy"] = total - losses.get("entropy", 0)
-                if alpha is not None:
-                    probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
-                    numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
-                divergence = masked_mean(approx_kl(batch.current_log_ratio()), batch.mask)
-                numbers["approx_kl"] = batch.metrics.get("early_stop_kl", divergence)
-                return total, (new, numbers | {"metrics": dict(batch.metrics)})
+                numbers = _numbers_of(batch)
+                return numbers["loss"], (new, numbers)
 
-            if not grad:
-                return loss(params)[1]
-            (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-            return new, numbers | {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
+            if grad:
+                (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+                numbers |= {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
+            else:
+                new, numbers = loss(params)[1]
+            if alpha is not None:
+                probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
+                numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
+            return new, numbers
 
         return init_parts(phase.after, self.params), step
 
@@ -424,18 +422,18 @@ class _Replay:
 
     def _estimates(self, refresh: str, rows: str) -> Estimates:
         """Return what a sampler with this `refresh` knows of the rollout before each step."""
-        upstream, sampler = Upstream((), (), self.network, self.batch, self.batch, False, False), self.sampler
-        estimates, found = upstream.recorded_estimates(), []
+        estimates, sampler, found = Estimates.recorded(self.batch), self.sampler, []
         for index in range(self.steps):
             params = _row(self.before, index)
-            if refresh in ("epoch", "every_epoch") and index % self.indices.shape[1] == 0:
-                estimates = upstream.evaluated(params) if index or refresh == "every_epoch" else estimates
+            evaluates = refresh == "every_epoch" or (refresh == "epoch" and index > 0)
+            if evaluates and index % self.indices.shape[1] == 0:
+                estimates = Estimates.evaluated(self.network, params, self.batch)
             found.append(estimates)
             if refresh == "minibatch":
                 drawn = self._rows(rows, index)
                 minibatch = sampler.take(self.batch, drawn, None)
                 minibatch = minibatch.replace(current=self._current(params, minibatch))
-                estimates = upstream.written_back(estimates, sampler, minibatch, drawn)
+                estimates = estimates.written_back(self.batch, sampler, minibatch, drawn)
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
     def _rows(self, rows: str, index: Any) -> Any:
@@ -448,36 +446,33 @@ class _Replay:
         names = ("obs", "action", "next_obs", "log_prob", "value", "mask")
         return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
 
-    def _optimized(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
-        """Return the parameters after so many steps, each from those recorded before it."""
-        optimizer = _optimizer(update)
-        opt_state, after = optimizer.init(self.params), []
+    def _params_after(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
+        """Return the parameters after each of so many steps, from those recorded before it.
+
+        Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
+        """
+        optimizer = optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
+        params, opt_state, after = self.params, optimizer.init(self.params), []
+        if self.is_last:
+            if (refresh := _divided(update)[1].sampler.refresh) != "rollout":
+                raise UserValueError(
+                    f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add "
+                    "'params_after' of each gradient step to the record"
+                )
+            steps = self.indices.shape[0] * self.indices.shape[1]
+            states, step = self._step_of(dataclasses.replace(update, optimizer=()), True)
+        else:
+            recorded = ours | {"gradient": self.record.get("gradient", ours["gradient"])}
         for index in range(steps):
-            numbers, params = _row(
-                (ours | {"gradient": self.record.get("gradient", ours["gradient"])}, self.before), index
-            )
-            params, opt_state = self._after_step(optimizer, params, opt_state, numbers)
+            if self.is_last:
+                states, numbers = step(states, (params, index))
+            else:
+                numbers, params = _row((recorded, self.before), index)
+            given = {"step": self.context.step, "value": numbers["loss"], "metrics": numbers["metrics"]}
+            updates, opt_state = optimizer.update(numbers["gradient"], opt_state, params, **given)
+            params = optax.apply_updates(params, updates)
             after.append(jax.device_get(params))
-        return jax.tree.map(lambda *x: np.stack(x), *after)
-
-    def _trained(self, update: Update) -> Any:
-        """Return the parameters after the last step, `[1, ...]`, from those after the chain's own steps before it."""
-        if (refresh := _divided(update)[1].sampler.refresh) != "rollout":
-            raise UserValueError(
-                f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add 'params_after' of "
-                "each gradient step to the record"
-            )
-        optimizer, (states, step) = _optimizer(update), self._step_of(dataclasses.replace(update, optimizer=()), True)
-        params, opt_state = self.params, optimizer.init(self.params)
-        for index in range(self.indices.shape[0] * self.indices.shape[1]):
-            states, numbers = step(states, (params, index))
-            params, opt_state = self._after_step(optimizer, params, opt_state, numbers)
-        return jax.tree.map(lambda x: np.asarray(x)[None], params)
-
-    def _after_step(self, optimizer: Any, params: Any, opt_state: Any, numbers: dict[str, Any]) -> tuple[Any, Any]:
-        given = {"step": self.context.step, "value": numbers["loss"], "metrics": numbers["metrics"]}
-        updates, opt_state = optimizer.update(numbers["gradient"], opt_state, params, **given)
-        return optax.apply_updates(params, updates), opt_state
+        return jax.tree.map(lambda *x: np.stack(x), *after[-1:] if self.is_last else after)
 
     def _compare(self, stage: str, name: str, ours: Any, theirs: Any, size: float = 1.0) -> Difference:
         """Compare arrays, whose largest entry, or sum of terms of a size that cancel, says how large rounding is."""
@@ -513,8 +508,18 @@ def _divided(update: Update) -> tuple[tuple[Part, ...], Any]:
     return (*shared, *phase.before), phase
 
 
-def _optimizer(update: Update) -> Any:
-    return optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
+def _numbers_of(batch: Batch) -> dict[str, Any]:
+    """Return the quantities of a minibatch after the parts of the chain, and its metrics."""
+    losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
+    total = sum(losses.values())
+    return {
+        **{x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics},
+        "minibatch_advantage": batch.advantage,
+        "loss": total,
+        "loss_without_entropy": total - losses.get("entropy", 0),
+        "approx_kl": batch.metrics.get("early_stop_kl", masked_mean(approx_kl(batch.current_log_ratio()), batch.mask)),
+        "metrics": dict(batch.metrics),
+    }
 
 
 def _with_key(part: Part, key: Any) -> Part:
@@ -616,16 +621,14 @@ class _Search:
 
     def found(self, update: Update, *changes: Change) -> _Found:
         """Return an update after changes, with what is left of the difference."""
-        begin, update, residual, found = update, update.changed(*changes), np.full(1, np.inf), []
-        try:
-            if update is not begin or not changes:
-                found = self.replay.differences(update, self.stages[0], self.steps)
-        except (UserError, TypeError, ValueError):  # the change does not fit this chain or this record
-            pass
-        if found:
-            residual = np.concatenate([x.residual for x in found])
-            residual = np.where(np.isfinite(residual), residual, 1e30)
-        return _Found(update, changes, not found or _first(found) is not None, residual)
+        changed = update.changed(*changes)
+        if changed is not update or not changes:
+            with contextlib.suppress(UserError, TypeError, ValueError):  # it does not fit this chain or this record
+                found = self.replay.differences(changed, self.stages[0], self.steps)
+                residual = np.concatenate([x.residual for x in found])
+                residual = np.where(np.isfinite(residual), residual, 1e30)
+                return _Found(changed, changes, _first(found) is not None, residual)
+        return _Found(changed, changes, True, np.full(1, np.inf))
 
     def numbers(self, update: Update) -> dict[tuple[str, str], float]:
         """Return the numbers of the update that may be fitted, by call and argument."""
@@ -647,25 +650,25 @@ class _Search:
         return x + scale * change, _root_mean_square(begin.residual + change @ np.stack(slopes))
 
     def fitted(self, begin: _Found) -> _Found:
-        """Fit the numbers by least squares, and round them to few digits."""
+        """Fit the numbers by least squares, and round them to the fewest digits with which the fit is as good."""
         first = self.numbers(begin.update)
         low, high = [1e-3 if "max" in each[1] else 0.0 for each in first], [*map(_highest, first)]
 
         def at(x: Any) -> _Found:
             return self.found(begin.update, *map(with_number, first, x))
 
-        found, x, errors = begin, np.array([*first.values()]), [np.inf, np.inf]
-        while len(errors) < 12 and found.error <= 0.9 * min(errors[:-1]):  # worse than once before ends the fit
-            errors.append(found.error)
-            x, old = np.clip(self.improved(found)[0], low, high), x
-            found = at(x)
-            if not np.isfinite(found.error):  # the chain does not work with these numbers
-                x = old
+        found, x, errors = begin, np.array([*first.values()]), list[float]()
+        for _ in range(10):
+            nearer = np.clip(self.improved(found)[0], low, high)
+            after, converged = at(nearer), np.allclose(nearer, x, rtol=1e-5, atol=0)
+            if not np.isfinite(after.error):  # the chain does not work with these numbers
                 break
-            if np.allclose(x, old, rtol=1e-5, atol=0):
+            errors.append(found.error)
+            found, x = after, nearer
+            if converged or found.error > 0.9 * min(errors[:-1], default=np.inf):  # two steps hardly helped
                 break
         x = np.where(x < 1e-9, 0, x)
-        best, rounded = np.max(np.abs(at(x).residual)), x
+        best = np.max(np.abs(at(x).residual))
         for digits in (1, 2, 3, 4, 6):
             rounded = np.array([float(f"{value:.{digits}g}") for value in x])
             found = at(rounded)

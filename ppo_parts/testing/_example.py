@@ -11,6 +11,7 @@ import numpy as np
 from .._core.policy import evaluate_policy
 from .._core.types import ABSENT, Array, Batch, Context, Current, Output
 from ..distributions import Categorical, Normal
+from ..functional._common import unsqueezed
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
 STEP = 3
@@ -154,13 +155,11 @@ def poisoned(batch: Batch, kind: str) -> Batch:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
-        where = keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
-        return jnp.where(where, x, jnp.asarray(noise, x.dtype))
+        return jnp.where(unsqueezed(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
 
     changed = {field: jax.tree.map(other, getattr(batch, field)) for field in (*FLOATS, *TREES)}
     flags = {field: getattr(batch, field) for field in ("terminated", "truncated")}
     changed |= {field: other(x) if kind == "nan" else jnp.where(keep, x, 1 - x) for field, x in flags.items()}
-    where = keep.reshape(keep.shape + (1,) * (batch.action.ndim - keep.ndim))
-    action = jnp.where(where, batch.action, 1 - batch.action)
+    action = jnp.where(unsqueezed(keep, batch.action.ndim), batch.action, 1 - batch.action)
     per_segment = jax.tree.map(lambda x: other(x, keep.any(axis=0)), batch.per_segment)
     return batch.replace(**changed, action=action, per_segment=per_segment)

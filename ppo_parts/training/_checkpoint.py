@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
@@ -35,9 +35,7 @@ class Checkpoints:
     """
 
     @checked
-    def __init__(self, directory: str | Path, *, keep: int | None = 2) -> None:
-        if keep is not None:
-            check_count("Checkpoints", "keep", keep)
+    def __init__(self, directory: str | Path, *, keep: Count | None = 2) -> None:
         self._ocp, self._keep = require_package("orbax.checkpoint", "train"), keep
         self.directory = Path(directory).resolve()
 

@@ -45,8 +45,7 @@ INHERITED: dict[str, tuple[Range | str, ...]] = {
 
 def as_finite(limits: Range) -> str:
     """Format the finite numbers of a range, which are those that a configuration may hold."""
-    low, high = "[("[limits.low == -np.inf], "])"[limits.high == np.inf]
-    return f"{'(' if limits.open_low else low}{str(limits)[1:-1]}{high}"
+    return str(limits).replace("[-inf", "(-inf").replace("inf]", "inf)")
 
 
 def between(low: float, high: float) -> Range:

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
-from .._base.hyperparameters import check_count, check_takes
-from .._core.policy import apply_policy, carry_after, initial_carry_of, policy_keys
+from .._base.doors import Count, checked
+from .._base.hyperparameters import check_takes
+from .._core.policy import apply_policy, carry_after, policy_keys
 from .._core.types import Array, Evaluate, Params
-from ..envs._env import check_env
+from ..envs._env import Env, Transition, check_env
+from ..envs._episodes import choose
+from ..envs._rollout import RolloutState
 from ..functional._arguments import check_key
-from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
 """Prefix of the names of an evaluation's metrics."""
@@ -34,17 +35,15 @@ class EpisodeResults(NamedTuple):
 
 
 def play_step(
-    env: Any, policy: Evaluate, params: Params, key: Array, env_state: Any, obs: Any, memory: Any, begins: Array, *,
-    mode: bool,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Act once in each of N environments; return their state, their step, and the policy's memory.
-
-    `begins` is `[N]` or `[N, A]`, whether an episode begins.
-    """
+    env: Env, policy: Evaluate, params: Params, key: Array, state: RolloutState, *, mode: bool
+) -> tuple[RolloutState, Transition]:
+    """Act once in each of N environments."""
     action_key, env_key = jax.random.split(key)
-    output = apply_policy(policy, params, obs, memory, begins, policy_keys(policy, action_key, len(begins)))
+    keys = policy_keys(policy, action_key, jax.tree.leaves(state.obs)[0].shape[0])
+    output = apply_policy(policy, params, state.obs, state.carry, state.reset, keys)
     action = output.distribution.mode() if mode else output.distribution.sample(seed=action_key)
-    return *env.step(env_key, env_state, action), carry_after(policy, output, action)
+    env_state, out = env.step(env_key, state.env_state, action)
+    return state.after(env_state, out, carry_after(policy, output, action)), out
 
 
 @checked
@@ -53,10 +52,10 @@ def evaluate_episodes(
     policy: Evaluate,
     params: Params,
     key: Array,
-    episodes: int,
+    episodes: Count,
     *,
     mode: bool = False,
-    max_steps: int = 100_000,
+    max_steps: Count = 100_000,
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
@@ -73,43 +72,27 @@ def evaluate_episodes(
     check_env("evaluate_episodes", env)
     check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))
     check_key("evaluate_episodes", "key", key)
-    check_count("evaluate_episodes", "episodes", episodes)
-    check_count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)
-    env_state, obs = env.reset(reset_key, episodes)
-    each = (episodes,) if env.num_agents is None else (episodes, env.num_agents)
-    nothing = jnp.zeros(episodes, bool)
+    first = RolloutState.begin(env, policy, episodes, *env.reset(reset_key, episodes))
 
     def unfinished(carry: Any) -> Array:
         *_, results, steps = carry
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
-    def play(key: Array, env_state: Any, obs: Any, memory: Any, steps: Array) -> Any:
-        begins = jnp.broadcast_to(steps == 0, each)  # as a rollout begins; only first episodes count here
-        return play_step(env, policy, params, key, env_state, obs, memory, begins, mode=mode)
+    def play(key: Array, state: RolloutState) -> tuple[RolloutState, EpisodeResults]:
+        state, out = play_step(env, policy, params, key, state, mode=mode)
+        ended, truncated = out.episode_ends()
+        return state, EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
 
     def step(carry: Any) -> Any:
-        key, env_state, obs, memory, results, steps = carry
+        key, state, results, steps = carry
         key, step_key = jax.random.split(key)
-        env_state, out, memory = play(step_key, env_state, obs, memory, steps)
+        state, latest = play(step_key, state)
         playing = ~(results.terminated | results.truncated)
-        ended, truncated = out.episode_ends()
-        seen = EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
+        return key, state, choose(playing, latest, results), steps + 1
 
-        def kept(new: Array, old: Array) -> Array:
-            return jnp.where(unsqueezed(playing, old.ndim), new.astype(old.dtype), old)
-
-        results = jax.tree.map(kept, seen, results)
-        return key, env_state, out.obs, memory, results, steps + 1
-
-    initial_carry = initial_carry_of(policy)
-    memory = None if initial_carry is None else initial_carry(episodes)
-    began = jnp.zeros((), jnp.int32)
-    played = jax.eval_shape(play, key, env_state, obs, memory, began)[1]
-    info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), played.info)
-    empty = EpisodeResults(jnp.zeros(each), jnp.zeros(episodes, jnp.int32), nothing, nothing, info)
-    start = (key, env_state, obs, memory, empty, began)
-    *_, results, _ = jax.lax.while_loop(unfinished, step, start)
+    empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(play, key, first)[1])
+    _, _, results, _ = jax.lax.while_loop(unfinished, step, (key, first, empty, jnp.zeros((), jnp.int32)))
     return results
 
 

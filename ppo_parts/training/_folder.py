@@ -115,7 +115,7 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
             folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
-    stored = _stored.config_json(config, options, train)
+    stored = _stored.config_json(config, train)
     source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -159,7 +159,8 @@ class RunWriter(RunFolder):
             os.truncate(self.log_path, size)
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
-        _files.write_json(self.path / "config.json", {**self.stored, "run": _stored.kept_options(self.options)})
+        options = {name: getattr(self.options, name) for name in _stored.KEPT}
+        _files.write_json(self.path / "config.json", {**self.stored, "run": options})
         if done < train.num_updates and self.result_path.exists():  # the run is not complete
             os.rename(self.result_path, self._aside("result.json"))
         self.log_path.touch()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.metrics import Metrics, join_metrics
@@ -140,7 +140,7 @@ def population(
     ranges: Mapping[str, Range],
     *,
     members: int = 16,
-    every: int = 10,
+    every: Count = 10,
     fraction: float = 0.2,
     factors: tuple[float, float] = (0.8, 1.2),
     metric: str = "episode_return",
@@ -185,7 +185,6 @@ def population(
         selection and these factors as in its section 4.1.
     """
     check_count("population", "members", members, 2)
-    check_count("population", "every", every)
     check_number("population", "fraction", fraction, Range(0, 0.5), schedule=False)
     if fraction and round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from .._base.command_line import whole_number
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
@@ -89,19 +89,17 @@ def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
     distributions, found = require_package("optuna", "optuna").distributions, {}
     for name, given in search.items():
         now, entries = getattr(config, name), set(given) if isinstance(given, Mapping) else set()
-        kind = "categorical" if entries == {"choices"} else "int" if isinstance(now, int) else "float"
-        numeric = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
-        numeric = numeric and not isinstance(now, (bool, str, tuple))
-        if kind != "categorical" and not numeric:
+        in_range = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
+        if entries != {"choices"} and (not in_range or isinstance(now, (bool, str, tuple))):
             says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
             raise UserValueError(says, where="sweep", argument=name)
-        number = whole_number if kind == "int" else float  # YAML reads 1e-5 as a word
         try:
-            if kind == "categorical":
-                choices = [float(x) if isinstance(now, float) else x for x in given["choices"]]
-                arguments: dict[str, Any] = {"choices": choices}
+            if in_range:  # numbers are parsed because YAML reads 1e-5 as a word
+                kind, number = ("int", whole_number) if isinstance(now, int) else ("float", float)
+                arguments = {entry: x if entry == "log" else number(str(x)) for entry, x in given.items()}
             else:
-                arguments = {at: x if at == "log" else number(str(x)) for at, x in given.items()}
+                kind, choices = "categorical", [float(x) if isinstance(now, float) else x for x in given["choices"]]
+                arguments = {"choices": choices}
             getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
@@ -121,7 +119,7 @@ def objective(
     search: Mapping[str, Any],
     *,
     metric: str = "episode_return",
-    num_seeds: int = 1,
+    num_seeds: Count = 1,
 ) -> Callable[[Any], float]:
     """Make the objective of an Optuna study: a run with the hyperparameters of a trial, and its metric at the end.
 
@@ -145,7 +143,7 @@ def objective(
     for at in (0, -1):  # raises if one is out of range, before there is a trial
         train = make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
     check_metric("objective", train, metric)
-    programs = trial_programs(make_train, config, check_count("sweep", "num_seeds", num_seeds))
+    programs = trial_programs(make_train, config, num_seeds)
 
     def train_and_report(trial: Any) -> float:
         init, advance = programs(drawn(suggested, trial))
@@ -163,15 +161,13 @@ def objective(
 
 
 @checked
-def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: int = 10, num_seeds: int = 1) -> type:
+def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count = 10, num_seeds: Count = 1) -> type:
     """Make a `ray.tune.Trainable` of a recipe, for a `ray.tune.Tuner` with fields of `config` as its `param_space`.
 
     An iteration is `updates` updates. It reports the mean of each metric over them and over the seeds (an earlier one
     where no value is finite, or NaN), and "updates", their number so far. A trial ends when no whole iteration is left.
     Programs and seeds are shared as in `objective`, so that population-based training compiles nothing anew.
     """
-    check_count("trainable", "updates", updates)
-    check_count("trainable", "num_seeds", num_seeds)
     make_train(config)  # raises if it cannot work, before there is a trial
     base: Any = require_package("ray.tune", "ray").Trainable
 

@@ -35,10 +35,6 @@ KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.nam
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
-def kept_options(options: RunOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in KEPT}
-
-
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
     if stored["run"].get("best_mode") == "min":
@@ -94,8 +90,8 @@ def recipe_of(defined: Any) -> str:
     return Path(getattr(main, "__file__", name)).stem if spec is None else spec.name
 
 
-def config_json(config: Any, options: RunOptions, train: Train) -> dict[str, Any]:
-    """Return the `config.json` of a new run; raise if JSON cannot represent the configuration."""
+def config_json(config: Any, train: Train) -> dict[str, Any]:
+    """Return the `config.json` of a new run, without its options; raise if JSON cannot represent the configuration."""
     stored = {
         "config": in_json(config),
         "steps_per_update": train.steps_per_update,
@@ -111,7 +107,7 @@ def config_json(config: Any, options: RunOptions, train: Train) -> dict[str, Any
                 where="config",
                 argument=field.name,
             )
-    return {**stored, "run": kept_options(options), "versions": versions(), "jax": _jax_settings()}
+    return {**stored, "versions": versions(), "jax": _jax_settings()}
 
 
 def in_json(config: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._base.batching import sequential_vmap_on_cpu
-from .._base.doors import checked
+from .._base.doors import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
 from .._base.trees import select, without_weak_types
@@ -263,9 +263,9 @@ def _count_nonfinite(tree: Any) -> Array:
 
 
 @checked
-def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
+def vmap_over_seeds(function: Callable[..., Any], num_seeds: Count) -> Callable[..., Any]:
     """Add a leading axis for the seeds to `function`, if there are several."""
-    return jax.vmap(function) if check_count("vmap_over_seeds", "num_seeds", num_seeds) > 1 else function
+    return jax.vmap(function) if num_seeds > 1 else function
 
 
 def seed_keys(seed: int, num_seeds: int) -> Array:
@@ -277,20 +277,22 @@ def seed_keys(seed: int, num_seeds: int) -> Array:
     return keys if num_seeds > 1 else keys[0]
 
 
-def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
+@checked
+def updates_in(total_timesteps: Count, *, num_envs: Count, num_steps: Count) -> int:
     """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
-    each = check_count("updates_in", "num_envs", num_envs) * check_count("updates_in", "num_steps", num_steps)
-    if check_count("updates_in", "total_timesteps", total_timesteps) < each:
+    each = num_envs * num_steps
+    if total_timesteps < each:
         raise UserValueError(
             f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
             f"{total_timesteps}: raise it, or make the rollouts shorter",
             where="updates_in",
             argument="total_timesteps",
         )
-    return total_timesteps // each
+    return int(total_timesteps // each)
 
 
-def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:
+@checked
+def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) -> Any:
     """Compute the mean return of (at least) the `last` episodes, from the metrics of each update.
 
     Args:
@@ -306,7 +308,6 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) ->
         >>> float(last_episodes_return(jnp.array([9., 1., jnp.nan, 3.]), jnp.array([5, 1, 0, 1]), last=2))
         2.0
     """
-    check_count("last_episodes_return", "last", last)
     number = jnp.asarray(episodes)
     later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
     number = jnp.where(later < last, number, 0)

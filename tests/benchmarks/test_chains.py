@@ -1,11 +1,11 @@
-"""The chains and games of benchmarks: they run, and they are what pages and records say."""
+"""The chains, games and updates by hand of benchmarks: they run, and are what pages, records and recipes say."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _tables, gallery, kuhn, study
+from benchmarks import _tables, gallery, kuhn, study, update
 from ppo_parts.recipes import pufferlib_ppo
 
 
@@ -54,3 +54,27 @@ def test_kuhn_poker_pays_what_its_exploitability_assumes():
             assert out.terminated
             assert seats == [1.0, -1.0, 1.0][: len(line)]
             assert total == kuhn.return_of_deal(cards, np.nan_to_num(table), np.nan_to_num(table))
+
+
+SIZES = {"num_envs": 4, "num_steps": 8, "total_timesteps": 96, "num_minibatches": 2}
+EPOCHS = {"cleanrl": {"update_epochs": 2, "hidden": (8, 8)}, "pufferlib": {"update_epochs": 2, "hidden": 8}}
+EPOCHS["ippo"] = {"actor_epochs": 2, "critic_epochs": 3, "hidden": 8, "actor_learning_rate": 1e-2}
+
+
+@pytest.mark.lenient_ranks  # written in a style that broadcasts
+@pytest.mark.parametrize("recipe", update.RECIPES)
+def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
+    """The second one has other learning rates, and another exponent of PufferLib's weights."""
+    train, theirs, by_hand = update.both(recipe, **SIZES, **EPOCHS[recipe])
+    ours, by_hand, learn = train.learner.init(theirs.params), jax.jit(by_hand), jax.jit(train.learner.update)
+    for number in range(2):
+        key = jax.random.key(number)
+        batch, before = update.rollout(train, key), theirs.params
+        ours, metrics = learn(key, ours, batch)
+        theirs, same = by_hand(key, theirs, batch)
+        assert metrics.keys() == same.keys()
+        for name, x in same.items():
+            np.testing.assert_allclose(metrics[name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+        for x, y, z in zip(*map(jax.tree.leaves, (ours.params, theirs.params, before)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+            assert np.abs(y - z).max() > 1e-4

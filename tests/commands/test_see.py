@@ -38,9 +38,6 @@ def bare(folder, tmp_path):
     return write
 
 
-# Loading by the path alone.
-
-
 def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     """Also if the recipe was run as a command: then by the name to import it by."""
     stored = json.loads((folder / "config.json").read_text())
@@ -138,9 +135,6 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
         evaluate.main([str(path)])
 
 
-# Evaluate.
-
-
 def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     before = sorted(path.name for path in folder.rglob("*"))
     arguments = [str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")]
@@ -188,9 +182,6 @@ def test_commands_end_with_one_sentence(folder, capsys):
         with pytest.raises(SystemExit):
             evaluate.main([str(folder), flag, x])
         assert says in capsys.readouterr().err
-
-
-# Compare.
 
 
 def test_statistics_are_those_of_rliable():
@@ -263,9 +254,6 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
             compare.main(argv)
 
 
-# Watch.
-
-
 def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
     path = watch.main([str(folder), "--output", str(tmp_path / "a.gif"), "--episodes", "2", "--width", "16"])
     assert "episode 2: return 6.0 in 3 steps" in capsys.readouterr().out
@@ -311,9 +299,6 @@ def test_videos_are_written_by_ffmpeg(tmp_path):
     read = [x for x in imageio.get_reader(tmp_path / "a.mp4")]  # noqa: C416 - the reader has an infinite length
     assert [x.shape for x in read] == [(60, 90, 3)] * 2
     assert [round(float(x.mean()), -1) for x in read] == [0, 200]
-
-
-# Weights & Biases.
 
 
 def test_runs_are_tracked(tmp_path, monkeypatch):

@@ -40,11 +40,6 @@ def probe(name, look):
     return pp.stateless(lambda batch, context: batch.add_metrics(**{name: look(batch, context)}), name="probe")
 
 
-def counter(name="count"):
-    """A part whose state counts its runs."""
-    return part(lambda batch, count, context: (batch, count + 1), name, jnp.zeros(()))
-
-
 def recorder(*shape, unmasked_only=False):
     """A part that keeps `extras["row"]` and the weight of each minibatch, `[minibatches, ...]`; -1: no such row."""
 

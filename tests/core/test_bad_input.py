@@ -92,7 +92,6 @@ UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward
 
 
 SHORT = pp.within(GAE, name="short", write={"advantage": "extras.short"})
-CHANGED = pp.stateless(lambda batch: batch, name="changed", provides=("obs",))
 
 
 def rollout_of(env, **options):
@@ -136,19 +135,9 @@ def doubled(*fields):
 
 
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
-DIVISORS = [  # a sampler, and what the number of its minibatches must divide
-    (pp.shuffled_minibatches(7), "24 steps ... got 7 ... 6, 8"),
-    (pp.segment_minibatches(3), "4 segments ... got 3 ... 2, 4"),
-    (pp.prioritized_sampler(3, alpha=1.0, beta=0.0), "4 segments ... got 3"),
-]
 ESTIMATORS = {"gae": GAE, "vtrace": VTRACE}
-ALONE = {  # samplers after which each advantage is standardized by itself
-    "axis=None ... shape (1,)": (pp.shuffled_minibatches(TIME * SEGMENTS), None),
-    f"axis=-1 ... shape ({TIME}, 1)": (pp.segment_minibatches(SEGMENTS), -1),
-}
 VALUE_ERRORS = {
     "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
-    # chains
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
@@ -162,7 +151,6 @@ VALUE_ERRORS = {
         lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
     "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
     "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
-    # the learner
     "no loss after the sampler depends on the parameters":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
@@ -183,7 +171,6 @@ VALUE_ERRORS = {
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
     "value_loss: the policy returns no value": ({"evaluate": without_critic},),
     "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
-    # phases
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
     "got (); None means all": lambda: pp.phase(ACTOR, trains=()),
@@ -194,7 +181,6 @@ VALUE_ERRORS = {
     "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
     "mine ... into one of the phases": (PHASES, pp.stateless(lambda batch: batch, name="mine"), {"optimizer": TWO}),
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
-    # samplers
     "5 of 4 segments ... replacement":
         (GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE),
     "group_advantage: group must name groups of several segments ... got np.int64(1)":
@@ -218,7 +204,6 @@ VALUE_ERRORS = {
     "(2,) ... (1, 2)": lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
-    # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
     "shards=3 must ... the number of segments = 4": (given(shards=3),),
@@ -228,7 +213,6 @@ VALUE_ERRORS = {
         (GAE, pp.given_indices([[0, 1]], "segment"), VALUE, given(shards=2)),
     "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it":
         lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
-    # hyperparameters
     "gamma must be one number ... (2,) ... vmap": lambda: pp.gae(gamma=np.array([0.9, 0.99]), gae_lambda=0.9),
     "gamma must be one number ... (3,)":
         lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
@@ -240,19 +224,13 @@ VALUE_ERRORS = {
     "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
-    # batches
-    "clipped_value_loss needs batch.value":
-        (FULL, pp.clipped_value_loss(clip_eps=0.2), given(value=None, target=BATCH.reward)),
-    # the array layer
     "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
     "kl_penalty needs batch.behavior ... keep_distribution=True":
         (GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
     "critic_loss: the loss must have the shape of prediction, got ()":
         lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
-    # parts of one's own, samplers, and what they leave
     "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
-    "the rollout has extras['x'], but like does not: give like": lambda: replayed(BATCH, given(extras={"x": FIVE})),
     "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
         doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
@@ -281,26 +259,25 @@ VALUE_ERRORS = {
     "short writes extras.short, and no part after it reads it": (GAE, SHORT, FULL, SURROGATE),
     "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
-    "changed writes obs, and no part after it reads it": (GAE, FULL, SURROGATE, CHANGED),
-    "policy_loss works along time, but shuffled_minibatches": (GAE, SHUFFLED, pp.policy_loss(f.gspo, clip_eps=0.1)),
     "shuffled_minibatches before it cuts the time axis":
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
-    "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
     "about 4 elements: ... divides 7 is 7":
         (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
     "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
     "'loss' is written twice ... gradient_metrics ... another name":
         ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
-    # several cases of one rule
     "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
     "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
     "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
         lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
     "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
-    **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
+    "num_minibatches must divide the 24 steps ... got 7 ... 6, 8": (GAE, pp.shuffled_minibatches(7), VALUE),
+    "num_minibatches must divide the 4 segments ... got 3 ... 2, 4": (GAE, pp.segment_minibatches(3), VALUE),
+    "prioritized_sampler: num_minibatches must divide the 4":
+        (GAE, pp.prioritized_sampler(3, alpha=1.0, beta=0.0), VALUE),
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
         for field in ("obs", "action", "log_prob")
@@ -310,12 +287,10 @@ VALUE_ERRORS = {
         for name, part in ESTIMATORS.items()
         for field in ("reward", "terminated", "next_value", "value")
     },
-    **{
-        f"advantage_normalize: {says} ... always 0 ... fewer minibatches": functools.partial(
-            update, GAE, sampler, pp.advantage_normalize(axis=axis), SURROGATE
-        )
-        for says, (sampler, axis) in ALONE.items()
-    },
+    "advantage_normalize: axis=None ... shape (1,) ... always 0 ... fewer minibatches":
+        (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
+    "advantage_normalize: axis=-1 ... shape (6, 1)":
+        (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
 }  # fmt: skip
 
 TYPE_ERRORS = {
@@ -324,9 +299,7 @@ TYPE_ERRORS = {
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
-    "unexpected keyword argument 'dof'; did you mean 'ddof'?": lambda: pp.advantage_normalize(dof=1),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
-    # chains
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
         lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
@@ -338,7 +311,6 @@ TYPE_ERRORS = {
     "mine: the function must return the new batch, got NoneType":
         (pp.stateless(lambda batch: None, name="mine"), FULL, VALUE),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
-    # the learner
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
     "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
@@ -363,12 +335,9 @@ TYPE_ERRORS = {
     "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
         lambda: pp.learner(CRITIC, evaluate, SGD),
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
-    # phases
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),
     "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
-    # samplers
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
-    # hyperparameters
     "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
         lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
     "learner.update: key must be one key, such as jax.random.key(0), got 0": ({"key": 0},),
@@ -379,19 +348,15 @@ TYPE_ERRORS = {
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
     "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
-    # batches
     "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
     "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
-    # what evaluate returns
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
-    # the array layer
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule":
         lambda: pp.kl_penalty(coef=lambda step: 1.0, target_kl=0.1),
-    # parts of one's own, and samplers
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
     "short: update must take (batch, state, context); this one takes (batch)":
         lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
@@ -409,7 +374,6 @@ TYPE_ERRORS = {
     "zero_sum ... got the sampler full_batch": lambda: pp.agents.zero_sum(pp.chain(GAE, FULL)),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
-    # several cases of one rule
     "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'":
         lambda: pp.kl_penalty(coef=pp.field("extras.w")),
     **{
@@ -426,10 +390,8 @@ TYPE_ERRORS = {
 }  # fmt: skip
 
 SHAPE_ERRORS = {
-    # chains
     "Metrics.of: these must have the same shape, got a (3,), b ()":
         lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
-    # the learner
     "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
@@ -446,22 +408,17 @@ SHAPE_ERRORS = {
     "combine the streams of the advantage first": (STREAMS, ACTOR),
     "combine_advantages ... per_segment.bonus (4,)":
         (GAE, pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}), ACTOR, WITH_BONUS),
-    # hyperparameters
     "add_stop: discard must be one boolean, got shape ... jnp.any": lambda: BATCH.add_stop(discard=BATCH.reward > 0),
-    # batches
     "[T, N] ... (6,) ... axis of size 1": (jax.tree.map(lambda x: x[:, 0], BATCH),),
     "obs ... (6, 4) ... (6, 3, 3)": (given(obs={"image": BATCH.obs[:, 1:]}),),
     "action ... (5, 4)": (given(action=BATCH.action[1:]),),
     "carry ... (4,) ... (3, 2)": (GAE, SEGMENT, VALUE, given(carry=jnp.zeros((3, 2)))),
-    # what evaluate returns
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
     "log_prob has shape (6, 4, 1) ... distributions.Normal":
         ({"evaluate": policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])},),
     "'entropy' ... (6, 4, 1)":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.entropy()[..., None])}),
-    # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
-    # samplers, and what is sampled
     "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
     "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
     "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)":
@@ -471,7 +428,6 @@ SHAPE_ERRORS = {
     "next_obs must begin": (given(next_obs=jnp.zeros((TIME, 3))),),
     "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
-    # several cases of one rule
     **{
         f"{field} (6, 4, 1) ... Nothing is broadcast": functools.partial(
             update, batch=given(**{field: getattr(BATCH, field)[..., None]})

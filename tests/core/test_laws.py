@@ -186,9 +186,6 @@ def test_check_part_accepts(name):
     testing.check_part(sound, **options, laws=LAWS if stateful else LAWS[:-1])  # the last one compiles
 
 
-# --- parts that break a law -----------------------------------------------------------------------------------------
-
-
 def mutating(batch, state, context):
     if isinstance(batch.reward, np.ndarray):
         batch.reward[0, 0] = 7.0
@@ -318,7 +315,6 @@ def test_check_part_does_not_advise_what_was_given():
     ("faulty", "says"),
     [
         (lambda batch: batch, "is not a part"),
-        (part(lambda b, s, c: b), r"faulty: update must return \(batch, state\), got Batch"),
         (metric(lambda b: 1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), NEEDS_A_VALUE),
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),
@@ -330,9 +326,6 @@ def test_check_part_does_not_advise_what_was_given():
 def test_check_part_says_what_is_wrong(faulty, says):
     with pytest.raises(pp.errors.UserError, match=says):
         testing.check_part(faulty)
-
-
-# --- hyperparameters -------------------------------------------------------------------------------------------------
 
 
 def test_check_hyperparameters_takes_a_context_and_names_an_error():

@@ -86,9 +86,6 @@ def test_masked_places_are_neutral():
     assert_close(update(KEY, state, batch.replace(**flags)), (expected, metrics))
 
 
-# --- chains, samplers, phases, entropy --------------------------------------------------------------------------------
-
-
 def test_chains_nest_and_have_an_identity():
     parts = a, b, c = growing_reward(), pp.given_indices(ORDER), growing_loss()
     for chain in (pp.chain(pp.chain(a, pp.chain(b)), pp.chain(c)), pp.chain(pp.identity(), a, pp.chain(), b, c)):
@@ -166,9 +163,6 @@ def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
         assert_close(estimated, exact, rtol=0, atol=0.03)
         assert float(exact[0][0]) == pytest.approx(-0.5 * float(exact[0][1]), rel=1e-4)
         assert exact[0][0] != estimated[0][0]
-
-
-# --- early stop ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -265,12 +259,10 @@ def test_updates_in_scan_and_vmap_equal_loops_which_trace_once():
     assert all(x.shape == () for x in in_turn[0].values())
 
 
-# --- what is not finite ----------------------------------------------------------------------------------------------
-
-
 def test_gradients_that_are_not_finite_are_skipped_and_reported():
     batch = rollout(ends=False, masked=False)
-    pipeline = pp.chain(GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES)
+    following = part(lambda b, x, c: (b, 0.9 * x + 0.1 * jnp.mean(b.reward)), "following", jnp.ones(()))
+    pipeline = pp.chain(following, GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES, growing_loss())
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=100))
     update, state = jax.jit(learner.update), learner.init(make_params())
     _, metrics = update(KEY, state, batch)
@@ -280,8 +272,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     after, metrics = update(KEY, state, spoiled)
     counts = {name.removeprefix("nonfinite/"): int(x) for name, x in metrics.items() if name.startswith("nonfinite/")}
     expected = {"reward": 1, "advantage": 3, "loss/policy": 1, "loss/value": 1, "gradient": 1}
-    assert counts == expected | {"log_prob": 0, "value": 0, "next_value": 0}
+    assert counts == expected | {"log_prob": 0, "value": 0, "next_value": 0, "loss/own": 0}
     assert after.opt_state.total_notfinite == 1
+    assert pp.part_state(after, pipeline, "following") == pp.part_state(state, pipeline, "following")
+    assert pp.part_state(after, pipeline, "growing_loss") == 1  # of the two minibatches
     assert not np.array_equal(after.params["policy"], state.params["policy"])  # the first one is applied
     assert pp.nonfinite_report(metrics).startswith("non-finite numbers arose first in reward (1 element), then in adv")
     recovered, metrics = update(KEY, after, batch)
@@ -312,9 +306,6 @@ def test_the_report_names_phases_and_parts_of_ones_own():
         "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
         "then in mine (1 minibatch)"
     )
-
-
-# --- microbatches ----------------------------------------------------------------------------------------------------
 
 
 def policy(params, batch):

@@ -1,4 +1,7 @@
-"""Shards: samplers do not mix them, they change nothing but what is drawn, and n devices equal one with n shards."""
+"""Shards: samplers do not mix them, they change nothing but what is drawn, and n devices equal one with n shards.
+
+The same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes.
+"""
 
 import functools
 from types import SimpleNamespace
@@ -12,9 +15,11 @@ import pytest
 import ppo_parts as pp
 from benchmarks.devices import collectives, counted
 from ppo_parts import envs
+from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, rollout
+from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, mesh_of_all, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
+from tests.envs import test_host_envs
 from tests.envs.test_agents import probe
 
 SHARDS, T, N = 4, 6, 16
@@ -60,9 +65,6 @@ def both_ways(axis, refresh, *, weighted):
     rows = np.concatenate([rows + shard * own for shard in range(SHARDS)], axis=1)
     every = np.tile(weights, (2, 1, SHARDS)) if weighted else None
     return several, pp.given_indices(np.stack([rows] * 2), axis, every, refresh=refresh)
-
-
-# --- what samplers draw ----------------------------------------------------------------------------------------------
 
 
 def newest(key, batch, epoch):
@@ -150,9 +152,6 @@ def test_an_index_outside_its_shard_is_nan():
     np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
 
 
-# --- they change nothing else ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("axis", "refresh"), [("step", "minibatch"), ("segment", "epoch")])
 def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
     weighted = pp.value_loss(coef=pp.field("weight"), name="weighted")
@@ -212,9 +211,6 @@ def test_replay_keeps_rollouts_within_their_shard():
         np.testing.assert_array_equal(steps[0], [*own, *(own + 1000)])
         np.testing.assert_array_equal(segments, [*own, *own])
     assert bool(jnp.all(batch.mask == 1))
-
-
-# --- rollouts --------------------------------------------------------------------------------------------------------
 
 
 def clocks():
@@ -311,8 +307,6 @@ def test_explained_variance_of_shards_is_that_of_all():
             assert_close(found(batch), pp.functional.explained_variance(value, aim, mask=batch.mask), 2e-5)
             assert bool(jnp.isnan(found(batch))) == (scale < 1)
 
-
-# --- n devices are one with n shards: test_sharding.py runs these checks on several --------------------------------
 
 LARGE = (32, 64)
 SAMPLERS = ("shuffled", "segments", "prioritized")
@@ -422,3 +416,107 @@ def check_recurrent():
 @pytest.mark.slow
 def test_devices_with_every_sampler_and_refresh():
     alone(check_learner, [(sampler, refresh) for sampler in SAMPLERS for refresh in REFRESHES])
+
+
+def shard_map(function, in_specs, out_specs):
+    """Over all devices, whose axis is `d`."""
+    return jax.shard_map(function, mesh=mesh_of_all("Auto"), in_specs=in_specs, out_specs=out_specs)
+
+
+def data(columns):
+    rng = np.random.default_rng(0)
+    floats = {name: rng.normal(size=(5, columns)) for name in ("log_ratio", "reward", "value", "next_value")}
+    kind = rng.integers(4, size=(5, columns))
+    given = floats | {"terminated": kind == 1, "truncated": kind == 2, "mask": kind != 3}
+    return {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
+
+
+def estimates(given, gamma, way="auto"):
+    """All that recurs, with gradients; `gamma` may be one for each device."""
+    on_policy = {name: x for name, x in given.items() if name != "log_ratio"}
+    settings = {"gamma": gamma, "gae_lambda": 0.8}
+
+    def total(value):
+        out = f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False)
+        return jnp.sum(jnp.square(out.target))
+
+    return {
+        "gae": f.gae(**on_policy, **settings),
+        "vtrace": f.vtrace(**given, **settings),
+        "recurrence": f.reverse_recurrence(given["reward"], given["value"], implementation=way),
+        "gradient": jax.grad(total)(given["value"]),
+    }
+
+
+def check_functional(columns, ways, kinds):
+    """`columns` for all devices; in these ways in `shard_map`, and on meshes of these kinds."""
+    given, columnwise = data(columns), P(None, "d")
+    expected = jax.jit(lambda given: estimates(given, 0.9))(given)
+    for way in ways:
+        mapped = shard_map(lambda given, way=way: estimates(given, 0.9, way), (columnwise,), columnwise)
+        assert_close(jax.jit(mapped)(given), expected, 1e-5, 1e-5)
+    for kind in kinds:
+        sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
+        placed = jax.device_put(given, sharding)
+        result = jax.jit(lambda given: estimates(given, 0.9))(placed)
+        assert_close(result, expected, 1e-5, 1e-5)
+        assert result["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
+
+
+def check_what_devices_share(columns):
+    given, columnwise = data(columns), P(None, "d")
+
+    def without_gradient(given):  # JAX sums over the devices the gradient of what they share
+        return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
+
+    own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
+    merged = lambda own, all: without_gradient(all | {"reward": own})  # noqa: E731
+    of_shared = shard_map(merged, (columnwise, P()), columnwise)
+    tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
+    assert_close(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled), 1e-5, 1e-5)
+
+
+def check_one_gamma_for_each_device(columns):
+    given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
+    per_column, columnwise = jnp.repeat(gamma, columns // DEVICES), P(None, "d")
+    varied = jax.jit(lambda given: estimates(given, per_column))(given)
+    mapped = shard_map(lambda given, gamma: estimates(given, gamma[0]), (columnwise, P("d")), columnwise)
+    assert_close(jax.jit(mapped)(given, gamma), varied, 1e-5, 1e-5)
+    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), given)
+    back = lambda tree: jax.tree.map(lambda x: jnp.concatenate(list(np.asarray(x)), 1), tree)  # noqa: E731
+    for mapped in (jax.pmap, lambda function: jax.jit(jax.vmap(function))):
+        assert_close(back(mapped(estimates)(split, gamma)), varied, 1e-5, 1e-5)
+
+
+def check_a_learner_for_each_device():
+    """On its own columns."""
+    losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
+    head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.shuffled_minibatches(2), pp.advantage_normalize()
+    pipeline = pp.chain(*head, *losses, pp.policy_diagnostics())
+    learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
+    state, key = learner.init(make_params()), jax.random.key(0)
+    batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
+    parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part) for part in parts))
+
+    def after(batch):
+        return jax.tree.map(lambda x: x[None], learner.update(key, state, batch))
+
+    assert_close(jax.jit(shard_map(after, (P(None, "d"),), P("d")))(batch), expected, 1e-5, 1e-5)
+
+
+def check_all():
+    """In one process, as starting it takes longer than most of the checks."""
+    assert jax.device_count() == DEVICES
+    check_functional(8, ("auto", "associative"), ("Explicit",))
+    check_functional(512, (), ("Auto",))  # wide rows take another way through the scan
+    check_what_devices_share(8)
+    check_one_gamma_for_each_device(8)
+    check_a_learner_for_each_device()
+    test_host_envs.check_several_devices()
+    check_learner(COVERING)
+    check_recurrent()
+
+
+def test_several_devices():
+    alone(check_all)

@@ -55,9 +55,6 @@ divergence = jax.jit(lambda policy, other: policy.kl_divergence(other))
 sample = jax.jit(lambda policy, shape=(): policy.sample(seed=KEY, sample_shape=shape), static_argnames="shape")
 
 
-# --- what all of them have in common ----------------------------------------------------------------------------------
-
-
 @jax.jit
 def numbers(policy, other, action):
     found = {"log_prob": policy.log_prob(action), "kl_divergence": policy.kl_divergence(other)}
@@ -173,8 +170,6 @@ def test_gradients_at_extreme_parameters_are_finite(kind):
         assert np.isfinite(found).all()
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
 ONE, FLOAT8 = jnp.full((3, 2), 0.5), jnp.ones((3, 2), jnp.float8_e4m3fn)
 NOT_REAL = [None, "x", [0.5, 0.5], ONE + 1j, np.full((3, 2), "x"), FLOAT8]
 GSDE = {"loc": ONE, "features": jnp.ones((3, 4)), "std": jnp.ones((4, 2))}
@@ -286,9 +281,6 @@ def test_what_a_distribution_needs():
             distributions.check_distribution("rollout", Mine(), (need,))
 
 
-# --- Gaussians --------------------------------------------------------------------------------------------------------
-
-
 def test_normal_is_scipys():
     loc, scale = jnp.array([[0.3, -2.0, 1e3], [0.0, 5.0, 1.0]]), jnp.array([0.5, 3.0, 20.0])
     policy = Normal(loc, scale)
@@ -352,8 +344,6 @@ def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
         policy = TanhNormal(Normal(jnp.full(300, 50.0), jnp.ones(300)), low, low + width)
         np.testing.assert_allclose(log_prob(policy, policy.mode()), 0, atol=1e-5)
 
-
-# --- beta -------------------------------------------------------------------------------------------------------------
 
 RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5)}
 
@@ -513,9 +503,6 @@ def test_divergences_of_neighbours_keep_their_digits():
     np.testing.assert_allclose(ours, expected, rtol=0.02, atol=8e-9)
 
 
-# --- choices ----------------------------------------------------------------------------------------------------------
-
-
 def test_multi_categorical_is_a_product():
     logits = [jnp.array([[0.0, 1.0]] * 5), jnp.array([[0.5, -1.0, 2.0]] * 5)]
     policy, parts = MultiCategorical(logits), [Categorical(part) for part in logits]
@@ -574,9 +561,6 @@ def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():
     np.testing.assert_allclose(found, [*np.full(3, -np.log(513.0)), np.nan], rtol=1e-6)
 
 
-# --- microbatches -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.lenient_ranks  # distrax
 def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_whole():
     distrax = pytest.importorskip("distrax")
@@ -599,9 +583,6 @@ def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_
         traced(distrax.MultivariateNormalDiag, 6)
     traced(distrax.MultivariateNormalDiag, "auto", (128, 128))  # from which on "auto" takes pieces
     traced(Normal, 6)
-
-
-# --- state-dependent noise --------------------------------------------------------------------------------------------
 
 
 def test_gsde_keeps_a_noise_matrix_for_some_steps():

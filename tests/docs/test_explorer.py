@@ -65,9 +65,6 @@ def test_the_explorer_has_every_public_part():
     assert made == {getattr(pp, name) if "." not in name else eval(f"pp.{name}") for name in table()["parts"]}
 
 
-# --- the rules of `chain` --------------------------------------------------------------------------------------------
-
-
 def random_chains(number=1000):
     """Chains of parts: any, some that are roughly in order, and some that differ little from one that is accepted."""
     draw, names, base = random.Random(0), sorted(table()["parts"]), table()["measured"]["rows"][0]["chain"]
@@ -157,9 +154,6 @@ def test_a_new_part_is_put_where_it_raises_no_error():
         assert run_script("placeFor(given.table, given.parts, given.part)", given) == place
 
 
-# --- the figures -----------------------------------------------------------------------------------------------------
-
-
 def test_the_clip_by_hand_is_that_of_functional():
     grid = np.array(np.meshgrid(np.linspace(0.05, 2.5, 30), [-2, -0.7, 0, 1, 1.6], [0.05, 0.2, 0.5])).reshape(3, -1)
     found = run_script("given.map((x) => clippedSurrogate(...x))", grid.T.tolist())
@@ -186,9 +180,6 @@ def test_gae_by_hand_is_that_of_functional(by_time_limit):
     assert inputs[3 + by_time_limit].sum() == 27
     for name in ("advantage", "target"):
         np.testing.assert_allclose(np.transpose([x[name] for x in found]), getattr(expected, name), atol=1e-6)
-
-
-# --- thumbnails -------------------------------------------------------------------------------------------------------
 
 
 def places(text):

@@ -184,9 +184,6 @@ def double_precision():
         yield
 
 
-# --- losses.md --------------------------------------------------------------------------------------------------------
-
-
 def test_ppo_ewma_equals_a_loop_by_hand():
     params, batches, decay = linear_params(), [double(seed) for seed in range(2)], 0.889
 
@@ -283,9 +280,6 @@ def test_fpo_equals_a_loop_by_hand():
     np.testing.assert_allclose(sample, x, rtol=1e-9, atol=1e-9)
 
 
-# --- regularizers.md --------------------------------------------------------------------------------------------------
-
-
 def test_drac_equals_a_loop_by_hand():
     module, params, batch = card("regularizers", "DrAC"), linear_params(), double()
     augment = module.random_amplitude(0.6, 1.2)(KEY, jnp.ones((50, OBS)))
@@ -305,9 +299,6 @@ def test_drac_equals_a_loop_by_hand():
     state, metrics = train(pipeline, params, [batch], categorical)
     assert_equal(state.params, expected)
     assert metrics[0]["augmented_kl"] > 0
-
-
-# --- updates.md -------------------------------------------------------------------------------------------------------
 
 
 def test_sam_equals_a_loop_by_hand():
@@ -470,9 +461,6 @@ def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     assert (metrics[0]["minibatches"], metrics[0]["early_stopped"]) == (applied, 1)
     assert 0 < applied < 10
     np.testing.assert_allclose(metrics[0]["sample_size"], min(sizes))
-
-
-# --- values.md --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
@@ -695,9 +683,6 @@ def test_reppo_equals_a_loop_by_hand():
     assert_equal(state.params, expected)
 
 
-# --- imitation.md -----------------------------------------------------------------------------------------------------
-
-
 def test_rnd_equals_a_loop_by_hand():
     module, size = card("imitation", "Random network distillation"), 4  # CartPole's observations
     params = normal({"policy": (size, 2), "value": (size,), "value_intrinsic": (size,)}, 0)
@@ -785,9 +770,6 @@ def test_distillation_equals_a_loop_by_hand():
     part = module.distill(teacher, of_teacher, coef=pp.linear_schedule(1.0, 0.0, 4))
     state, _ = train(pp.chain(pp.given_indices(MINIBATCHES), part), params, batches, categorical)
     assert_equal(state.params, expected)
-
-
-# --- networks.md ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.lenient_ranks
@@ -949,9 +931,6 @@ def test_options_equal_a_loop_by_hand():
     acted = collected(KEY, module.init(KEY))
     log_prob = module.evaluate(module.init(KEY), acted).distribution.log_prob(acted.action)
     np.testing.assert_allclose(log_prob, acted.log_prob, rtol=1e-5)
-
-
-# --- levels.md --------------------------------------------------------------------------------------------------------
 
 
 def test_level_replay_equals_a_loop_by_hand(monkeypatch):

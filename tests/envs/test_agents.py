@@ -165,9 +165,6 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
     np.testing.assert_array_equal(folded.privileged, privileged.reshape(-1, 4))
 
 
-CENTRALIZED = dataclasses.replace(SMALL, critic="centralized")
-
-
 def without_ended():
     def step(*given):
         state, out = probe().step(*given)
@@ -177,8 +174,6 @@ def without_ended():
 
 
 test_what_does_not_fit_several_agents_is_refused = refused(
-    (lambda: ippo.make_train(CENTRALIZED, probe()), "critic must be one of 'lo"),
-    (lambda: ippo.make_train(SMALL, envs.fold_agents(probe())), "axis of agents"),
     (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
     (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "counts agents, .* multiple of 2, got 5: give 6"),
     (lambda: envs.check(without_ended()), r"ended must be booleans .* got None: where the episode of all agents ended"),

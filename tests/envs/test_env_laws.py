@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import ppo_parts as pp
@@ -65,9 +66,6 @@ def test_the_real_packages_follow_the_laws(env_id):
     except pp.errors.MissingPackage as error:
         pytest.skip(str(error))
     assert envs.check_laws(env, num_steps=steps).episodes > 0
-
-
-# --- each law finds what breaks it ---
 
 
 def walk(**broken):
@@ -232,7 +230,6 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
     (lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
-    (lambda: 3, r"3 is not an environment: make one with envs\.make"),
     (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
@@ -268,9 +265,6 @@ def test_random_actions_lie_in_the_box():
     np.testing.assert_allclose(action.max(axis=0), [3, 7, -3, 1], atol=0.02)
 
 
-# --- what is counted and noted ---
-
-
 def test_episodes_are_counted():
     """An end with both flags counts as a termination, and is noted."""
     seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
@@ -303,9 +297,6 @@ def test_what_is_often_a_mistake_is_noted():
         assert [note.partition(" were")[0] for note in notes_of(length, ended, ended & False)] == expected
     (note,) = notes_of(length, ended & False, ended & False)
     assert "no episode ended in 32 steps" in note
-
-
-# --- automatic resets ---
 
 
 def test_only_as_many_new_episodes_are_computed_as_asked_for():
@@ -380,13 +371,57 @@ test_arguments_of_automatic_resets_are_checked = refused(
 )
 
 
+KEY, N = jax.random.key(0), 4
+SHARED = {"start": jnp.arange(4.0) * 10, "log_weight": jnp.zeros(4)}
+
+
+def starting(shared=SHARED):
+    """Episodes of two steps from a start that is drawn."""
+
+    def reset(key, shared):
+        x = shared["start"][jax.random.categorical(key, shared["log_weight"])]
+        return x, x[None]
+
+    def step(key, x, action):
+        return envs.Step(x + 1, x[None] + 1, reward=x, terminated=False)
+
+    return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=shared)
+
+
+def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tracing_again():
+    env, action = starting(), jnp.zeros(N, int)
+    state, first = env.reset(KEY, N)
+    assert set(first[:, 0].tolist()) <= {0, 10, 20, 30}
+    step = jax.jit(env.step)
+    state, _ = step(KEY, state, action)
+    new = SHARED | {"start": 0 * SHARED["start"] + 100}
+    state, out = step(KEY, optax.tree.set(state, shared=new), action)
+    np.testing.assert_array_equal(out.final_obs, first + 2)  # the old episode goes on, to its end
+    np.testing.assert_array_equal(out.obs, 100)
+    np.testing.assert_array_equal(optax.tree.get(state, "shared")["start"], 100)
+    assert step._cache_size() == 1
+    np.testing.assert_array_equal(env.evaluation(state).reset(KEY, N)[1], 100)
+    np.testing.assert_array_equal(env.reset(KEY, N)[1], first)
+
+
+def test_shared_state_stays_whole_when_environments_are_divided_over_devices():
+    rollout = pp.rollout(starting(), lambda params, batch: None, num_envs=N, num_steps=3)
+    spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))
+    assert set(jax.tree.leaves(spec.env_state.shared)) == {jax.sharding.PartitionSpec()}
+    assert spec.env_state.inner == jax.sharding.PartitionSpec("d")
+
+
+def test_shared_state_must_stay_alike():
+    state, _ = starting().reset(KEY, N)
+    for other in (None, SHARED | {"start": jnp.zeros(3)}):
+        with pytest.raises(pp.errors.UserTypeError, match=r"^auto_reset: shared must stay like .*float32\[4\].*, got"):
+            starting().step(KEY, state._replace(shared=other), jnp.zeros(N, int))
+
+
 def test_a_termination_at_the_time_limit_is_a_termination():
     env = resetting(lambda key, x, action: envs.Step(x, x[None], 0.0, terminated=action == 1), time_limit=1)
     out = play(env, lambda key, obs: jnp.array([0, 1]), 2, 1, seed=0).out
     assert (out.terminated.tolist(), out.truncated.tolist()) == ([[False, True]], [[True, False]])
-
-
-# --- adapters ---
 
 
 def test_policy_and_critic_may_see_different_entries_of_the_observations():

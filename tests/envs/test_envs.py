@@ -1,4 +1,4 @@
-"""Environments by name, spaces, and the wrappers of actions and rewards."""
+"""Environments by name, spaces, images, and the wrappers of actions and rewards."""
 
 import sys
 import tomllib
@@ -15,6 +15,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import _registry
 from ppo_parts.envs._laws import play
+from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from tests import env_fakes
 from tests.common import refused
 
@@ -42,8 +43,6 @@ def test_every_gymnax_environment_steps(env_id):
         pytest.skip(f"needs a download: {error}")
     assert seen.terminated + seen.truncated == seen.episodes
 
-
-# --- names and settings ---
 
 LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
@@ -98,9 +97,6 @@ def test_a_missing_package_is_named_with_its_extra(prefix, source, monkeypatch):
         envs.make(f"{prefix}:anything")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert source.extra in project["optional-dependencies"]
-
-
-# --- arguments ---
 
 
 class Old(type(gymnax.make("CartPole-v1")[0])):
@@ -160,9 +156,6 @@ def test_sizes_of_spaces():
     assert envs.size(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
 
 
-# --- wrappers of actions and rewards ---
-
-
 def matrix_env(low=-2.0, high=2.0):
     """The reward is the sum of the first row of an action [2, 3] minus that of the second."""
     step = lambda key, state, action: envs.Step(state, state, jnp.sum(action[0] - action[1]), False)  # noqa: E731
@@ -196,3 +189,47 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
     out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
     np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
     np.testing.assert_array_equal(out.episode_return[:2, 0], [-3, -3])
+
+
+@pytest.mark.lenient_ranks
+def test_minatar_is_drawn_from_its_channels():
+    env = envs.prepare(envs.make("Breakout-MinAtar"), normalize=True, gamma=0.9)
+    state, _ = env.reset(jax.random.key(0), 2)
+    frame = env.render(state)
+    assert frame.shape == (320, 320, 3)
+    grid = np.asarray(envs.make("Breakout-MinAtar").reset(jax.random.key(0), 2)[1][0])
+    np.testing.assert_array_equal(frame[::32, ::32].any(-1), grid.any(-1))
+    shown = np.unique(np.max((grid > 0) * np.arange(1, 5), axis=-1))  # the ball hides its trail
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) == len(shown) == 3
+    grid = np.zeros((2, 1, 2))  # the last channel is on top
+    grid[0, 0, 0] = grid[1, 0, :] = 1
+    top, bottom = draw_grid(grid)[[0, 32], 0]
+    assert top.tolist() == [255, 89, 89]
+    assert bottom.tolist() == [89, 255, 255]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "gym:CartPole-v1"])
+def test_gymnasium_draws(env_id):
+    pytest.importorskip("pygame")
+    made, on_host = [], env_id.startswith("gym:")
+    with rendering():
+        env = envs.make(env_id, **({"wrappers": (lambda env: made.append(env) or env,)} if on_host else {}))
+    state, _ = env.reset(jax.random.key(0), 2)
+    for other in made[-1:]:
+        other.render = None  # is not called
+    frame = env.render(state)
+    assert frame.shape == (400, 600, 3)
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
+    if on_host:
+        env = envs.make(env_id)
+        state, _ = env.reset(jax.random.key(0), 1)
+        with pytest.raises(pp.errors.UserValueError, match='without render_mode="rgb_array"'):
+            env.render(state)
+
+
+def test_how_to_draw_without_a_display_is_said():
+    for says in ("an OpenGL platform library has not been loaded", "Cannot initialize a EGL device display."):
+        with pytest.raises(ValueError, match=f"{says.rstrip('.')}. Without a display, set"), opengl_errors():
+            raise ImportError(says)
+    with pytest.raises(ImportError), opengl_errors():
+        raise ImportError("another")

@@ -104,9 +104,6 @@ def play(env, num_envs, actions=(0, 0), key=KEY):
     return obs, jax.tree.map(lambda *x: np.stack(x), *outs)
 
 
-# --- rollouts ---
-
-
 def story(limit, steps):
     """What one environment should record, step by step, and the finished episodes; written from the definition."""
     rows, episodes, episode, time, total = [], [], 0, 0, 0.0
@@ -260,9 +257,6 @@ def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_
     assert out.episode_length.min() < 25
 
 
-# --- info, masks and actions ---
-
-
 def reports(env):
     """`time` in every step, and `won` in those that end an episode."""
     return {"time": env.time} | ({"won": np.bool_(env.episode % 2), "pair": (1, 2)} if env.over else {})
@@ -343,9 +337,6 @@ def test_integers_are_observed_from_0():
     env = by_name(lambda: Scripted(obs_space=spaces.Discrete(4, start=1), see=lambda env: 3))
     assert env.observation_space == envs.Discrete(4)
     np.testing.assert_array_equal(env.reset(KEY, 2)[1], [2, 2])
-
-
-# --- what is refused ---
 
 
 class Returns:
@@ -462,7 +453,6 @@ test_environments_that_would_be_played_wrongly_are_refused = refused(
     (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: actions .*with one axis"),
     (lambda: host(Scripted(action_space=spaces.Box(-1, 1)), action_mask="action_mask"), "masks discrete actions"),
     *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, (1,))),
-    (lambda: envs.check(envs.make(GYM, info="return")), r"info\['return'\] has the name of a metric"),
     (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
     (lambda: envs.make(f"{GYM},max_episode_steps=0"), "^CartPole-v1: max_episode_steps must be a positive integer"),
 )
@@ -475,9 +465,6 @@ def test_a_simulator_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(gymnasium, "make", make)
     with pytest.raises(pp.errors.MissingPackage, match=r"^CartPole-v1: MuJoCo is not installed, run `pip install"):
         envs.make(GYM)
-
-
-# --- Atari ---
 
 
 class Game:
@@ -547,9 +534,6 @@ def test_lost_lives_end_episodes_of_the_learner_only():
     assert out.ended[:, 0].astype(int).tolist() == [0, 0, 0, 1, 0]
     assert out.final_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
     envs.check_laws(env, num_envs=2, num_steps=20)
-
-
-# --- calls of functions on NumPy arrays from compiled programs --------------------------------------------------------
 
 
 SHAPES = {"sum": jax.ShapeDtypeStruct((2,), np.float32), "large": jax.ShapeDtypeStruct((2,), bool)}

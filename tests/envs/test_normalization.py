@@ -170,9 +170,6 @@ def test_agents_share_statistics_as_folded_agents_do():
     assert_close(before[0].inner.moments, after[0].inner.moments)
 
 
-# --- numbers that are not finite, and shards ---
-
-
 def test_wrappers_show_what_is_not_finite_so_that_the_learner_counts_it():
     """An infinite reward, clipped to 10, would be trained on; an infinite observation, too. Neither stays."""
     reward, obs, final = (np.array(x) for x in (recorded(1).reward, recorded(1).obs, recorded(1).final))

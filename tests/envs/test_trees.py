@@ -221,8 +221,3 @@ def test_what_is_discrete_alone_or_privileged_is_encoded_and_not_standardized():
     assert (out.obs.privileged["card"] == 2).all()
     params = networks.actor_critic(prepared, (4,)).init(jax.random.key(0))["params"]
     assert [params[f"Dense_{i}"]["kernel"].shape[0] for i in (0, 2)] == [500, 6]
-    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape \{.card.: \(\)\}, but reset returns"):
-        envs.check(env._replace(privileged_space=envs.Dict({"card": envs.Discrete(4)})))
-    alone = envs.auto_reset(lambda key: (0, jnp.int32(3)), step, envs.Discrete(500), envs.Discrete(2))
-    with pytest.raises(ValueError, match=r"Discrete\(n=500\) has nothing to standardize"):
-        envs.normalize_observation(alone)

@@ -91,7 +91,8 @@ def test_bad_values_are_refused_by_name(name):
     given, unclear = arrays | others, []
     for argument, kind in kinds(name).items():
         optional = inspect.signature(FUNCTIONS[name]).parameters[argument].default is None
-        bad = [value for value in BAD[kind.role] if value is not None or not optional]
+        bad = BAD[kind.role] + (NO_ARRAYS if argument in arrays else ())
+        bad = [value for value in bad if value is not None or not optional]
         bad += [jnp.full(1, 0.5)] if argument in SINGLE else []
         if argument in arrays and len(arrays) > 1 and name not in ("rescale_head", "permutation"):
             bad.append(arrays[argument][..., None])

@@ -256,9 +256,6 @@ def returns(reward, terminated, truncated, gamma):
     return total
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
 def of_log_ratio(function, reference, settings, wrt=("log_ratio",), note=""):
     return Entry(function, reference, settings, wrt, RATIOS, note=note)
 
@@ -334,9 +331,6 @@ ENTRIES = (
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_entry(entry):
     check_reference(entry)
-
-
-# --- numbers at the limits of floats ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entry", OF_SEQUENCES, ids=lambda entry: entry.id)
@@ -419,9 +413,6 @@ def test_clip_cov_draws_as_many_as_it_says():
     assert int(dropped(0, 0.0).sum()) == 1
     assert np.all(covariance(advantage, log_prob)[np.asarray(dropped(0, 0.05))] > 0)
     assert np.any(dropped(0, 0.05) != dropped(1, 0.05))
-
-
-# --- what the table does not say --------------------------------------------------------------------------------------
 
 
 def test_k3_plus_has_the_gradient_of_k2():

@@ -39,9 +39,6 @@ def arrays(*shape, seed=0, scale=1.0):
     return {name: jnp.asarray(x, jnp.float32) for name, x in (normal | ends).items()}
 
 
-# --- float64 references over a product of settings --------------------------------------------------------------------
-
-
 def test_statistics_equal_their_reference():
     given = arrays(4, 3, 2)
     for mask in (None, given["mask"]):
@@ -97,9 +94,6 @@ def test_priorities_equal_their_reference():
     # One segment cannot be drawn, so N is 3: one over 3 * 1/2 and 3 * 1/8.
     weights = f.importance_weights(jnp.array([0.5, 0.375, 0.125, 0.0]), jnp.array([0, 2, 3]), beta=1.0)
     close(weights, np.array([1 / 1.5, 1 / 0.375, 0.0]))
-
-
-# --- at the limits ---------------------------------------------------------------------------------------------------
 
 
 def test_a_constant_target_has_no_variance_to_explain():
@@ -194,8 +188,6 @@ def test_nan_is_never_hidden():
     assert np.isnan(slope)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
-
 ONES, LONGER = np.ones((5, 3), np.float32), np.ones((6, 3))
 TENSOR = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
 SERIES = type("Series", (), {"__module__": "pandas.core.series"})()
@@ -225,9 +217,9 @@ WRONG = [
     (lambda: f.segment_priorities(ONES[0], alpha=1), "advantage must be [T, N], got shape (3,)"),
     (weighted(ONES[0]), "probabilities must .* got a sum of 3.0"),
     (weighted(np.nan * ONES[0]), "probabilities must .* got a sum of nan"),
-    (weighted(ONES), "probabilities must have one axis, got shape (5, 3)"),
+    (weighted(ONES), "probabilities must be [N], got shape (5, 3)"),
     (lambda: f.sample_without_replacement(KEY, np.array([-0.5, 1.5]), 1), "probabilities must .* minimum of -0.5"),
-    (lambda: f.importance_weights(ONES[0] / 3, np.array([3]), beta=1), "segments 0 to 2, but indices contain 3"),
+    (lambda: f.importance_weights(ONES[0] / 3, np.array([3]), beta=1), "indices must lie in [0, 3), got 3"),
     (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
     (lambda: f.categorical_value(ONES, [-np.inf, 0.0, np.inf]), "support must be .* finite numbers of float32, got"),
     (lambda: f.categorical_value(ONES, np.array([0.0, 1.0, 1 + 1e-12])), "support must be .* increasing"),

@@ -16,9 +16,6 @@ TUNIX, TORCH = np.load(GOLDEN / "tunix.npz"), np.load(GOLDEN / "verl_trl.npz")
 T = 8
 
 
-# --- numbers of verl 0.9.1, TRL 1.16.0 and Tunix 0.1.7 ----------------------------------------------------------------
-
-
 def recorded(name):
     """An input `[T, N]`; axis 0 is time here, and the batch in verl and TRL."""
     return TORCH[f"input/{name}"].T
@@ -161,9 +158,6 @@ def test_advantages_of_verl_and_trl():
     np.testing.assert_allclose(by_group, centered / (deviation + 1e-4), rtol=1e-6)
     np.testing.assert_allclose(by_batch, centered / (score.std(ddof=1) + 1e-4), rtol=1e-6)
     np.testing.assert_allclose(lite, centered / score.std(), rtol=1e-6)  # of Lite PPO
-
-
-# --- tokens of tools --------------------------------------------------------------------------------------------------
 
 
 def test_skipping_is_removing():

@@ -295,9 +295,6 @@ def test_nature_cnn_evaluates_frames_with_any_leading_axes():
     np.testing.assert_allclose(value, whole.value, rtol=1e-4, atol=1e-6)
 
 
-# --- layers for any library -------------------------------------------------------------------------------------------
-
-
 KEYS = jax.random.split(jax.random.key(0), 3)
 
 

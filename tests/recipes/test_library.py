@@ -176,9 +176,6 @@ def test_a_run_keeps_what_the_chain_requires():
         assert [name for name in fields if getattr(batch, name) is not None] == [field]
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
 PARTS = {
     "squared_error": parts.squared_error(0.5, clip_eps=0.2),

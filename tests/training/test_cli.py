@@ -67,9 +67,6 @@ def ended_by_tyro(argv, says, capsys):
     assert says in capsys.readouterr().err
 
 
-# --- ranges ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypatch):
     """Out of range, the command line names the flag and Python the field, before an environment is made."""
@@ -133,9 +130,6 @@ def test_config_field_that_cannot_be_used_is_named():
     ):
         with pytest.raises(pp.errors.UserError, match=re.escape(f"Config: {name} {says}")):
             training.check_config(Config(**{name: value}))
-
-
-# --- the command line ------------------------------------------------------------------------------------------------
 
 
 def test_flags_of_whole_numbers_take_scientific_notation(capsys):

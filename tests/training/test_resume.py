@@ -154,13 +154,6 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
             training.main(recipe.make_train, recipe.PRESETS, argv=["--resume", str(folder)])
 
 
-def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path, capsys):
-    folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
-    go(train, None, "", resume=folder, checkpoint=8, **EVALUATED)
-    assert "from update 8\n" in capsys.readouterr().out
-    assert_same_run(folder, evaluated[0])
-
-
 def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(broken, capsys):
     """And names what is not as it was, which may change the last bits."""
     path = broken / "config.json"
