@@ -73,8 +73,11 @@ class Evidence:
         x = self.series("episode_return")
         if len(x) < 8:
             return np.nan
-        noise = float(np.std(np.diff(x))) / 2**0.5 + 1e-9
-        return (self.late("episode_return") - self.early("episode_return")) / noise
+        return (self.late("episode_return") - self.early("episode_return")) / self.noise()
+
+    def noise(self) -> float:
+        """Return the standard deviation of the return from update to update."""
+        return self.over("episode_return", lambda x: np.std(np.diff(x)) / 2**0.5 + 1e-9)
 
     def rose(self) -> bool:
         """Return whether the return rose by three standard errors of the means of a tenth and of a quarter."""
@@ -121,9 +124,10 @@ def agreement(run: Evidence) -> float:
 
 
 def lost_in_evaluation(run: Evidence) -> float:
-    """Return which share of the return's rise the last evaluations lack; NaN if it did not rise."""
+    """Return which share of the return's rise the last evaluations lack; NaN if it did not rise, or if it is noise."""
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
-    return (late - played) / (late - early) if run.rose() else np.nan
+    error = run.noise() * (run.late("episodes") / 32) ** 0.5  # of a mean over 32 episodes, which is a small evaluation
+    return (late - played) / (late - early) if run.rose() and late - played > 3 * error else np.nan
 
 
 def motion_left(run: Evidence) -> float:
@@ -215,7 +219,7 @@ RULES = (
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02
+         when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
          and not run.late("probe/value_error") < 3 and not collapsed(run)),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
@@ -272,7 +276,7 @@ RULES = (
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
-         when=lambda run: not run.progress() > 2.5),  # where returns rise, the policy has an effect
+         when=lambda run: not run.rose()),  # where returns rise, the policy has an effect
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 500,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),

@@ -53,6 +53,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_beyond`: the share of components beyond a bound.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
         * `reward_balance`: the sum of rewards, divided by that of their absolute values.
+        * `reward_size`: the largest absolute reward.
         * `target_rms`: the root mean square of the value targets.
         * `value_error`: the root mean square of advantages, divided by that of rewards.
         * `value_at_end`: how far values before terminations miss the reward, divided by the root mean square of values.
@@ -89,8 +90,10 @@ def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
         after, batch, _ = train.rollout.collect(key, acting, start)
         same = [jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (batch.obs, before.obs)), strict=True)]
         after = jax.tree.map(functools.partial(jnp.where, again), start, after)
-        sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, jnp.abs(batch.reward)))
-        return (after, batch), (*sums, _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same)))
+        size = jnp.abs(batch.reward)
+        sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, size))
+        others = jnp.max(size), _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same))
+        return (after, batch), (*sums, *others)
 
     empty = jax.eval_shape(train.rollout.collect, state.key, params, state.rollout)[1]
     start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
@@ -98,11 +101,12 @@ def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
     twice = train.rollout.restart is None  # otherwise the states are on the host, which cannot go back
     given = jnp.concatenate([keys[:twice], keys]), jnp.arange(len(keys) + twice) < twice
     (_, batch), (*measured, same) = jax.lax.scan(collect, start, given)
-    terminated, truncated, reward, size, jump, value_at_end = (x[twice:] for x in measured)
+    terminated, truncated, reward, sizes, largest, jump, value_at_end = (x[twice:] for x in measured)
     return batch, {
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
-        "reward_balance": jnp.sum(reward) / jnp.sum(size),
+        "reward_balance": jnp.sum(reward) / jnp.sum(sizes),
+        "reward_size": jnp.max(largest),
         "jump_at_end": jnp.nanmean(jump),
         "value_at_end": jnp.nanmean(value_at_end),
         "no_effect": same[1] if twice else jnp.nan,

@@ -31,8 +31,8 @@ HEALTHY = {
 PROBED = {
     "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
-    "reward_balance": 1.0, "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9, "no_effect": 0.0,
-    "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0, "value_dominance": 20.0,
+    "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9,
+    "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0, "value_dominance": 20.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -40,6 +40,7 @@ CONFIG = {
     "ent_coef": 0.01,
 }  # fmt: skip
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
+SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
 PLANTED = {  # by rule: metrics, and settings
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
@@ -56,7 +57,7 @@ PLANTED = {  # by rule: metrics, and settings
     "observations_vanish": ({"probe/obs_std": 1e-4}, {}),
     "reward_sign": ({"probe/reward_balance": -1.0}, {}),
     "reward_scale_large": ({"probe/target_rms": 2e4}, {}),
-    "reward_scale_small": ({"probe/target_rms": 0.02, "value_loss": np.full(UPDATES, 1e-5)}, {}),
+    "reward_scale_small": (SMALL, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
@@ -86,6 +87,8 @@ def test_nothing_is_found_in_a_healthy_run():
     answers = {"probe/no_effect": 1.0, "probe/value_error": 1.5}
     assert training.diagnose({**game, **answers}, {**CONFIG, "gamma": 0.5}) == []
     assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
+    rare = {**HEALTHY, **SMALL, "probe/reward_size": 1.0}
+    assert training.diagnose(rare, CONFIG) == []
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
