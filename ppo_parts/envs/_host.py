@@ -94,7 +94,6 @@ def from_gymnasium(
             return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
 
         def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
-            del key
             num_envs = state.episode_length.shape[-1]
             obs, mask = observed(num_envs)
             # Every argument and result makes a call slower, so small ones are packed into one array.

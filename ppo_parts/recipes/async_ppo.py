@@ -54,7 +54,6 @@ class OneAhead(training.Program):
                 return jax.block_until_ready(collect(state))
 
         def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:
-            del most
             collected = ahead.pop().result() if ahead else collected_by(state)
             if int(np.max(state.learner.step)) + 1 < self.train.num_updates:
                 later = training.TrainState(next_key(state), state.learner, collected[0])

@@ -165,7 +165,6 @@ class Interrupt:
             signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 
     def _handle(self, number: int, frame: Any) -> None:
-        del frame
         name, now = signal.Signals(number).name, time.monotonic()
         if name == SAVE:
             self.save = True
