@@ -277,7 +277,7 @@ RULES = (
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
          when=lambda run: not run.rose()),  # where returns rise, the policy has an effect
-    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 500,
+    Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
