@@ -82,7 +82,7 @@ def check_axes(where: str, batch: Batch) -> None:
         if name in STREAMS and x is not None and jnp.ndim(x) > jnp.ndim(batch.log_prob) and x.shape[-1] > 1:
             fields[name] = x[..., 0]
     check_same_shape(where, log_prob=batch.log_prob, **fields)
-    check_floating(where, log_prob=batch.log_prob)
+    check_floating(where, "log_prob", batch.log_prob)
     leading = batch.log_prob.shape[:2]
     check_shards(where, batch.shards, "the number of segments", leading[1])
     remedies = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.trees import select
 from ..functional._common import unsqueezed
-from .shards import joined, split
+from .shards import split
 from .types import Array
 
 
@@ -93,7 +93,7 @@ class ShardMoments(NamedTuple):
         shards = len(self.since.seen)
 
         def rows(x: Array) -> Array:
-            return joined(jnp.broadcast_to(x[:, None], (shards, number // shards, *x.shape[1:])), 0)
+            return jax.lax.collapse(jnp.broadcast_to(x[:, None], (shards, number // shards, *x.shape[1:])), 0, 2)
 
         return jax.tree.map(rows, each)
 

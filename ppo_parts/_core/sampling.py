@@ -16,7 +16,7 @@ from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
 from ..functional._common import unsqueezed
 from .policy import evaluate_current
-from .shards import join_shards, joined, map_shards, split
+from .shards import join_shards, map_shards, split
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, kind, no_state
 
 Axis = Literal["step", "segment", "window"]
@@ -127,7 +127,7 @@ class Sampler(Divider):
         if shards > 1:
             along = 0 if self.axis == "step" else 1
             put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
-            return joined(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1)
+            return jax.lax.collapse(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1, 3)
         if self.axis == "segment":
             return buffer.at[:, indices].set(rows)
         flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])

@@ -14,18 +14,13 @@ from .types import Array, Batch, field_axes
 
 
 def split(x: Array, shards: int, axis: int) -> Array:
-    """Divide `axis` into two axes, shards and the positions within a shard."""
+    """Divide `axis` into two axes, shards and the positions within a shard; `jax.lax.collapse` merges them."""
     return x.reshape((*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]))
-
-
-def joined(x: Array, axis: int) -> Array:
-    """Merge `axis` and the next axis, shards and the positions within a shard, into one axis."""
-    return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
 
 
 def join_shards(tree: Any, axis: int) -> Any:
     """Join the results of several shards, leaves `[shards, ...]`, along `axis`."""
-    return jax.tree.map(lambda x: joined(jnp.moveaxis(x, 0, axis), axis), tree)
+    return jax.tree.map(lambda x: jax.lax.collapse(jnp.moveaxis(x, 0, axis), axis, axis + 2), tree)
 
 
 def split_fields(batch: Batch, pieces: int) -> dict[str, Any]:

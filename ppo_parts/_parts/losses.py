@@ -88,9 +88,9 @@ def policy_loss(
         >>> own = pp.policy_loss(lambda log_ratio, advantage, mask: -log_ratio * advantage)
     """
     takes = inspect.signature(loss).parameters.keys() - hyperparameters.keys()
-    # Made only where a loss takes them, because a key starts JAX's backend.
-    probes: Any = {"log_prob": lambda: np.zeros((1, 1), np.float32), "key": lambda: jax.random.key(0)}
-    further = {name: probe() for name, probe in probes.items() if name in takes}
+    further: dict[str, Any] = {"log_prob": np.zeros((1, 1), np.float32)} if "log_prob" in takes else {}
+    if "key" in takes:  # only then, because a key starts JAX's backend
+        further["key"] = jax.random.key(0)
     check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:

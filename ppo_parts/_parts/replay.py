@@ -118,5 +118,4 @@ def _paths(fields: dict[str, Any]) -> set[str]:
 
 def _beside(x: Array, shards: int, axis: int) -> Array:
     """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
-    x = jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])
+    return jax.lax.collapse(jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1), axis, axis + 3)

@@ -13,7 +13,7 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.shards import joined, split
+from .._core.shards import split
 from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, field_axes, stateless
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
@@ -66,7 +66,7 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
 
         def both(own: Array, other: Array, axis: int) -> Array:
             parts = [split(x, batch.shards, axis) for x in (own, other)]
-            return joined(jnp.concatenate(parts, axis=axis + 1), axis)
+            return jax.lax.collapse(jnp.concatenate(parts, axis=axis + 1), axis, axis + 2)
 
         fields = {
             name: jax.tree.map(lambda x, y, axis=axis: both(x, y, axis), getattr(batch, name), getattr(mirrored, name))

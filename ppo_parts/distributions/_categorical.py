@@ -37,7 +37,7 @@ class Categorical(TreeDistribution):
     """
 
     def __init__(self, logits: Array) -> None:
-        check_floating("Categorical", logits=logits)
+        check_floating("Categorical", "logits", logits)
         if not jnp.ndim(logits):
             raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
         wide = jnp.asarray(logits, accumulator_dtype(jnp.asarray(logits)))
@@ -130,7 +130,7 @@ class MultiCategorical(Joint):
                 "options, or a list of arrays"
             )
         if nvec is not None:
-            check_floating("MultiCategorical", logits=logits)
+            check_floating("MultiCategorical", "logits", logits)
             sizes = np.asarray(nvec)
             if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
                 raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
@@ -177,7 +177,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
     Reference: Huang and Ontanon 2022, arXiv:2006.14171.
     """
-    check_floating("mask_logits", logits=logits)
+    check_floating("mask_logits", "logits", logits)
     check_arrays("mask_logits", available=available)
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")

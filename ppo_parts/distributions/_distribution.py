@@ -195,7 +195,7 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
 
 def check_vector(where: str, name: str, x: Any) -> None:
     """Raise unless a parameter is floating and has the axis of the action, [..., D]."""
-    check_floating(where, **{name: x})
+    check_floating(where, name, x)
     if not jnp.ndim(x):
         raise ShapeError(f"{where}: {name} is a single number; its last axis must be that of the action, [..., D]")
 

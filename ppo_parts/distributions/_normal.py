@@ -106,7 +106,8 @@ class StateDependentNormal(Normal):
     """
 
     def __init__(self, loc: Array, features: Array, std: Array) -> None:
-        check_floating("StateDependentNormal", loc=loc, features=features, std=std)
+        for name, x in {"loc": loc, "features": features, "std": std}.items():
+            check_floating("StateDependentNormal", name, x)
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:

@@ -150,12 +150,6 @@ def _admits(kind: Any, value: Any) -> bool:
     return isinstance(value, (bool, np.bool_) if kind is bool else kind)
 
 
-def _floating(where: str, name: str, value: Any) -> Any:
-    value = check_array(where, name, value)
-    check_floating(where, **{name: value})
-    return value
-
-
 def _integers(where: str, name: str, value: Any) -> Any:
     value = value if isinstance(value, int) else check_array(where, name, value)
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
@@ -207,19 +201,19 @@ def _mean_and_scale(where: str, name: str, value: Any) -> Any:
 
 
 def _baseline(where: str, name: str, value: Any) -> Any:
-    return check_as(where, name, value, Baseline) if isinstance(value, str) else _floating(where, name, value)
+    return check_as(where, name, value, Baseline) if isinstance(value, str) else check_floating(where, name, value)
 
 
-FLOATS = Kind(_floating, "float")
-CONSTANT = Kind(_floating, "float", constant=True)
+FLOATS = Kind(check_floating, "float")
+CONSTANT = Kind(check_floating, "float", constant=True)
 
 
 KINDS = {
     **dict.fromkeys(("log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "delta"), FLOATS),
-    **dict.fromkeys(("logits", "quantiles", "mean", "other"), Kind(_floating, "float", wide=True)),
-    "mirrored": Kind(_floating, "float", constant=True, wide=True),
+    **dict.fromkeys(("logits", "quantiles", "mean", "other"), Kind(check_floating, "float", wide=True)),
+    "mirrored": Kind(check_floating, "float", constant=True, wide=True),
     **dict.fromkeys(("advantage", "target", "old_value", "probabilities"), CONSTANT),
-    **dict.fromkeys(("kernel", "bias", "score"), Kind(_floating, "other")),
+    **dict.fromkeys(("kernel", "bias", "score"), Kind(check_floating, "other")),
     **dict.fromkeys(
         ("reward", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"), Kind(check_array)
     ),

@@ -88,16 +88,13 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     return ""
 
 
-def check_floating(where: str, **arrays: Any) -> None:
-    """Raise `TypeError` unless every array has a floating dtype."""
-    check_arrays(where, **arrays)
-    for name, x in arrays.items():
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise UserTypeError(
-                f"must be floating, got {jnp.result_type(x)}; convert it first, e.g. {name}.astype(jnp.float32)",
-                where=where,
-                argument=name,
-            )
+def check_floating(where: str, name: str, x: Any) -> Any:
+    """Return an array of a floating dtype, or one such number, in a form that `jit` takes."""
+    x = check_array(where, name, x)
+    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        says = f"must be floating, got {jnp.result_type(x)}; convert it first, e.g. {name}.astype(jnp.float32)"
+        raise UserTypeError(says, where=where, argument=name)
+    return x
 
 
 def known_values(x: Any) -> np.ndarray | None:

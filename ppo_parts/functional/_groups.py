@@ -102,8 +102,8 @@ def group_advantage(
         variance = total(jnp.square(shifted - mean)) / jnp.maximum(count - ddof, 1)
     elif scale == "batch":
         everything = jnp.sum(keep)
-        deviation = (reward - jnp.sum(reward) / jnp.maximum(everything, 1)) * keep
-        variance = jnp.sum(jnp.square(deviation)) / jnp.maximum(everything - ddof, 1)
+        offset = (reward - jnp.sum(reward) / jnp.maximum(everything, 1)) * keep
+        variance = jnp.sum(jnp.square(offset)) / jnp.maximum(everything - ddof, 1)
     if scale is not None:
         deviation = jnp.sqrt(variance) + eps
         # A variance that overflows must not turn the advantage into 0, which looks like equal rewards.

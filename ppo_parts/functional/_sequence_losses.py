@@ -298,7 +298,8 @@ def _share(fraction: Any, keep: Array) -> Array:
 def _foremost(score: Array, eligible: Array, number: Array) -> Array:
     """Mark the eligible elements of highest score, at most `number`."""
     order = jnp.argsort(jnp.where(eligible, -score, jnp.inf).ravel())
-    return (jnp.argsort(order) < number).reshape(score.shape) & eligible
+    rank = jnp.argsort(order)  # the inverse of a permutation
+    return (rank < number).reshape(score.shape) & eligible
 
 
 def _weighted_log_prob(weight: Array, log_ratio: Array) -> Array:

@@ -106,7 +106,7 @@ def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0,
     error = target[..., None] - quantiles
     tau = (jnp.arange(error.shape[-1], dtype=error.dtype) + 0.5) / error.shape[-1]
     size = jnp.where(kappa > 0, _huber(error, kappa) / jnp.where(kappa > 0, kappa, 1), jnp.abs(error))
-    return jnp.mean(jnp.abs(_last(tau, error.ndim) - (error < 0)) * size, axis=-1)
+    return jnp.mean(jnp.abs(jax.lax.broadcast_to_rank(tau, error.ndim) - (error < 0)) * size, axis=-1)
 
 
 def _check_support(where: str, values: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def categorical_value_loss(
 def two_hot(target: Array, z: Array) -> Array:
     """Divide the probability between the two atoms around each target."""
     # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
-    lower, gap = (_last(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
+    lower, gap = (jax.lax.broadcast_to_rank(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
     upper = jnp.clip((target[..., None] - lower) / gap, 0, 1)
     one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
     return jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
@@ -170,7 +170,8 @@ def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
     """Spread the probability over the atoms around each target, the centers of bins, as a Gaussian does."""
     first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
     edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
-    below = jax.scipy.special.ndtr((_last(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]) / sigma)
+    distance = jax.lax.broadcast_to_rank(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]
+    below = jax.scipy.special.ndtr(distance / sigma)
     return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
@@ -190,7 +191,7 @@ def categorical_value(logits: Array, support: Any) -> Array:
 
     Reference: Bellemare et al. 2017, arXiv:1707.06887; Farebrother et al. 2024, arXiv:2403.03950.
     """
-    atoms = _last(jnp.asarray(support, logits.dtype), logits.ndim)
+    atoms = jax.lax.broadcast_to_rank(jnp.asarray(support, logits.dtype), logits.ndim)
     return jnp.sum(jax.nn.softmax(logits) * atoms, axis=-1)
 
 
@@ -227,8 +228,3 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
 def _huber(error: Array, delta: Any) -> Array:
     inside = jnp.clip(error, -delta, delta)
     return inside * (error - 0.5 * inside)
-
-
-def _last(row: Array, rank: int) -> Array:
-    """Return `row` as the last of `rank` axes."""
-    return row.reshape((1,) * (rank - 1) + row.shape)

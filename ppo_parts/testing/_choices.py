@@ -125,8 +125,10 @@ class Update:
         return hash(repr(self))  # the numbers of a part may be arrays
 
     def __str__(self) -> str:
-        calls = {"chain = pp.chain(": self.chain, "optimizer = optax.chain(": self.optimizer}
-        text = "\n".join("\n".join([made, *(f"    {x}," for x in each), ")"]) for made, each in calls.items())
+        lines: list[str] = []
+        for made, calls in (("chain = pp.chain(", self.chain), ("optimizer = optax.chain(", self.optimizer)):
+            lines += [made, *(f"    {x}," for x in calls), ")"]
+        text = "\n".join(lines)
         used = {x: module for x, module in MODULES.items() if f"{x}." in text}
         imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
         return "\n".join([*imports, text])
@@ -146,8 +148,10 @@ class Update:
         """Return a copy with other calls in the place of one."""
 
         def swapped(text: Any) -> tuple[Any, ...]:
-            if text == old or old is None or not isinstance(text, str) or old not in text:
-                return new if text == old else (text,)
+            if text == old:
+                return new
+            if old is None or not isinstance(text, str) or old not in text:
+                return (text,)
             return read_calls(text.replace(old, joined(new)))
 
         chain, optimizer = ([x for y in calls for x in swapped(y)] for calls in (self.chain, self.optimizer))

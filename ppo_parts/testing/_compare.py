@@ -47,12 +47,13 @@ from ._choices import (
 
 STAGES = ("policy", "advantage", "sampler", "loss", "gradient", "optimizer")
 PER_STEP = ("log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
-OF_MINIBATCH = {"weight": "sampler"}
-OF_MINIBATCH |= dict.fromkeys(
-    ("minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "loss",
-     "loss_without_entropy"), "loss",
-)  # fmt: skip
-OF_MINIBATCH |= {"gradient": "gradient", "grad_norm": "gradient", "params_after": "optimizer"}
+LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "loss", "loss_without_entropy")
+OF_MINIBATCH = {
+    "weight": "sampler",
+    **dict.fromkeys(("minibatch_advantage", *LOSSES), "loss"),
+    **dict.fromkeys(("gradient", "grad_norm"), "gradient"),
+    "params_after": "optimizer",
+}
 """The quantities of minibatches, each with its stage."""
 KEYS = (
     "obs", "action", *PER_STEP, "done", "next_obs", "last_value", "last_done", "params", "behavior", "step", "indices",

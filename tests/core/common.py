@@ -25,14 +25,9 @@ def run(pipeline, batch=None, *, optimizer=None, params=None, policy=evaluate, k
     return (state, *rest)
 
 
-def first_state(state: Any = ()):
-    """The `init` of a part whose state begins with this tree."""
-    return lambda params, key: state
-
-
 def part(update=lambda batch, state, context: (batch, state), name="part", state: Any = (), **attributes):
     """A part with a first state; without a function, it does nothing."""
-    return pp.Part(attributes.pop("init", first_state(state)), update, name, **attributes)
+    return pp.Part(attributes.pop("init", lambda params, key: state), update, name, **attributes)
 
 
 def probe(name, look):
@@ -40,14 +35,13 @@ def probe(name, look):
     return pp.stateless(lambda batch, context: batch.add_metrics(**{name: look(batch, context)}), name="probe")
 
 
-def recorder(*shape, unmasked_only=False):
+def recorder(*shape):
     """A part that keeps `extras["row"]` and the weight of each minibatch, `[minibatches, ...]`; -1: no such row."""
 
     def update(batch, state, context):
         rows, weights, count = state
-        row = jnp.where(batch.mask == 1, batch.extras["row"], -1) if unmasked_only else batch.extras["row"]
         weights = weights if batch.weight is None else weights.at[count].set(batch.weight)
-        return batch, (rows.at[count].set(row), weights, count + 1)
+        return batch, (rows.at[count].set(batch.extras["row"]), weights, count + 1)
 
     state = jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)
     return part(update, "recorder", state, place="after_sampler")

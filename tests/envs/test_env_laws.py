@@ -375,7 +375,7 @@ KEY, N = jax.random.key(0), 4
 SHARED = {"start": jnp.arange(4.0) * 10, "log_weight": jnp.zeros(4)}
 
 
-def starting(shared=SHARED):
+def starting():
     """Episodes of two steps from a start that is drawn."""
 
     def reset(key, shared):
@@ -385,7 +385,7 @@ def starting(shared=SHARED):
     def step(key, x, action):
         return envs.Step(x + 1, x[None] + 1, reward=x, terminated=False)
 
-    return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=shared)
+    return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=SHARED)
 
 
 def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tracing_again():

@@ -156,10 +156,10 @@ def test_sizes_of_spaces():
     assert envs.size(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
 
 
-def matrix_env(low=-2.0, high=2.0):
+def matrix_env(high=2.0):
     """The reward is the sum of the first row of an action [2, 3] minus that of the second."""
     step = lambda key, state, action: envs.Step(state, state, jnp.sum(action[0] - action[1]), False)  # noqa: E731
-    return envs.auto_reset(lambda key: (jnp.zeros(2),) * 2, step, envs.Box((2,)), envs.Box((2, 3), low, high))
+    return envs.auto_reset(lambda key: (jnp.zeros(2),) * 2, step, envs.Box((2,)), envs.Box((2, 3), -2.0, high))
 
 
 def test_actions_of_any_shape_are_flattened_for_distributions():

@@ -22,8 +22,8 @@ def orders_of(size, count):
     return np.concatenate([np.asarray(shuffle(seeds)) for seeds in pieces])
 
 
-def chi_square(counts, expected, lost=1):
-    freedom = np.size(counts) - lost
+def chi_square(counts, expected):
+    freedom = np.size(counts) - 1
     return (np.sum((counts - expected) ** 2 / expected) - freedom) / math.sqrt(2 * freedom)
 
 
