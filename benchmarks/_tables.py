@@ -19,7 +19,7 @@ from ._shared import RESULTS, Record, read
 from .differences import DIFFERENCES
 from .explain import explained
 from .learning import task_of
-from .mujoco import VARIANTS, WITH_FORCES
+from .mujoco import VARIANTS
 from .train import ONE_SEED
 
 Link = Callable[..., str]
@@ -29,7 +29,10 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, an
     "Walker2d-v5": ("3589 (757)", "4896", "TRPO, SB3-zoo 4,933", ""),
     "Hopper-v5": ("2609 (701)", "3128", "TRPO, SB3-zoo 3,618", ""),
     "HalfCheetah-v5": ("5784 (1244)", "7337", "CleanRL 1,443", ""),
+    "Swimmer-v5": ("67 (99)", "81", "SB3-zoo's PPO 282, TRPO 366", ""),
 }
+SETTINGS = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
+"""The variant of the recipe in the table of MuJoCo tasks, where it is not the recipe itself."""
 
 
 def records(benchmark: str) -> dict[str, Record]:
@@ -59,9 +62,6 @@ def results(benchmark: str) -> list[Record]:
     """The results of all records of a benchmark, each with the address of its record."""
     found = records(benchmark).values()
     return [record["results"] | {"address": f"{benchmark}.jsonl#{record['name']}"} for record in found]
-
-
-# --- learning -------------------------------------------------------------------------------------------------------
 
 
 def reached(result: Record, what: str) -> str:
@@ -136,9 +136,6 @@ def mean_return(run: Record, after: float) -> float:
     return float(np.average([row[1] for row in rows], weights=[row[2] for row in rows])) if rows else float("nan")
 
 
-# --- MuJoCo ---------------------------------------------------------------------------------------------------------
-
-
 def runs(benchmark: str) -> list[Record]:
     """The runs of a benchmark that have ended; those that differ only in their seeds become one."""
     ended = (found for found in results(benchmark) if found["complete"])
@@ -171,7 +168,7 @@ def mujoco(link: Link) -> list[str]:
     ours = {
         (run["task"], round(run["env_steps"] / 1e6)): interval(run["best_evaluation"])
         for run in whole_runs()
-        if run["variant"] == ("no_contact_forces" if run["task"] in WITH_FORCES else "recipe")
+        if run["variant"] == SETTINGS.get(run["task"], "recipe")
     }
     tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
     head = ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
@@ -266,9 +263,6 @@ def explain(link: Link, *names: str) -> list[str]:
     return table(["from, to", "choice", "effect on the return of the last 100 episodes"], rows)
 
 
-# --- arms -----------------------------------------------------------------------------------------------------------
-
-
 def kuhn(link: Link) -> list[str]:
     """Exploitability of both arms."""
     names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
@@ -314,9 +308,6 @@ def study(link: Link) -> list[str]:
         measures = ("return_over_training", "last_100_episodes_return")
         rows.append([name, *(interquartile(arm[what]) for arm in arms for what in measures)])
     return table(["arm", *head], rows)
-
-
-# --- time -----------------------------------------------------------------------------------------------------------
 
 
 def rows_of(benchmark: str, *names: str) -> list[Record]:

@@ -76,9 +76,6 @@ def workload(time: int, envs: int) -> Arrays:
     }
 
 
-# --- rivals ---------------------------------------------------------------------------------------------------------
-
-
 def unrolled(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """A scan whose closure does everything, unrolled 16 times: V-trace if the log-ratios come first, else GAE."""
 
@@ -122,9 +119,6 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     """`rlax.clipped_surrogate_pg_loss`, a mean over time, vmapped over environments."""
     estimate = jax.vmap(partial(rlax.clipped_surrogate_pg_loss, epsilon=CLIP), (1, 1))
     return estimate(jnp.exp(log_ratio), advantage)
-
-
-# --- what is measured -----------------------------------------------------------------------------------------------
 
 
 def part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:

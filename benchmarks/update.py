@@ -64,9 +64,6 @@ def rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     )
 
 
-# --- written by hand ------------------------------------------------------------------------------------------------
-
-
 def annealed(rate: float, config: Any, epochs: int) -> Callable[[jax.Array], jax.Array]:
     """A learning rate that falls linearly with each update, of the number of gradient steps."""
     return lambda count: rate * (1 - count // (epochs * config.num_minibatches) / config.num_updates)
