@@ -62,9 +62,8 @@ def report(what: str) -> None:
 
 def of_each_seed(run: LoadedRun, function: Callable[..., Any], *arguments: Any) -> Any:
     """Compute `function(*arguments, state)` for each seed of a run, as NumPy arrays."""
-    over_seeds = vmap_over_seeds(function, run.state.key.size)
     with host_errors():
-        return jax.device_get(jax.jit(over_seeds)(*arguments, run.state))
+        return jax.device_get(jax.jit(vmap_over_seeds(function, run.state.key.size))(*arguments, run.state))
 
 
 def state_of_seed(run: LoadedRun, index: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +49,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
             f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
             "the first player, and -1 for the second"
         )
-    kept = "check: for loops, step must keep the structure, shapes and dtypes of the state that reset returns"
+    kept = "check: so that loops can carry it, step must keep the structure, shapes and dtypes of the state of reset"
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
     evaluated = jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key)
@@ -78,17 +78,21 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 
 
 def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
-    """Raise unless each mask, of which some may be left out, is at the place of a discrete action and has its shape."""
+    """Raise unless each mask is at the place of a discrete action and has its shape; a dict may lack some."""
 
     def mask(space: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    def by_place(tree: Any) -> dict[Any, str]:
-        return {place: describe(x) for place, x in jax.tree_util.tree_leaves_with_path(tree)}
+    def fits(given: Any, valid: Any) -> bool:
+        if isinstance(given, Mapping) and isinstance(valid, dict):
+            return all(fits(x, valid.get(name)) for name, x in given.items())
+        if isinstance(given, tuple | list) and isinstance(valid, tuple) and len(given) == len(valid):
+            return all(map(fits, given, valid))
+        return given is None or describe(given) == describe(valid)
 
     valid = map_space(mask, space)
-    if not by_place(available).items() <= by_place(valid).items():
+    if not fits(available, valid):
         raise ShapeError(
             f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available, got "
             f"{describe(available)}"
@@ -168,9 +172,7 @@ def integers(played: Played) -> str | None:
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
-    if as_observation(played.first).available is None:
-        return None
-    seen = played.first.available, played.out.obs.available
+    seen = (as_observation(obs).available for obs in (played.first, played.out.obs))
     for first, after in zip(*map(jax.tree.leaves, seen), strict=True):
         if place := _place(~np.concatenate([first[None], after]).any(axis=-1)):
             return (
@@ -367,8 +369,7 @@ def random_action(env: Env) -> Act:
     def act(key: Array, obs: Any) -> Any:
         each = axes_of(env, len(jax.tree.leaves(obs)[0]))
         keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
-        available = as_observation(obs).available
-        return map_space(lambda space, available: of_one(next(keys), space, available, each), space, available)
+        return map_space(lambda one, mask: of_one(next(keys), one, mask, each), space, as_observation(obs).available)
 
     def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:
         if options := count_options(space):

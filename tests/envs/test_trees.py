@@ -136,6 +136,8 @@ test_what_does_not_fit_a_tree_is_refused = refused(
      "not a space of arrays"),
     (lambda: envs.fold_agents(sorting()._replace(num_agents=2), agent_id=True), "flatten them first"),
     (lambda: envs.check(sorting()._replace(action_space=FEWER)), r"available must be .*bool\[2, 2\].* got .*bool"),
+    (lambda: envs.check(with_observations(sorting(), lambda obs: obs._replace(available={"arm": (None,)}))),
+     r"available must be .* got {'arm': \(None,\)}"),
     (lambda: envs.check(sorting()._replace(observation_space=KIND)), "observation_space has shape {.kind"),
 )  # fmt: skip
 
