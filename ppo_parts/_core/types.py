@@ -223,7 +223,7 @@ class Batch:
         Raises:
             ValueError: the name is taken. ShapeError: another shape.
         """
-        check_floating("add_loss", name, loss)  # anything else would have no gradient
+        loss = check_floating("add_loss", name, loss)  # anything else would have no gradient
         if name in self.losses:
             raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "

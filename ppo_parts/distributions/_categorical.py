@@ -177,7 +177,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
     Reference: Huang and Ontanon 2022, arXiv:2006.14171.
     """
-    check_floating("mask_logits", "logits", logits)
+    logits = check_floating("mask_logits", "logits", logits)
     check_arrays("mask_logits", available=available)
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")

@@ -25,7 +25,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
     check_below(where, "group", values["group"], jnp.shape(values["reward"])[0], mask=mask, remedy=remedy)
 
 
-@public(reward=CONSTANT, axes={"reward": "[N]"}, also=_check_groups)
+@public(reward=CONSTANT, axes={"reward": "[N] (one number per sequence)"}, also=_check_groups)
 def group_advantage(
     reward: Array,
     group: Array,

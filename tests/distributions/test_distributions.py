@@ -527,6 +527,7 @@ def test_masked_logits_take_no_part():
     for gradient in gradients:
         np.testing.assert_array_equal(gradient * (1 - available), 0)
         assert np.abs(gradient).max() > 0
+    assert distributions.mask_logits(3, True) == 3
 
 
 @pytest.mark.lenient_ranks  # distrax

@@ -108,6 +108,18 @@ def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
         assert {name: None if np.isnan(x) else x for name, x in mine.items()} == written
 
 
+def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
+    def fail(new):
+        if new[-1]["update"] == 5:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        go(train, tmp_path, "run", on_rows=fail)
+    assert steps(tmp_path / "run") == [4, 6]
+    folder, _ = go(train, None, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
 crash = SimpleNamespace(steps_left=np.inf)
 
 
