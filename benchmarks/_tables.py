@@ -31,8 +31,6 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, an
     "HalfCheetah-v5": ("5784 (1244)", "7337", "CleanRL 1,443", ""),
     "Swimmer-v5": ("67 (99)", "81", "SB3-zoo's PPO 282, TRPO 366", ""),
 }
-SETTINGS = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
-"""The variant of the recipe in the table of MuJoCo tasks, where it is not the recipe itself."""
 
 
 def records(benchmark: str) -> dict[str, Record]:
@@ -165,10 +163,11 @@ def whole_runs() -> list[Record]:
 
 def mujoco(link: Link) -> list[str]:
     """The recipe beside published results."""
+    variants = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
     ours = {
         (run["task"], round(run["env_steps"] / 1e6)): interval(run["best_evaluation"])
         for run in whole_runs()
-        if run["variant"] == SETTINGS.get(run["task"], "recipe")
+        if run["variant"] == variants.get(run["task"], "recipe")
     }
     tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
     head = ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]

@@ -29,8 +29,6 @@ DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32  # of each device under weak scaling, and of each of 64 shards under strong scaling
 COMPARED = 4  # devices on which programs with one shard are counted, too
 SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
-
-
 RECIPES: dict[str, tuple[Any, Any]] = {
     "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
     "PufferLib, LSTM, prioritized segments": (pufferlib_ppo, pufferlib_ppo.Config(memory="lstm")),

@@ -28,7 +28,6 @@ from ._runs import evaluation_key, keys_of, seeds_of, stages
 from ._shared import RESULTS, parser, write
 
 EPISODES = 10  # of each evaluation
-WITH_FORCES = ("Ant-v5", "Humanoid-v5")
 Config = mujoco_ppo.Config
 
 
@@ -72,7 +71,7 @@ VARIANTS = {
 def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
-    env_id = f"gym:{given.task}" + without * (given.task in WITH_FORCES and not variant.contact_forces)
+    env_id = f"gym:{given.task}" + without * (not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": given.steps, "seed": given.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), seeds_of(given)
     train = variant.make_train(config)
