@@ -125,9 +125,12 @@ def agreement(run: Evidence) -> float:
 
 def lost_in_evaluation(run: Evidence) -> float:
     """Return which share of the return's rise the last evaluations lack; NaN if it did not rise, or if it is noise."""
+    if not run.rose():
+        return np.nan
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
-    error = run.noise() * (run.late("episodes") / 32) ** 0.5  # of a mean over 32 episodes, which is a small evaluation
-    return (late - played) / (late - early) if run.rose() and late - played > 3 * error else np.nan
+    episodes = np.nan_to_num(run.late("episodes"), nan=32)  # of an update; 32 are a small evaluation
+    error = run.noise() * (episodes / 32) ** 0.5
+    return (late - played) / (late - early) if late - played > 3 * error else np.nan
 
 
 def motion_left(run: Evidence) -> float:
