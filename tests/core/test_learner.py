@@ -82,6 +82,8 @@ def test_masked_places_are_neutral():
     assert metrics["minibatches"] == 6
     for kind in ("noise", "nan"):
         assert_same(update(KEY, state, poisoned(batch, kind)), (expected, metrics))
+    before = batch.add_metrics(old=1.0).replace(losses={"old": batch.reward})  # of another update
+    assert_same(update(KEY, state, before), (expected, metrics))
     flags = {name: getattr(batch, name).astype(bool) for name in ("terminated", "truncated", "mask")}
     assert_close(update(KEY, state, batch.replace(**flags)), (expected, metrics))
 
