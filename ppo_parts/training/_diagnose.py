@@ -265,7 +265,7 @@ RULES = (
     Rule("learning_rate_small", "likely", "approx_kl", 3e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
-         ("advantage_lost", "stops_at_once", "clip_small")),
+         ("advantage_lost", "stops_at_once", "clip_small", "gamma_short")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
          "training lowers the return, as if rewards had the opposite sign",
          "look at the sign in wrappers of the reward, and at what they pay for", Evidence.progress,
