@@ -151,7 +151,7 @@ def entropy_lost(run: Evidence) -> float:
 
 def collapsed(run: Evidence) -> bool:
     """Return whether the policy became deterministic while the return did not rise."""
-    return entropy_lost(run) > 0.8 and not run.rose()
+    return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose()
 
 
 def learned_values_long(run: Evidence) -> bool:

@@ -94,6 +94,8 @@ def test_nothing_is_found_in_a_healthy_run():
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
     assert training.diagnose({**HEALTHY, **certain, "episode_return": risen}, CONFIG) == []
+    few = {name: x[::20] for name, x in (certain | FLAT).items()}
+    assert training.diagnose(few) == []
     # An evaluation of few episodes says less than the many of an update.
     lost = {**HEALTHY, "episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
     for episodes, names in ((3.0, ["evaluation_apart"]), (300.0, [])):

@@ -24,7 +24,7 @@ from tests.runs import tiny
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 
 
-CHANGED = {  # by the recordings, which are short, and the sizes of networks, which are no arguments of CleanRL
+CHANGED = {  # by the recordings, which are short, and the sizes of networks, which are not arguments of CleanRL
     "discrete": ("a_default", {"total_timesteps": 500_000, "num_steps": 128}),
     "continuous": ("d_continuous", {"total_timesteps": 1_000_000, "num_envs": 1, "num_steps": 2048,
                                     "num_minibatches": 32, "update_epochs": 10, "normalize_env": True}),
