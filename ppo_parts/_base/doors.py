@@ -45,7 +45,7 @@ def checked(function: F) -> F:
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given[name] if several else (given[name],):
                 check_as(where, name, value, hints()[name])
-                if name in counts() and value is not None:
+                if name in counts() and not isinstance(value, str | None):
                     check_count(where, name, value)
         return function(*args, **kwargs)
 

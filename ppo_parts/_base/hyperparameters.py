@@ -28,6 +28,7 @@ class Field:
     limits: Range = ANY
 
     def __mul__(self, factor: float | Array) -> Field:
+        check_range("field", "factor", factor, ANY)
         return dataclasses.replace(self, factor=factor * self.factor)
 
     __rmul__ = __mul__

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from ..functional._arguments import check_key
 from .chain import chain, finish, fold, init_parts, part_key
@@ -255,7 +255,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         name: the part's `name`; "phase/name" within `phases`.
 
     Raises:
-        KeyError: no part has that name, or several parts do.
+        ValueError: no part has that name, or several parts do.
 
     Example:
         >>> import jax.numpy as jnp, optax, ppo_parts as pp
@@ -276,5 +276,5 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
     if len(matches) != 1:
         there = ", ".join(called for called, _ in found)
         remedy = "; put one of them into within(part, name=...) to tell them apart" if matches else ""
-        raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}{remedy}")
+        raise UserValueError(f"part_state: {len(matches)} parts are named {name!r}; the parts are {there}{remedy}")
     return matches[0]

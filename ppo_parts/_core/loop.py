@@ -40,7 +40,7 @@ from .optim import may_skip, skipped
 from .phases import Phase
 from .sampling import Sampler
 from .types import Array, Batch, Context, Evaluate, Params, Part, of_elements
-from .upstream import Estimates, PhaseState, settle
+from .upstream import Estimates, PhaseState, all_finite, settle
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
@@ -212,7 +212,7 @@ class PhaseLoop:
         params = phase.merged(params, optax.apply_updates(phase.trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
-            applied = ~skipped(opt_state)
+            applied = ~skipped(opt_state) | ~all_finite(updates)  # `apply_if_finite` gives up after many in a row
             after = select(applied, after, state.after)
         params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied

@@ -18,6 +18,7 @@ from ..functional._common import Range
 from .types import Array
 
 
+@checked
 def linear_schedule(init_value: float, end_value: float, transition_steps: int) -> optax.Schedule:
     """Like `optax.linear_schedule`, but raise for `transition_steps` < 1, where optax's is constant.
 
@@ -35,6 +36,7 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
     return optax.linear_schedule(first, last, check_count(where, "transition_steps", transition_steps))
 
 
+@checked
 def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*; the rate is constant within an update.
 
@@ -170,6 +172,7 @@ def _scaled(updates: Any, rate: Array | float) -> Any:
     return jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates)
 
 
+@checked
 def clipped_adam(
     learning_rate: Numeric, max_grad_norm: float, *, eps: float = 1e-5
 ) -> optax.GradientTransformationExtraArgs:
@@ -252,6 +255,7 @@ def _keywords_of(function: Any) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters)
 
 
+@checked
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
 

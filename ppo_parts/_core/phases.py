@@ -84,7 +84,8 @@ class Phase:
         """Return all parameters, including those that the optimizer has updated."""
         if self.trains is None or callable(self.trains):
             return trained
-        return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
+        every = {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
+        return type(params)(every)  # a dict, or the mapping of a library
 
     def masked(self, tree: Params, params: Params) -> Params:
         """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
@@ -101,6 +102,7 @@ class Phase:
         return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), mask, tree)
 
 
+@checked
 def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Phase:
     """Make a phase for `phases` from a chain, with the parameters that it trains and how often it runs.
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import Count, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count, check_takes
+from .._base.hyperparameters import check_takes
 from .._base.trees import varying_like
 from ..functional._common import accumulator_dtype
 from .policy import evaluate_policy
@@ -26,7 +27,7 @@ MIN_ELEMENTS, MIN_ELEMENTS_TWICE, PIECE_ELEMENTS, MAX_INPUTS = 2048, 16_384, 102
 
 
 class Piece(NamedTuple):
-    """A piece of a batch, what the network returned for it, and that with the leaves of the distribution alone."""
+    """A piece of a batch, the output of the network, and the same output with the distribution as a list of leaves."""
 
     batch: Batch
     output: Output
@@ -188,7 +189,8 @@ def _holding_tracers(structure: Any, leaves: Any, action: Any) -> Any:
     return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None
 
 
-def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
+@checked
+def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
     """Wrap a network so that it evaluates a minibatch in pieces of at most `size` elements, one after another.
 
     The gradient is that of the whole minibatch, up to rounding, with the memory of one piece. Where every part that
@@ -220,8 +222,6 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         >>> evaluate = pp.microbatched(evaluate, 1024)
     """
     check_takes("microbatched", "evaluate", evaluate, ("params", "batch"))
-    if not isinstance(size, str) or size != "auto":
-        check_count("microbatched", "size", size)
     if isinstance(evaluate, Policy):
         return dataclasses.replace(evaluate, evaluate=Microbatched(evaluate, size))
     return Microbatched(evaluate, size)
@@ -245,7 +245,7 @@ class Microbatched:
         return evaluate_policy(self.evaluate, params, batch) if output is None else output
 
     def pieces(self, batch: Batch, once: bool = False) -> int:
-        """Return in how many pieces to evaluate each shard of a batch, and `once` or twice."""
+        """Return the number of pieces for each shard of a batch; `once`: each piece is evaluated once, not twice."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return 1
         shape, total = jnp.shape(batch.log_prob), batch.log_prob.size // batch.shards

@@ -13,9 +13,6 @@ from ..functional import next_values
 from ..functional._common import unsqueezed
 from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
 
-POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
-"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
-
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)` as an `Output`."""

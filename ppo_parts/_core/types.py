@@ -74,10 +74,12 @@ class Policy:
     draws: bool = False
 
     def __post_init__(self) -> None:
-        if self.after_action is not None:
-            check_takes("Policy", "after_action", self.after_action, ("carry", "action", "output"))
-            if self.initial_carry is None:
-                raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
+        takes = {"init": ("key",), "evaluate": ("params", "batch"), "initial_carry": ("num_envs",)}
+        for name, arguments in (takes | {"after_action": ("carry", "action", "output")}).items():
+            if name in ("init", "evaluate") or getattr(self, name) is not None:
+                check_takes("Policy", name, getattr(self, name), arguments)
+        if self.after_action is not None and self.initial_carry is None:
+            raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
 
     def __call__(self, params: Params, batch: Batch) -> Any:
         """`evaluate(params, batch)`."""
@@ -223,7 +225,7 @@ class Batch:
         Raises:
             ValueError: the name is taken. ShapeError: another shape.
         """
-        loss = check_floating("add_loss", name, loss)  # anything else would have no gradient
+        loss = jnp.asarray(check_floating("add_loss", name, loss))  # anything else would have no gradient
         if name in self.losses:
             raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
@@ -329,10 +331,12 @@ PER_STEP = (
     "target", "log_ratio", "reset", "next_obs", "behavior", "extras",
 )  # fmt: skip
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
+POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
+"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
 
 
 def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Callable[..., Any]:
-    """Return `f`, which maps over streams if the arrays to call it with have one more axis than `like`: `axis`."""
+    """Return `f`, mapped over `axis`, that of the streams, if the arrays have one axis more than `like`."""
     several = all(np.ndim(x) > np.ndim(like) for x in arrays)
     if several and len({x.shape[axis] for x in arrays}) > 1:
         shapes = ", ".join(str(x.shape) for x in arrays)

@@ -121,7 +121,11 @@ def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
 
 def finite_or_old(new: Any, old: Any) -> Any:
     """Return the new state of a part, or the old one if a number in the new one is not finite."""
-    floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-    if not floats:
-        return new
-    return select(jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats])), new, old)
+    finite = all_finite(new)
+    return new if finite is True else select(finite, new, old)
+
+
+def all_finite(tree: Any) -> Any:
+    """Return whether all floats of a tree are finite; True if there are none."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    return not floats or jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._base.errors import UserValueError
-from .types import Batch, Divider, Part, field_at
+from .types import POLICY_READS, Batch, Divider, Part, field_at
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch your own advantage)",
@@ -15,6 +15,8 @@ REMEDY = {
     "behavior": "make the rollout keep it, rollout(..., keep_distribution=True)",
     "next_obs": "make the rollout keep it, rollout(..., keep_next_obs=True)",
 }
+NAMED_BY_POLICIES = {*POLICY_READS} - {"extras", "per_segment", "shared"}
+"""Fields that any policy may read; entries of the others are more often forgotten than read by a policy."""
 BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 
 
@@ -32,10 +34,6 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
 def readings(part: Part) -> tuple[str, ...]:
     """Return all fields that a part declares to read."""
     return tuple(dict.fromkeys((*part.requires, *(part.reads or ()))))
-
-
-SEEN_BY_POLICIES = {"obs", "action", "carry", "reset"}
-"""Fields that the evaluation of a policy reads, for parts that read `current`."""
 
 
 def reads_field(part: Part, field: str) -> bool:
@@ -114,6 +112,8 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
     if not written or any(_is_read(written, path) for path in paths):
         return
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
+    if all("." in field for field in written):
+        remedy += "; if the policy reads it, leave it out of provides"
     if written == ["weight"]:
         remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or set beta=0"
     elif not any(_adds_loss(later) for path in paths for later in path):
@@ -130,7 +130,7 @@ def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
         evaluates = any(path.partition(".")[0] == "current" for path in readings(reader))
         if reader.reads is None or any(reads_field(reader, field) for field in fields):
             return True
-        if evaluates and not SEEN_BY_POLICIES.isdisjoint(fields):
+        if evaluates and not NAMED_BY_POLICIES.isdisjoint(fields):
             return True
         fields = [field for field in fields if field not in reader.provides]
     return False

@@ -40,7 +40,7 @@ def gae(
 
     Args:
         gamma, gae_lambda: as in `functional.gae`.
-        mask_mode: as there; with "skip", `batch.next_value` must skip masked steps, too.
+        mask_mode: as there; with "skip", the next value is that of the next unmasked step.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
@@ -201,6 +201,7 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
                 "a critic, or write the advantage with your own part"
             )
         value = jax.lax.stop_gradient(batch.current.value)
+    if skip or batch.current is not None:
         next_value = shifted_values(batch, value, skip=skip)
     check_same_shape(where, reward=batch.reward, value=value, next_value=next_value)
     return batch.reward, value, next_value

@@ -11,8 +11,8 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
-from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, Params, Part
+from .._core.policy import evaluate_policy
+from .._core.types import POLICY_READS, Array, Batch, Context, Params, Part, number_at
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
@@ -86,7 +86,7 @@ def kl_penalty(
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     of_behavior = reference == "behavior"
-    coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive)
+    coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
     target: Any = check_number(where, "target_kl", target_kl, POSITIVE) if adaptive else None
 
     def divergence(batch: Batch) -> Array:
@@ -105,7 +105,7 @@ def kl_penalty(
         return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else ()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
+        beta, kl = state.coef if adaptive else number_at(coef, batch, context.step), divergence(batch)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}

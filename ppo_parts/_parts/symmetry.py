@@ -12,9 +12,9 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
-from .._core.policy import POLICY_READS, evaluate_policy
+from .._core.policy import evaluate_policy
 from .._core.shards import split
-from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, field_axes, stateless
+from .._core.types import PER_SEGMENT, PER_STEP, POLICY_READS, Array, Batch, Context, Part, field_axes, stateless
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
 

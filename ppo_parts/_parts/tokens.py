@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count
 from .._core.types import Batch, Context, Part, field_at
 from ..functional import masked_mean
-from ..functional._arguments import KINDS, CorrectionMode, check_order, is_whole
+from ..functional._arguments import KINDS, CorrectionMode, check_order
 from ..functional._common import boolean_mask
 from ..functional._groups import check_aggregate, per_sequence
 from .common import is_zero, numeric_part
@@ -108,8 +108,6 @@ def group_advantage(
         ... )
     """
     where = "group_advantage"
-    if not isinstance(group, str) and not is_whole(group):
-        raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
     size = None if isinstance(group, str) else check_count(where, "group", group)
     KINDS["ddof"].check(where, "ddof", ddof)
 

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from ..functional._common import check_arrays
-from ._distribution import VectorDistribution, check_vector, checked_box, fit_to_shape, same_box, widened
+from ._distribution import (
+    VectorDistribution,
+    check_sign,
+    check_vector,
+    checked_box,
+    fit_to_shape,
+    same_box,
+    widened,
+)
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 Array = jax.Array
@@ -48,6 +56,8 @@ class Beta(VectorDistribution):
         check_arrays("Beta", beta=beta, low=low, high=high)
         self.alpha = jnp.asarray(alpha, jnp.result_type(alpha, beta))
         self.beta = fit_to_shape("Beta", "beta", jnp.asarray(beta, self.alpha.dtype), self.alpha, "alpha")
+        check_sign("Beta", "alpha", self.alpha)
+        check_sign("Beta", "beta", self.beta)
         self.low, self.high = checked_box("Beta", low, high, self.alpha, "alpha")
 
     def mode(self) -> Array:

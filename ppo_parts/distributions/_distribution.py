@@ -13,7 +13,7 @@ import numpy as np
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
-from ..functional._common import accumulator_dtype, check_arrays, check_floating
+from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
 
 Array = jax.Array
 
@@ -50,7 +50,7 @@ class Distribution(Protocol):
 
 
 @checked
-def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("log_prob",)) -> None:
+def check_distribution(where: str, distribution: Any, needs: tuple[str, ...] = ("log_prob",)) -> None:
     """Raise unless a distribution has methods that can be called as they will be.
 
     Args:
@@ -68,6 +68,9 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
     array = isinstance(distribution, jax.Array)
     kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
     for method in needs:
+        if method not in _TAKES:
+            known = ", ".join(_TAKES)
+            raise UserValueError(f"must be among {known}, got {method!r}", where="check_distribution", argument="needs")
         positional, keywords = _TAKES[method]
         call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
         if not callable(getattr(distribution, method, None)):
@@ -191,6 +194,13 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
             f"{like_name}, {like.shape[-1:]} or ()"
         )
     return jnp.broadcast_to(x, like.shape)
+
+
+def check_sign(where: str, name: str, x: Any, *, zero: bool = False) -> None:
+    """Raise unless numbers, if they are known, are greater than 0; with `zero`, at least 0."""
+    if (known := known_values(x)) is not None and np.any(known < 0 if zero else known <= 0):
+        low = "at least 0" if zero else "greater than 0"
+        raise UserValueError(f"must be {low}, got {np.min(known)}", where=where, argument=name)
 
 
 def check_vector(where: str, name: str, x: Any) -> None:

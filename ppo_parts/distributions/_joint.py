@@ -41,7 +41,8 @@ class Joint(TreeDistribution):
     """
 
     def __init__(self, parts: Any) -> None:
-        if not isinstance(parts, dict | tuple | list) or not parts:
+        several = isinstance(parts, dict | tuple | list)
+        if not several or not jax.tree.leaves(parts, is_leaf=_is_distribution):
             raise UserTypeError(
                 f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
             )
@@ -114,4 +115,4 @@ class Joint(TreeDistribution):
 
 
 def _is_distribution(x: Any) -> bool:
-    return hasattr(x, "log_prob")
+    return x is None or hasattr(x, "log_prob")  # None is a leaf, so that it is rejected as one

@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._base.errors import ShapeError, UserValueError
-from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
-from ._distribution import VectorDistribution, check_vector, fit_to_shape, widened
+from .._base.errors import ShapeError
+from ..functional._common import accumulator_dtype, check_arrays, check_floating
+from ._distribution import VectorDistribution, check_sign, check_vector, fit_to_shape, widened
 
 Array = jax.Array
 
@@ -39,8 +38,7 @@ class Normal(VectorDistribution):
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
         self.scale = fit_to_shape("Normal", "scale", jnp.asarray(scale, dtype), self.loc, "loc")
-        if (known := known_values(self.scale)) is not None and np.any(known <= 0):
-            raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
+        check_sign("Normal", "scale", self.scale)
 
     def mode(self) -> Array:
         """The mean."""
@@ -115,6 +113,7 @@ class StateDependentNormal(Normal):
                 f"StateDependentNormal: loc must be [..., D], features [..., L] and std [L, D] or [..., L, D], got "
                 f"shapes {jnp.shape(loc)}, {shape} and {jnp.shape(std)}"
             )
+        check_sign("StateDependentNormal", "std", std, zero=True)
         dtype = accumulator_dtype(jnp.asarray(loc))
         squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
         super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + 1e-6).astype(jnp.result_type(loc)))

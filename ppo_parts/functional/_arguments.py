@@ -1,4 +1,4 @@
-"""The door of the public functions: what each argument may be, and how it is prepared for the equations.
+"""The checks of public functions: what each argument may be, and how it is prepared for the equations.
 
 The annotation of an argument says its kind, `RANGES` its range, and `KINDS` what kind of array it is. Concrete values
 are checked here; the rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.

@@ -20,7 +20,7 @@ Number = float | Array
 Axes = int | tuple[int, ...] | None
 
 
-def check_arrays(where: str, **arrays: Any) -> None:
+def check_arrays(where: str, /, **arrays: Any) -> None:
     """Raise `TypeError` unless each argument is a JAX or NumPy array of real numbers or flags, or one such number."""
     for name, x in arrays.items():
         check_array(where, name, x)
@@ -50,7 +50,7 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     raise UserTypeError(f"must be {what}, got a {kind}; convert it with {remedy}", where=where, argument=name)
 
 
-def check_same_shape(where: str, **arrays: Any) -> None:
+def check_same_shape(where: str, /, **arrays: Any) -> None:
     """Raise `ShapeError` unless all arrays (None is skipped) have exactly the same shape."""
     arrays = {name: x for name, x in arrays.items() if x is not None}
     check_arrays(where, **arrays)
@@ -68,7 +68,7 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
         rank, more = len(shape), longer[len(shape) :]
         if shape and longer == (shape[0] + 1, *shape[1:]):
             if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
-                return f": {name} has one row less than the others"
+                return f": {name} has one row fewer than the others"
             own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
             return f": {other} has one row more than {name}; pass {own if 'value' in other else f'{other}[:-1]'}"
         if more and shape == longer[:rank]:

@@ -16,7 +16,7 @@ from ._recurrence import reverse_recurrence, solver
 from ._steps import check_padding, prepare
 
 
-@functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._gae.Advantages")
+@functools.partial(export.register_namedtuple_serialization, serialized_name=f"{__name__}.Advantages")
 class Advantages(NamedTuple):
     """Result of `gae`: `advantage` and `target` (= advantage + value), both `[T, ...]`."""
 

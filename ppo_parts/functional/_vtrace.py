@@ -15,7 +15,7 @@ from ._recurrence import solver
 from ._steps import Steps, prepare
 
 
-@functools.partial(export.register_namedtuple_serialization, serialized_name="ppo_parts.functional._vtrace.VTrace")
+@functools.partial(export.register_namedtuple_serialization, serialized_name=f"{__name__}.VTrace")
 class VTrace(NamedTuple):
     """Result of `vtrace`: `error`, `target` (= error + value) and `policy_advantage`, all `[T, ...]`."""
 

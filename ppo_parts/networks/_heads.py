@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import distributions
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..envs import count_options, is_discrete, size
 from ..envs._spaces import is_tree, leaf_spaces, map_space
 from ..functional._common import check_array
@@ -42,6 +42,12 @@ def real_size(space: Any) -> int:
     return sum(size(each) for each in leaf_spaces(space) if not is_discrete(each))
 
 
+def _check_last_axis(name: str, x: Any, number: int, space: Any) -> None:
+    if jnp.shape(x)[-1:] != (number,):
+        message = f"must have {number} numbers along its last axis for {space}, got shape {jnp.shape(x)}"
+        raise ShapeError(message, where="action_distribution", argument=name)
+
+
 @checked
 def action_distribution(
     space: Any,
@@ -72,7 +78,7 @@ def action_distribution(
 
     Raises:
         TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
-            actions.
+            actions. ShapeError: too many or too few outputs for the space.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,6 +88,9 @@ def action_distribution(
         (3, 1)
     """
     check_array("action_distribution", "head", head)
+    _check_last_axis("head", head, action_size(space), space)
+    if log_std is not None and jnp.ndim(log_std) and (number := real_size(space)):
+        _check_last_axis("log_std", log_std, number, space)
     if features is not None:
         check_array("action_distribution", "features", features)
     if is_discrete(space) and (squash or features is not None):

@@ -256,7 +256,7 @@ VALUE_ERRORS = {
     "replay must be the first part of its chain, but scale is: put scale before":
         lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
-    "short writes extras.short, and no part after it reads it": (GAE, SHORT, FULL, SURROGATE),
+    "short writes extras.short, and no part after it ... if the policy reads it": (GAE, SHORT, FULL, SURROGATE),
     "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "shuffled_minibatches before it cuts the time axis":
@@ -264,6 +264,7 @@ VALUE_ERRORS = {
     "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "about 4 elements: ... divides 7 is 7":
         (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
+    "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
     "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
     "'loss' is written twice ... gradient_metrics ... another name":
         ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
@@ -302,6 +303,12 @@ TYPE_ERRORS = {
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
         lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
+    "linear_schedule() got ... did you mean 'transition_steps'?": lambda: pp.linear_schedule(1, 0, transition_step=9),
+    "clipped_adam() got ... did you mean 'max_grad_norm'?": lambda: pp.clipped_adam(0.1, max_grad_nrm=1.0),
+    "phase() got ... did you mean 'every'?": lambda: pp.phase(ACTOR, evry=2),
+    "Policy: evaluate must take (params, batch); this one takes (params)":
+        lambda: pp.Policy(lambda key: {}, lambda params: params),
+    "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
@@ -375,7 +382,7 @@ TYPE_ERRORS = {
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'":
-        lambda: pp.kl_penalty(coef=pp.field("extras.w")),
+        lambda: pp.kl_penalty(coef=pp.field("extras.w"), target_kl=0.01),
     **{
         f"gae: gamma must be a number ... schedule ... {wrong!r}": functools.partial(estimate, gamma=wrong)
         for wrong in (np.True_, None, [0.9, "x"], {}, b"0.9")

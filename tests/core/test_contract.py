@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.core import FrozenDict
 
 import ppo_parts as pp
 from ppo_parts import distributions
@@ -206,7 +207,7 @@ def test_parts_amend_finish_and_draw_with_keys_of_their_own():
     assert len({float(x) for x in (*drawn[0], *drawn[1])}) == 8
     jax.effects_barrier()
     assert len(set(amended)) == len(amended) == 3 * 2 + 2
-    with pytest.raises(KeyError, match="the parts are before, gae, second, clipped_surrogate, lens"):
+    with pytest.raises(pp.errors.UserValueError, match="the parts are before, gae, second, clipped_surrogate, lens"):
         pp.part_state(state, pipeline, "nothing")
 
 
@@ -268,6 +269,7 @@ def test_no_key_of_an_update_is_given_twice(refresh):
 def test_losses_and_metrics_are_reduced_as_they_say():
     def update(batch, state, context):
         batch = batch.add_loss("segment", jnp.arange(1.0, SEGMENTS + 1) + 0 * batch.current.value[0], per="segment")
+        batch = batch.add_loss("number", 0.0, per="batch").add_metrics(where=jnp.ones(()))  # a name like any other
         batch = batch.add_loss("scalar", jnp.float32(7) + 0 * jnp.sum(batch.current.value), per="batch")
         for way in ("mean", "sum", "max", "min"):
             batch = batch.add_metrics(way, **{way: 1.0 + context.epoch})
@@ -493,7 +495,8 @@ def test_a_phase_trains_what_it_says(trains, moved):
     """To the bit, although the optimizer also moves what has no gradient."""
     phase = pp.phase(pp.chain(pp.full_batch(2), SURROGATE, VALUE), trains=trains)
     decaying = {"p": optax.adamw(0.1, weight_decay=0.5)}
-    state, _ = run(pp.chain(GAE, pp.phases(p=phase)), optimizer=decaying, params=two_entries(), policy=both)
+    params = two_entries() if callable(trains) else FrozenDict(two_entries())
+    state, _ = run(pp.chain(GAE, pp.phases(p=phase)), optimizer=decaying, params=params, policy=both)
     (policy, value), (old_policy, old_value) = (jax.tree.leaves(x) for x in (state.params, two_entries()))
     changed = {"actor": not np.array_equal(policy, old_policy), "critic": not np.array_equal(value, old_value)}
     assert {name for name, has in changed.items() if has} == moved
@@ -593,6 +596,10 @@ def test_a_change_for_the_losses_after_it_is_accepted(parts):
     [
         (pp.stateless(lambda b: b, name="odd", provides=("current",)), GAE, pp.full_batch()),  # but not a sampler
         (GAE, pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",)), pp.full_batch()),
+        *(
+            (GAE, pp.stateless(lambda b: b, reads=(), provides=(field,)), pp.full_batch())
+            for field in ("carry", "mask", "next_obs")  # which a network may read
+        ),
         (MADE, pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",)), GAE, pp.full_batch()),
     ],
 )

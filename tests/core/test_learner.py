@@ -280,6 +280,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     assert pp.part_state(after, pipeline, "growing_loss") == 1  # of the two minibatches
     assert not np.array_equal(after.params["policy"], state.params["policy"])  # the first one is applied
     assert pp.nonfinite_report(metrics).startswith("non-finite numbers arose first in reward (1 element), then in adv")
+    gives_up = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=0))
+    spoilt, measured = jax.jit(gives_up.update)(KEY, gives_up.init(make_params()), spoiled)
+    assert (measured["minibatches"], metrics["minibatches"]) == (2, 1)
+    assert np.isnan(spoilt.params["policy"]).any()
     recovered, metrics = update(KEY, after, batch)
     assert pp.nonfinite_report(metrics) is None
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered.params))

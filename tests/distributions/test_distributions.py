@@ -232,6 +232,9 @@ WRONG = [
     (TanhNormal, (Normal(WIDE, 1.0),), EMPTY, "TanhNormal: the box must be finite"),
     (Beta, (HALF, HALF, 100.0, 101.0), {}, "Beta: bfloat16 cannot resolve the box"),
     *((Normal, (WIDE, x), {}, f"Normal: scale must be greater than 0, got {x}") for x in (-1.0, 0.0)),
+    (Beta, (WIDE, -WIDE), {}, "Beta: beta must be greater than 0, got -1"),
+    (Beta, (0 * WIDE, WIDE), {}, "Beta: alpha must be greater than 0, got 0"),
+    (distributions.StateDependentNormal, (WIDE, WIDE, -WIDE[:3]), {}, "std must be at least 0, got -1"),
     *((TanhNormal, (Normal(WIDE, 1.0),), {"eps": x}, rf"eps must lie in \[0, 1\), got {x}") for x in (2.0, np.nan)),
     *(
         (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
@@ -243,7 +246,9 @@ WRONG = [
     (MultiCategorical, ([jnp.zeros((4, 2)), jnp.zeros((5, 2))],), {}, r"all axes but the last, got \(4, 2\), \(5, 2\)"),
     (MultiCategorical([jnp.zeros(2)] * 2).log_prob, (jnp.zeros(3, int),), {}, "nothing is broadcast"),
     (Joint, ({},), {}, "parts must be a dict or a tuple of distributions, got {}"),
-    (Joint, ({"a": "logits"},), {}, "Joint: a distribution needs log_prob"),
+    *((Joint, ({"a": x},), {}, "Joint: a distribution needs log_prob") for x in ("logits", None)),
+    (Joint, ({"a": {}},), {}, "parts must be a dict or a tuple of distributions"),
+    (distributions.check_distribution, ("x", made("Beta"), ("draw",)), {}, "needs must be among log_prob, .*'draw'"),
     (made("Joint").log_prob, ({"move": 0},), {}, "value must have an entry for each part of .*rest.*, got .*'move'"),
     (Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy, (), {}, r"same batch axes, .* \(3,\), \(1,\)"),
     (distributions.mask_logits, (jnp.zeros(4), jnp.ones((1, 4))), {}, "mask_logits: logits have shape"),
@@ -464,7 +469,8 @@ def test_beta_has_no_negative_divergence_and_no_density_for_a_negative_alpha():
     sizes = jnp.logspace(-6, 9, 12)
     alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[sizes] * 4))
     assert jnp.min(divergence(Beta(alpha, beta), Beta(other_alpha, other_beta))) >= 0
-    assert np.isnan(Beta(-jnp.ones(1), jnp.ones(1)).log_prob(jnp.zeros(1)))
+    density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers are refused
+    assert np.isnan(density(-jnp.ones(1)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -509,7 +509,7 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
     assert played.ended.any(axis=0).all()
     assert (played.out.reward[played.ended] == -1).all()
     with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
-        envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
+        envs.frozen_opponent(pp.Policy(lambda key: {}, lambda params, batch: None, lambda n: None), params)
 
 
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):

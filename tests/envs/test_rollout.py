@@ -202,7 +202,7 @@ def test_a_recurrent_policy_is_reset_with_its_episodes():
         memory, counts = jax.lax.scan(forward, batch.carry, batch.reset)
         return Categorical(jnp.zeros((*counts.shape, 2))), params * counts, memory
 
-    rollout = pp.rollout(clock(5), pp.Policy(None, counting, jnp.zeros), num_envs=2, num_steps=4)
+    rollout = pp.rollout(clock(5), pp.Policy(lambda key: {}, counting, jnp.zeros), num_envs=2, num_steps=4)
     state = rollout.init(jax.random.key(0))
     for number in range(3):
         state, batch, _ = jax.jit(rollout.collect)(jax.random.key(number), 1.0, state)

@@ -4,9 +4,12 @@
 references of the estimators; the examples of the docstrings are the numbers worked by hand.
 """
 
+import importlib
 import inspect
 import itertools
 import re
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -287,3 +290,12 @@ def test_nothing_is_differentiated_through_the_advantage_of_a_part():
     gradient, advantage = jax.jit(jax.grad(estimate, has_aux=True))(make_params(1))
     assert np.any(advantage)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_copy_of_the_folder_lives_beside_the_package(tmp_path, monkeypatch):
+    """In another codebase, which may also use the package."""
+    shutil.copytree(Path(f.__file__).parent, tmp_path / "copied")
+    monkeypatch.syspath_prepend(tmp_path)
+    steps, options = (*[jnp.ones(3)] * 3, jnp.zeros(3)), {"gamma": 0.9, "gae_lambda": 0.8}
+    copied = importlib.import_module("copied")
+    np.testing.assert_array_equal(copied.gae(*steps, **options).advantage, f.gae(*steps, **options).advantage)

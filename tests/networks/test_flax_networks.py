@@ -51,6 +51,11 @@ def test_a_head_is_divided_among_the_choices():
     masked = pp.distributions.mask_logits(head, available)
     for part, logits in zip(found.parts, (masked[:, :2], masked[:, 2:]), strict=True):
         np.testing.assert_allclose(part.logits, pp.distributions.Categorical(logits).logits, rtol=1e-6)
+    for wrong, log_std in ((head[:, 1:], None), (jnp.zeros((4, 7)), None)):
+        with pytest.raises(pp.errors.ShapeError, match=r"head must have 5 numbers along its last axis for Multi.*got"):
+            networks.action_distribution(space, wrong, log_std)
+    with pytest.raises(pp.errors.ShapeError, match=r"log_std must have 3 numbers .*, got shape \(2,\)"):
+        networks.action_distribution(envs.Box((3,)), jnp.zeros((4, 3)), jnp.zeros(2))
     with pytest.raises(pp.errors.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
         pp.distributions.MultiCategorical(head, nvec=(2, 4))
 

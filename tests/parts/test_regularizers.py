@@ -50,6 +50,8 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
         out, _ = applied(pp.kl_penalty(coef=0.5, **options), batch)
         close(out.losses["kl_penalty"], 0.5 * expected)
         close(out.metrics["kl_penalty"], jnp.mean(expected))
+    frozen = pp.kl_penalty(coef=-0.5 * pp.field("extras.frozen"))
+    close(applied(frozen, batch)[0].losses["kl_penalty"], -0.5 * batch.extras["frozen"] * f.approx_kl(log_ratio))
 
 
 def test_the_coefficient_of_the_penalty_follows_the_divergence():
@@ -226,8 +228,8 @@ def test_gae_skips_before_and_after_the_sampler_alike():
     batch = batch.replace(mask=mask, next_value=following)
     options = {"gamma": 0.9, "gae_lambda": 0.8, "mask_mode": "skip"}
     part, context = pp.gae(**options), pp.Context(key=jax.random.key(0), params=params)
-    before, _ = part.update(batch, part.init(params, None), context)
     changed = batch.replace(next_value=jnp.where(jnp.arange(TIME)[:, None] < TIME - 1, jnp.nan, following))
+    before, _ = part.update(changed, part.init(params, None), context)
     distribution, value = evaluate(params, batch)
     current = pp.Current(distribution, batch.log_prob, value)
     after, _ = part.update(changed.replace(current=current), part.init(params, None), context)
