@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ppo_parts as pp
+from ppo_parts._core.batch import Batch, field_at
+from ppo_parts._core.part import Divider, Part, no_state
 from ppo_parts._core.phases import Phases, divide
-from ppo_parts._core.types import Batch, Divider, Part, field_at, no_state
 from ppo_parts._core.wiring import (
     BY_THE_LEARNER,
     REMEDY,

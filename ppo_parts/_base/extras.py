@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .doors import checked
+from .checked import checked
 from .errors import MissingPackage
 
 

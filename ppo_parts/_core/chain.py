@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import spread_nan
-from .types import Batch, Context, Params, Part, field_at, kind, number_at, with_field_at
+from .batch import Batch, Params, field_at, kind, with_field_at
+from .part import Context, Part, number_at
 from .wiring import check_batch, check_order, find_sampler, readings
 
 AMEND = 2**29

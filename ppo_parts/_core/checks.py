@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import (
     accumulator_dtype,
@@ -20,9 +20,9 @@ from ..functional._common import (
     unsqueezed,
     valid_flags,
 )
+from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
 from .metrics import Metrics
 from .shards import check_shards
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 STREAMS = ("reward", "value", "next_value", "advantage", "target")  # they may have a last axis of K > 1 streams

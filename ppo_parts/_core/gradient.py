@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
+from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params
 from .chain import check_states, fold
+from .part import Context, Part
+from .phase_state import PhaseState
 from .phases import Phase
 from .pieces import Microbatched, differentiate_pieces
 from .policy import evaluate_current, network_of
-from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params, Part
-from .upstream import PhaseState
 
 
 class Evaluated(NamedTuple):

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from ..functional._arguments import check_key
+from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, fold, init_parts, part_key
 from .checks import (
     check_params,
@@ -25,12 +26,12 @@ from .checks import (
 )
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
-from .optim import may_skip
+from .optimizer import may_skip
+from .part import Context, Part
+from .phase_state import PhaseState, check_and_amend
 from .phases import Phase, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
-from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
-from .upstream import PhaseState, settle
 from .wiring import check_every_write_has_an_effect
 
 
@@ -191,7 +192,7 @@ class _Update:
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))
         prepared, new = fold(self.shared, recorded, shared, of_shared)
-        new, amended, _ = settle(self.shared, prepared, shared, new, of_shared, None, keep_finite)
+        new, amended, _ = check_and_amend(self.shared, prepared, shared, new, of_shared, None, keep_finite)
         if any(phase.sampler.refresh == "rollout" for phase in self.phases):
             params, shared = amended, new
             metrics.append(split_metrics(prepared)[0])

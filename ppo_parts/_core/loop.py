@@ -33,14 +33,15 @@ import optax
 from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
 from ..functional._common import masked_sum
+from .batch import Array, Batch, Evaluate, Params, of_elements
 from .chain import amend, fold
 from .gradient import Evaluated, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
-from .optim import may_skip, skipped
+from .optimizer import may_skip, skipped
+from .part import Context, Part
+from .phase_state import Estimates, PhaseState, all_finite, check_and_amend
 from .phases import Phase
 from .sampling import Sampler
-from .types import Array, Batch, Context, Evaluate, Params, Part, of_elements
-from .upstream import Estimates, PhaseState, all_finite, settle
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
@@ -132,7 +133,7 @@ class PhaseLoop:
             batch = self.recorded.replace(**estimates._asdict())
         context = context.replace(params=state.params)
         batch, new = fold(parts, batch, states, context)
-        new, params, opt_state = settle(parts, batch, states, new, context, state.opt_state, self.keep_finite)
+        new, params, opt_state = check_and_amend(parts, batch, states, new, context, state.opt_state, self.keep_finite)
         first_own = len(parts) - len(own)
         shared = state.shared if estimates is None else new[:first_own]
         return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from ..functional._common import check_same_shape, stacked
-from .types import Array, Batch, MetricReduction
+from .batch import Array, Batch, MetricReduction
 
 REDUCE = {
     "sum": lambda x, ran: jnp.sum(x, axis=0, where=ran),

@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
+from .batch import Batch, Params
 from .chain import chain, parts_of
-from .optim import transformation
+from .optimizer import transformation
+from .part import Context, Divider, Part, no_state
 from .sampling import Sampler
-from .types import Batch, Context, Divider, Params, Part, no_state
 from .wiring import find_sampler
 
 

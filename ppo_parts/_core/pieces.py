@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from .._base.trees import varying_like
 from ..functional._common import accumulator_dtype
+from .batch import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 from .policy import evaluate_policy
 from .shards import split, split_fields
-from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
 # smallest minibatches for which pieces are faster, evaluated once or twice, the number of elements in a piece that stay

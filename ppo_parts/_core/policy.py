@@ -11,7 +11,7 @@ from .._base.errors import ShapeError, UserTypeError
 from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._common import unsqueezed
-from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
+from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
 
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:

@@ -10,14 +10,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
 from ..functional._common import unsqueezed
+from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
+from .part import Context, Divider, Part, PartState, no_state
 from .policy import evaluate_current
 from .shards import join_shards, map_shards, split
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, Part, PartState, field_axes, kind, no_state
 
 Axis = Literal["step", "segment", "window"]
 Refresh = Literal["rollout", "epoch", "every_epoch", "minibatch"]

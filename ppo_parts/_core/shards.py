@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from ..functional._arguments import is_whole
-from .types import Array, Batch, field_axes
+from .batch import Array, Batch, field_axes
 
 
 def split(x: Array, shards: int, axis: int) -> Array:

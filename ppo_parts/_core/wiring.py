@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._base.errors import UserValueError
-from .types import POLICY_READS, Batch, Divider, Part, field_at
+from .batch import POLICY_READS, Batch, field_at
+from .part import Divider, Part
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch your own advantage)",

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
-from .._core.moments import Moments, merged
+from .._base.moments import Moments, merged
+from .._core.batch import Array, Batch, each_stream, require
+from .._core.part import Context, Part, PartState, no_state, stateless
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
-from .._core.types import Array, Batch, Context, Part, PartState, each_stream, no_state, require, stateless
 from ..functional._arguments import KINDS
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.hyperparameters import Numeric, check_number
-from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Part, number_at, stateless
+from .._base.moments import Moments
+from .._core.batch import Array, Batch
+from .._core.part import Context, Part, number_at, stateless
 from ..functional import masked_mean
 from ..functional._common import masked_sum
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_takes
-from .._core.types import Array, Batch, Context, Params, Part
+from .._core.batch import Array, Batch, Params
+from .._core.part import Context, Part
 from .common import at_step, check_numbers, moments_of
 from .losses import check_loss, critic_part
 

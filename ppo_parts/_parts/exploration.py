@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count, check_number
-from .._core.moments import Moments
-from .._core.types import Array, Batch, Context, Params, Part
+from .._base.moments import Moments
+from .._core.batch import Array, Batch, Params
+from .._core.part import Context, Part
 from ..functional import masked_mean
 from ..functional._common import boolean_mask, check_same_shape, zero_masked
 from .common import at_step, check_numbers, loss_part, moments_of

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number
+from .._core.batch import Array, Batch, Params, field_at, with_field_at
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
-from .._core.types import Array, Batch, Context, Params, Part, field_at, number_at, stateless, with_field_at
+from .._core.part import Context, Part, number_at, stateless
 from .._core.wiring import readings, reads_field
 from ..functional._arguments import ANY
 from ..functional._common import check_same_shape

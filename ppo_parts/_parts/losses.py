@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, at
-from .._core.types import Array, Batch, Context, Part, each_stream, field_at, stateless
+from .._core.batch import Array, Batch, each_stream, field_at
+from .._core.part import Context, Part, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
 from .common import check_numbers, loss_part

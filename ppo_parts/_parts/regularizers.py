@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
+from .._core.batch import POLICY_READS, Array, Batch, Params
+from .._core.part import Context, Part, number_at
 from .._core.policy import evaluate_policy
-from .._core.types import POLICY_READS, Array, Batch, Context, Params, Part, number_at
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE

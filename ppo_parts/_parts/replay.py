@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
+from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
+from .._core.part import Context, Part
 from .._core.shards import split
-from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part, field_axes
 from ..functional._common import unsqueezed
 
 NEEDED = ("mask", "extras", "per_segment")

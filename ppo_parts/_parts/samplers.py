@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
+from .._core.batch import Array, Batch
+from .._core.part import Context, Part
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
-from .._core.types import Array, Batch, Context, Part
 from ..functional._arguments import FROM_0
 from ..functional._common import accumulator_dtype, check_range, check_same_shape
 from .common import at_step, check_numbers, is_zero

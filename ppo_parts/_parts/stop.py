@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.hyperparameters import Numeric, at
-from .._core.types import Array, Batch, Context, Part, stateless
+from .._core.batch import Array, Batch
+from .._core.part import Context, Part, stateless
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import masked_sum
 from .common import check_numbers

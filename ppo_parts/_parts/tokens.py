@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count
-from .._core.types import Batch, Context, Part, field_at
+from .._core.batch import Batch, field_at
+from .._core.part import Context, Part
 from ..functional import masked_mean
 from ..functional._arguments import KINDS, CorrectionMode, check_order
 from ..functional._common import boolean_mask

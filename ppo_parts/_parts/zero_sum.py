@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
+from .._core.batch import Array, Batch, field_at
 from .._core.chain import check_wrapped
-from .._core.types import Array, Batch, Part, field_at
+from .._core.part import Part
 from .lens import seen_through
 
 

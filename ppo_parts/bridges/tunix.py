@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._core.types import Array, Batch, Part, stateless
+from .._core.batch import Array, Batch
+from .._core.part import Part, stateless
 from .._parts.losses import works_along_time
 from ..distributions import Categorical
 from ..functional import masked_mean

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
-from .._core.types import Part
+from .._core.part import Part
 
 Array = jax.Array
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.batching import cond_any
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
 from ._callback import numpy_callback

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of, policy_keys

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..functional._errors import did_you_mean

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from .._base.batching import cond_any
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
+from .._base.moments import Moments
 from .._base.trees import axis_sharding, without_weak_types
+from .._core.batch import Array, Batch, Evaluate, Output, Params, each_stream, kind
 from .._core.metrics import Metrics
-from .._core.moments import Moments, divided_moments, merged_moments
 from .._core.policy import (
     apply_policy,
     carry_after,
@@ -24,7 +25,6 @@ from .._core.policy import (
     policy_keys,
 )
 from .._core.shards import check_shards
-from .._core.types import Array, Batch, Evaluate, Output, Params, each_stream, kind
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
@@ -32,6 +32,7 @@ from ..functional._common import unsqueezed
 from ._env import Env, Transition, axes_of, check_env, describe
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
+from ._moments import divided_moments, merged_moments
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces
 
 

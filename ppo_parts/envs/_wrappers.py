@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number
-from .._core.moments import Moments as Moments
-from .._core.moments import NormalizedState
+from .._base.moments import Moments as Moments
 from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueezed
 from ._env import Array, Env, Observation, Transition, as_observation, axes_of, check_env
+from ._moments import NormalizedState
 from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
 
 

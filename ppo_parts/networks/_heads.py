@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import distributions
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..envs import count_options, is_discrete, size
 from ..envs._spaces import is_tree, leaf_spaces, map_space

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from ._cpu import convolve_by_products, dense_dot_general
 from ._dense import orthogonal

@@ -10,10 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
-from .._core.types import Batch, Output, Policy
+from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space

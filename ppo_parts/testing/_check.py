@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
+from .._core.batch import Batch
 from .._core.chain import chain
-from .._core.types import Batch, Divider, Part
+from .._core.part import Divider, Part
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
 

@@ -19,15 +19,16 @@ import numpy as np
 import optax
 
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
+from .._base.moments import Moments
+from .._core.batch import Batch
 from .._core.chain import chain as chain_of
 from .._core.chain import fold, init_parts
 from .._core.gradient import reduce_loss
-from .._core.moments import Moments
-from .._core.optim import transformation
+from .._core.optimizer import transformation
+from .._core.part import Context, Part
+from .._core.phase_state import Estimates
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
-from .._core.types import Batch, Context, Part
-from .._core.upstream import Estimates
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
 from ..functional._errors import did_you_mean

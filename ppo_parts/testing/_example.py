@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._core.batch import ABSENT, Array, Batch, Current, Output
+from .._core.part import Context
 from .._core.policy import evaluate_policy
-from .._core.types import ABSENT, Array, Batch, Context, Current, Output
 from ..distributions import Categorical, Normal
 from ..functional._common import unsqueezed
 

@@ -14,7 +14,8 @@ import numpy as np
 from jax import experimental
 
 from .. import functional
-from .._core.types import PER_STEP, Array, Batch, Context, Divider, Part, field_at, with_field_at
+from .._core.batch import PER_STEP, Array, Batch, field_at, with_field_at
+from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
 from ._example import FLOATS, poisoned, with_current

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count

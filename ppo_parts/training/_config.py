@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_ori
 import jax
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from ._probe import fields_of
 from ._run import first_nonfinite
 

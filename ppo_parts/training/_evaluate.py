@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
+from .._core.batch import Array, Evaluate, Params
 from .._core.policy import apply_policy, carry_after, policy_keys
-from .._core.types import Array, Evaluate, Params
 from ..envs._env import Env, Transition, check_env
 from ..envs._episodes import choose
 from ..envs._rollout import RolloutState

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..envs._registry import without_settings

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import UserValueError
-from .._core.moments import Moments
+from .._base.moments import Moments
+from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
-from .._core.types import Array, Batch, Output
 from ..envs import is_discrete
 from ..envs._spaces import map_space
 from ..functional import advantage_normalize, gae

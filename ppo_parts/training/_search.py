@@ -13,8 +13,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from .._base.checked import Count, checked
 from .._base.command_line import whole_number
-from .._base.doors import Count, checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_number
 from ..functional._common import Range, is_real

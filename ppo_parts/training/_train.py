@@ -13,15 +13,16 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._base.batching import sequential_vmap_on_cpu
-from .._base.doors import Count, checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
 from .._base.trees import select, without_weak_types
+from .._core.batch import Array, Batch, Policy
 from .._core.chain import chain
 from .._core.learner import Learner, LearnerState, learner
 from .._core.metrics import Metrics, join_metrics
+from .._core.part import Part
 from .._core.pieces import microbatched
-from .._core.types import Array, Batch, Part, Policy
 from ..envs._env import SEATS, check_env
 from ..envs._rollout import Rollout, RolloutState, rollout
 from ..functional._arguments import check_key

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts._core.optim import transformation
+from ppo_parts._core.optimizer import transformation
 from tests.common import make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 

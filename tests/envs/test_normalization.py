@@ -11,7 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
+from ppo_parts.envs._moments import NormalizedState, ShardMoments, merged_moments
 from tests.common import Categorical, assert_close, assert_same, refused
 
 STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent

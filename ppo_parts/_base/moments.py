@@ -1,17 +1,14 @@
-"""Running moments of normalizing wrappers, which several shards update separately during a rollout."""
+"""Running moments of a stream, and of several streams together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._base.trees import select
 from ..functional._common import unsqueezed
-from .shards import split
-from .types import Array
+from .trees import select
 
 
 class Moments(NamedTuple):
@@ -20,18 +17,18 @@ class Moments(NamedTuple):
     `seen` has no axes, or, for the separate streams of A agents, `[A, 1, ...]`, with as many axes as `mean`.
     """
 
-    mean: Array
-    var: Array
-    seen: Array
+    mean: jax.Array
+    var: jax.Array
+    seen: jax.Array
 
     @staticmethod
-    def of(example: Array, per_agent: bool = False) -> Moments:
+    def of(example: jax.Array, per_agent: bool = False) -> Moments:
         """Moments of an empty stream: mean 0, variance 1; `per_agent`: of one stream for each row of the example."""
         shape = jnp.shape(example)
         streams = (shape[0], *(1 for _ in shape[1:])) if per_agent else ()
         return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(streams))
 
-    def updated(self, x: Array, present: Array | None = None) -> Moments:
+    def updated(self, x: jax.Array, present: jax.Array | None = None) -> Moments:
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
         Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for the streams of A agents. Non-finite
@@ -65,57 +62,6 @@ class Moments(NamedTuple):
         return Moments(*(x[None] for x in self))
 
 
-class ShardMoments(NamedTuple):
-    """Moments during a rollout of several shards, each of which sees only its own rows, so that devices do not wait.
-
-    Attributes:
-        before: the moments of all rows before this rollout.
-        since: `[shards, ...]`, those of the rows that each shard has seen since.
-    """
-
-    before: Moments
-    since: Moments
-
-    @staticmethod
-    def of(moments: Moments, shards: int) -> ShardMoments:
-        """Moments at the beginning of a rollout."""
-        empty = Moments.of(moments.mean)._replace(seen=jnp.zeros_like(moments.seen))
-        return ShardMoments(moments, Moments(*(jnp.broadcast_to(x, (shards, *x.shape)) for x in empty)))
-
-    def updated(self, x: Array, present: Array | None = None) -> ShardMoments:
-        """Return the moments after appending the rows of `x`, `[N, ...]`, to the streams of their shards."""
-        rows = jax.tree.map(lambda leaf: split(leaf, len(self.since.seen), 0), (x, present))
-        return self._replace(since=jax.vmap(Moments.updated)(self.since, *rows))
-
-    def of_rows(self, number: int) -> Moments:
-        """Return for each of `number` rows the moments that its shard has seen, `[number, ...]`."""
-        each = jax.vmap(Moments.appended, (None, 0))(self.before, self.since)
-        shards = len(self.since.seen)
-
-        def rows(x: Array) -> Array:
-            return jax.lax.collapse(jnp.broadcast_to(x[:, None], (shards, number // shards, *x.shape[1:])), 0, 2)
-
-        return jax.tree.map(rows, each)
-
-
-class NormalizedState(NamedTuple):
-    """State of a normalizing wrapper: the state of the inner environment, and running moments."""
-
-    inner: Any
-    moments: Any
-    running_return: Any = None
-
-
-def divided_moments(env_state: Any, shards: int) -> Any:
-    """Give each shard its own moments in the state of an environment, at the beginning of a rollout."""
-    return _map_moments(lambda moments: ShardMoments.of(moments, shards), env_state)
-
-
-def merged_moments(env_state: Any) -> Any:
-    """Merge the moments of all shards in the state of an environment, at the end of a rollout."""
-    return _map_moments(lambda moments: moments.before.appended(merged(moments.since)), env_state)
-
-
 def merged(each: Moments) -> Moments:
     """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
     mean, var, seen = each
@@ -123,12 +69,3 @@ def merged(each: Moments) -> Moments:
     some = jnp.maximum(total, 1)
     whole = jnp.sum(weight * mean, axis=0) / some
     return Moments(whole, jnp.sum(weight * (var + jnp.square(mean - whole[None])), axis=0) / some, total)
-
-
-def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
-    def of_wrapper(x: Any) -> Any:
-        if not isinstance(x, NormalizedState):
-            return x
-        return x._replace(inner=_map_moments(f, x.inner), moments=f(x.moments))
-
-    return jax.tree.map(of_wrapper, env_state, is_leaf=lambda x: isinstance(x, NormalizedState))

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from .._base.trees import select
+from .batch import Array, Batch, Current, Evaluate, Params
 from .chain import amend, check_states
 from .checks import check_axes
+from .part import Context, Part
 from .policy import evaluate_current, shifted_values
 from .sampling import Sampler
-from .types import Array, Batch, Context, Current, Evaluate, Params, Part
 
 
 class Estimates(NamedTuple):
@@ -82,7 +83,7 @@ class PhaseState(NamedTuple):
     estimates: Estimates | None = None
 
 
-def settle(
+def check_and_amend(
     parts: tuple[Part, ...],
     batch: Batch,
     old: tuple[Any, ...],

@@ -1,28 +1,23 @@
-"""The basic types `Batch`, `Context` and `Part`, and `stateless`, which makes a part from a function."""
+"""`Batch`, the record that every part reads and returns, and `Policy`, which is evaluated on it."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.doors import checked
+from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from .._base.hyperparameters import Field, at, check_takes
+from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
-from ..functional._arguments import check_as, is_known
-from ..functional._common import check_arrays, check_floating, unsqueezed
+from ..functional._common import check_arrays, check_floating
 
 Array = jax.Array
 Params = Any
-PartState = Any
-
 ABSENT: Any = None
 """Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
 
@@ -297,34 +292,6 @@ Evaluate = Callable[[Params, Batch], Any]
 """`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Context:
-    """The inputs of a part besides its batch.
-
-    Attributes:
-        key: PRNG key, different for every part and every call.
-        step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
-        params: the parameters: after the sampler those being trained, before it the latest ones of the update.
-        evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
-        epoch, minibatch: int32 scalars, position within the phase; before the sampler 0, or with a `refresh` that of
-            the epoch or minibatch before which the part runs.
-        num_minibatches: minibatches per epoch.
-    """
-
-    key: Array
-    step: Array | int = 0
-    params: Params = None
-    evaluate: Evaluate = dataclasses.field(default=ABSENT, metadata={"static": True})
-    epoch: Array | int = 0
-    minibatch: Array | int = 0
-    num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
-
-    def replace(self, **changes: Any) -> Context:
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-
 # Fields of a batch with the axes `[T, N]`, from which samplers draw.
 PER_STEP = (
     "obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask", "advantage",
@@ -356,156 +323,6 @@ def field_axes(batch: Batch) -> dict[str, int]:
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
 
 
-Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A pair of pure functions of a `Batch`, from which updates are composed.
-
-    Attributes:
-        init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
-        update: `update(batch, state, context) -> (batch, state)`.
-        name: name of the part in error messages.
-        requires: fields of `Batch` that it reads and that must be present; "extras.x" or "metrics.x" is one entry.
-        provides: fields of `Batch` that it writes.
-        reads: fields that it reads besides `requires`, if they are present; None: unspecified, so that checks assume
-            that it may read any field.
-        place: the side of the sampler on which it may be placed; "first": before the sampler, as the first part of its
-            own chain.
-        needs_time: True if it works along the time axis.
-        amend: `amend(params, opt_state, old_state, new_state, context) -> (params, opt_state)`, called outside the
-            gradient after the part has run and the optimizer has stepped: for exact PopArt, projections, or resets of
-            units with their moments. The state of the optimizer is that of the phase in which the part runs; None if it
-            runs before `phases`.
-        finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
-            under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
-            the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
-            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
-            called only in the updates in which its phase runs.
-        numbers: its numeric hyperparameters, as `check_number` of the library returns them: one that is known only at
-            run time (a traced number, or a later value of a schedule) is NaN where it is out of range. Then all that
-            the part writes is NaN, so that the learner counts it. A `field` among them is added to `requires`.
-        policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
-            part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
-            checks assume that it may be one.
-        elementwise: whether what it adds to the losses has one number per element, which depends on that element of the
-            batch only. Then `microbatched` evaluates a network once per gradient step, and not twice.
-    """
-
-    init: Callable[..., PartState]
-    update: Callable[[Batch, PartState, Context], tuple[Batch, PartState]]
-    name: str = "part"
-    requires: tuple[str, ...] = ()
-    provides: tuple[str, ...] = ()
-    reads: tuple[str, ...] | None = None
-    place: Place = "anywhere"
-    needs_time: bool = False
-    amend: Callable[[Params, Any, PartState, PartState, Context], tuple[Params, Any]] | None = None
-    finish: Callable[[Batch, PartState, Context], PartState] | None = None
-    numbers: tuple[Any, ...] = ()
-    policy_loss: bool | None = None
-    elementwise: bool = False
-
-    def __post_init__(self) -> None:
-        check_takes(self.name, "init", self.init, ("params", "key"))
-        check_takes(self.name, "update", self.update, ("batch", "state", "context"))
-        if self.amend is not None:
-            arguments = ("params", "opt_state", "old_state", "new_state", "context")
-            check_takes(self.name, "amend", self.amend, arguments)
-        if self.finish is not None:
-            check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
-        for argument, hint in declarable().items():
-            check_as(self.name, argument, getattr(self, argument), hint)
-        if not isinstance(self.numbers, tuple):
-            raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
-        fields = (number.path for number in self.numbers if isinstance(number, Field))
-        object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
-        known = {field.name for field in dataclasses.fields(Batch)}
-        for field in (*self.requires, *self.provides, *(self.reads or ())):
-            if field.partition(".")[0] not in known:
-                raise UserValueError(
-                    f"{self.name}: a Batch has no field {field!r}; its fields are {', '.join(sorted(known))}"
-                )
-
-
-@functools.cache
-def declarable() -> dict[str, Any]:
-    """Return what a part declares besides its functions, and the type of each."""
-    return {name: hint for name, hint in get_type_hints(Part).items() if name != "name" and is_known(hint)}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Divider(Part):
-    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches.
-
-    Attributes:
-        cuts_time: whether the minibatches have no time axis.
-    """
-
-    cuts_time: bool = False
-
-
-def no_state(params: Params, key: Array | None = None) -> PartState:
-    """The `init` of a part without state."""
-    return ()
-
-
-@checked
-def stateless(
-    f: Callable[..., Batch],
-    *,
-    name: str | None = None,
-    requires: tuple[str, ...] = (),
-    provides: tuple[str, ...] = (),
-    reads: tuple[str, ...] | None = None,
-    place: Place = "anywhere",
-    needs_time: bool = False,
-    numbers: tuple[Any, ...] = (),
-    policy_loss: bool | None = None,
-    elementwise: bool = False,
-) -> Part:
-    """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
-
-    Args:
-        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default, or
-            a second one called `context`.
-        name: its name in error messages; by default the name of the function.
-        requires, provides, reads, place, needs_time, numbers, policy_loss, elementwise: as in `Part`; with them,
-            `chain` and `learner` check this part like any other. For a loss, pass `provides=("losses",),
-            place="after_sampler"`.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> halve = pp.stateless(lambda batch: batch.replace(reward=0.5 * batch.reward), name="halve_reward")
-        >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
-    """
-    called = name or str(getattr(f, "__name__", "stateless"))
-    takes_context = _takes_context(f)
-
-    def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        result = f(batch, context) if takes_context else f(batch)
-        if not isinstance(result, Batch):
-            raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
-        return result, state
-
-    return Part(
-        no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers,
-        policy_loss=policy_loss, elementwise=elementwise,
-    )  # fmt: skip
-
-
-def _takes_context(f: Callable[..., Any]) -> bool:
-    """Return whether a function has two positional parameters without a default, or a second one called `context`."""
-    try:
-        parameters = inspect.signature(f).parameters
-    except (TypeError, ValueError):  # a callable without a signature
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p for p in parameters.values() if p.kind in positional]
-    return sum(p.default is p.empty for p in found) == 2 or [p.name for p in found[1:2]] == ["context"]
-
-
 def kind(x: Any) -> str:
     """Describe a value of an unexpected kind in an error message."""
     if isinstance(x, jax.Array):
@@ -521,23 +338,6 @@ def field_at(batch: Batch, path: str) -> Any:
         if value is None:
             return None
     return value
-
-
-def number_at(number: Any, batch: Batch, step: Any) -> Any:
-    """Return a hyperparameter at learner update `step`; a `field` as an array that broadcasts against `log_prob`."""
-    if not isinstance(number, Field):
-        return at(number, step)
-    x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
-    if number.path.partition(".")[0] in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
-        x = x[None]
-    if x.ndim == 0:
-        return number.scaled(x)
-    x = unsqueezed(x, max(rank, x.ndim))
-    if batch.mask is None:
-        return number.scaled(x)
-    # A masked element has no number, and gets one that is in range; 1 first, so that no gradient is 0 * NaN.
-    keep, in_range = unsqueezed(batch.mask.astype(bool), x.ndim), min(number.limits.high, max(number.limits.low, 0) + 1)
-    return jnp.where(keep, number.scaled(jnp.where(keep, x, 1)), in_range)
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:

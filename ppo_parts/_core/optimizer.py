@@ -1,0 +1,72 @@
+"""The optimizer of a learner: any optax transformation, and whether it skipped the last gradient."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._base.errors import UserError, UserTypeError
+
+
+def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer, extended to accept extra arguments; raise `TypeError` if it is not an optimizer."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
+        raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+    takes = _keywords_of(optimizer.update)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        given = extra if takes is None else {name: value for name, value in extra.items() if name in takes}
+        try:
+            result = optimizer.update(updates, state, params, **given)
+        except UserError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserTypeError(
+                f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
+                f"{type(error).__name__}: {error}. An optimizer for some parameters only, such as the matrices of "
+                "scale_by_muon: wrap it in optax.masked or optax.partition. One that needs other arguments, or keeps "
+                "parameters of its own type (optax.lookahead), needs a loop of your own"
+            ) from error
+        expected, got = ([jnp.shape(leaf) for leaf in jax.tree.leaves(x)] for x in (updates, result[0]))
+        if expected != got:
+            raise UserTypeError(
+                f"{where}: the optimizer returned updates of the shapes {got} for a gradient of {expected}. What only "
+                "measures (optax.measure_with_ema) belongs in optax.monitor, chained with an optimizer; what "
+                "aggregates gradients of single examples (optax.contrib.dpsgd) needs a loop of your own"
+            )
+        return result
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def _keywords_of(function: Any) -> frozenset[str] | None:
+    """Return the names of the keyword arguments that a function takes; None: any name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return frozenset()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def may_skip(opt_state: Any) -> bool:
+    """Return whether the optimizer skips non-finite gradients, as `optax.apply_if_finite` does."""
+    return bool(_skippers(opt_state))
+
+
+def skipped(opt_state: Any) -> Any:
+    """Return whether the optimizer skipped the last gradient, as a boolean scalar."""
+    return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
+
+
+def _skippers(opt_state: Any) -> list[optax.ApplyIfFiniteState]:
+    def is_skipper(x: Any) -> bool:
+        return isinstance(x, optax.ApplyIfFiniteState)
+
+    return [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]
