@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-import jax
 import optax
 
 import ppo_parts as pp
@@ -76,10 +75,6 @@ OPTIONS: dict[Library, tuple[str, ...]] = {
     "tianshou": (),
 }
 """The fields that only some libraries have; `libraries` gives them the same names."""
-HYPERPARAMETERS = (
-    "learning_rate", "num_minibatches", "update_epochs", "gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef",
-    "max_grad_norm", *OPTIONS["rl_games"], "segment_length",
-)  # fmt: skip
 
 RL_GAMES = Config(
     library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4, vf_coef=2.0,
@@ -135,7 +130,7 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
 
 
 def check_options(config: Config) -> None:
-    """Raise if an option has no effect in the library, or if all hyperparameters are those of another one."""
+    """Raise if an option has no effect in the library."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for field in sorted({name for names in OPTIONS.values() for name in names} - {*OPTIONS[config.library]}):
         if (value := getattr(config, field)) != defaults[field]:
@@ -146,13 +141,6 @@ def check_options(config: Config) -> None:
     if config.segment_length is not None and config.num_steps % config.segment_length:
         steps = f"the {config.num_steps} steps of a rollout"
         raise mistake("segment_length", f"must divide {steps}, got {config.segment_length}")
-    here = [getattr(config, name) for name in HYPERPARAMETERS]
-    if any(isinstance(x, jax.Array) for x in here):
-        return  # arrays are those of a sweep
-    for name, other in PRESETS.items():  # as after --library skrl without --preset
-        if config.library != name == other.library and here == [getattr(other, each) for each in HYPERPARAMETERS]:
-            says = f"must be {name}, whose hyperparameters these are, got {config.library!r}"
-            raise mistake("library", f"{says}: --preset {config.library} has its own")
 
 
 def mistake(argument: str, says: str) -> pp.errors.UserValueError:

@@ -131,12 +131,8 @@ def test_options_that_a_library_does_not_have_are_refused(preset, changes, says)
         library_ppo.make_train(tiny(preset, **changes))
 
 
-def test_another_library_or_chain_in_the_wrong_place_is_refused():
-    swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
-    with pytest.raises(
-        pp.errors.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"
-    ):
-        library_ppo.make_train(swapped)
+def test_a_library_takes_the_hyperparameters_of_another_but_no_tuple_as_chain():
+    library_ppo.check_options(dataclasses.replace(library_ppo.PRESETS["stable_baselines3"], library="skrl"))
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
