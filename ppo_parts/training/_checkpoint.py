@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import shutil
@@ -152,9 +151,15 @@ def raw(tree: Any) -> Any:
 
 def _named(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
-    name_of = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    leaves = jax.tree_util.tree_leaves_with_path(raw(state))
-    return {name_of(path): x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x) for path, x in leaves}
+    named: dict[str, Any] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(raw(state)):
+        # as `keystr(path, simple=True, separator=".")`, which jax 0.4.38 does not have
+        keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
+        if (name := ".".join(map(str, keys))) in named:
+            where = jax.tree_util.keystr(path)
+            raise UserValueError(f"a checkpoint would have two arrays named {name!r}: rename the entry {where}")
+        named[name] = x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
+    return named
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:

@@ -39,6 +39,8 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
         checkpoints.restore(state | {"flag": jnp.zeros(2)})
     with pytest.raises(ValueError, match=r"more is missing; flag is not expected"):
         checkpoints.restore({k: v for k, v in state.items() if k != "flag"} | {"more": jnp.zeros(1)})
+    with pytest.raises(ValueError, match=r"two arrays named 'a\.b': rename the entry \['a\.b'\]"):
+        checkpoints.save(30, {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}})
 
     def die(path, **_):
         for file in Path(path).rglob("_METADATA"):
