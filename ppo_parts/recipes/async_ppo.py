@@ -39,6 +39,11 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 class OneAhead(training.Program):
     """A program that updates on one rollout while a thread collects the next."""
 
+    def __post_init__(self) -> None:
+        if (processes := jax.process_count()) > 1:  # whose threads may start their programs in different orders
+            raise pp.errors.UserValueError(f"OneAhead: a run must have one process, got {processes}: use mujoco_ppo")
+        super().__post_init__()
+
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
