@@ -177,7 +177,12 @@ class Placement(NamedTuple):
         """Return arrays as each process can read them; all processes of the run must call this."""
         if self.mesh is None or jax.process_count() == 1:
             return x
-        return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, WHOLE))(x)
+        return _gathering(self.mesh)(x)
+
+
+@functools.cache
+def _gathering(mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, WHOLE))
 
 
 def placement(train: Train, options: RunOptions) -> Placement:

@@ -5,13 +5,16 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
 from benchmarks.devices import collectives
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
+from ppo_parts.training import _program
 from tests.commands import recipe
 from tests.common import alone, assert_same
 from tests.runs import ByTwos, checkpoint, go, rows, tiny
@@ -106,8 +109,21 @@ def check_one_ahead(place):
     assert [row["update"] for row in rows(folder)] == [0, 1, 2]
 
 
+@mock.patch.object(jax, "process_count", return_value=2)
+def check_processes(_):
+    """What several processes gather is compiled once; programs of two threads could meet in another order in each."""
+    mesh = jax.make_mesh((4,), (_program.AXIS,))
+    numbers = jax.device_put(np.arange(4), jax.NamedSharding(mesh, _program.SEEDS))
+    gathered = [_program.Placement(mesh).gathered(numbers) for _ in range(2)]
+    assert all(x.is_fully_replicated for x in gathered)
+    assert _program._gathering(mesh)._cache_size() == 1
+    with pytest.raises(ValueError, match=r"OneAhead: a run must have one process, got 2: .*mujoco_ppo"):
+        async_ppo.OneAhead(cleanrl_ppo.make_train(CONFIG), 1, training.RunOptions())
+
+
 def check_runs(place):
     check_refusals()
+    check_processes()
     check_one_ahead(Path(place) / "ahead")
     check_environments(Path(place) / "environments")
     check_seeds(Path(place) / "seeds")
