@@ -82,7 +82,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     agents = tuple(env.agents)
     spaces, obs_size = _spaces(env)
     discrete = is_discrete(spaces[0])
-    actions = ["discrete" if is_discrete(x) else f"Box({x.shape}, {x.low}, {x.high})" for x in spaces]
+    actions = ["discrete" if is_discrete(x) else Box(x.shape, x.low, x.high) for x in spaces]
     if len(set(actions)) > 1:
         listed = ", ".join(f"{agent}: {x}" for agent, x in zip(agents, actions, strict=True))
         raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")

@@ -71,6 +71,15 @@ class Box:
         if low is not None and high is not None and not np.all(low <= high):
             raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Box) or self.shape != other.shape:
+            return False
+        bounds = (self.low, other.low), (self.high, other.high)
+        return all(x is y or bool(np.all(np.equal(x, y))) for x, y in bounds)
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class Dict:
@@ -86,6 +95,9 @@ class Dict:
     def __post_init__(self) -> None:
         if not isinstance(self.spaces, Mapping) or not self.spaces or not all(map(_is_space, self.spaces.values())):
             raise UserTypeError(f"Dict: spaces must be a dict of spaces, got {self.spaces!r}")
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.spaces))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +126,21 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
 
     The entries are those of other trees at this place; of a tree that is None, or lacks a name, they are None.
     """
-
-    def entry(tree: Any, key: Any) -> Any:
-        return None if tree is None else tree.get(key) if isinstance(tree, Mapping) else tree[key]
-
     if not is_tree(space):
         return function(space, *trees)
-    if not isinstance(space.spaces, Mapping):
-        every = enumerate(space.spaces)
-        return tuple(map_space(function, each, *(entry(tree, i) for tree in trees)) for i, each in every)
-    names = sorted(space.spaces)  # the order of leaves in JAX
-    return {name: map_space(function, space.spaces[name], *(entry(tree, name) for tree in trees)) for name in names}
+    named = isinstance(space.spaces, Mapping)
+    keys = sorted(space.spaces) if named else range(len(space.spaces))  # sorted: the order of leaves in JAX
+    for tree in trees:
+        fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
+        if tree is not None and not fits:
+            kind = "dict" if named else f"tuple of {len(keys)}"
+            raise UserValueError(f"an element of {space} must be a {kind}, got {tree!r:.200}: change what returns it")
+
+    def entry(tree: Any, key: Any) -> Any:
+        return None if tree is None else tree.get(key) if named else tree[key]
+
+    found = {key: map_space(function, space.spaces[key], *(entry(tree, key) for tree in trees)) for key in keys}
+    return found if named else tuple(found.values())
 
 
 def is_image(space: Any) -> bool:

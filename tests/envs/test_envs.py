@@ -156,6 +156,12 @@ def test_sizes_of_spaces():
     assert envs.size(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
 
 
+def test_boxes_are_equal_if_their_bounds_are():
+    box, same = envs.Box((2,), np.zeros(2), 1.0), envs.Box((2,), 0.0, np.ones(1))
+    assert {box, same} == {box} != {envs.Box((2,), 0.0, np.array([1.0, 2.0]))}
+    assert {envs.Dict({"a": box, "b": same}), envs.Dict({"b": box, "a": same})} == {envs.Dict({"a": same, "b": box})}
+
+
 def matrix_env(high=2.0):
     """The reward is the sum of the first row of an action [2, 3] minus that of the second."""
     step = lambda key, state, action: envs.Step(state, state, jnp.sum(action[0] - action[1]), False)  # noqa: E731

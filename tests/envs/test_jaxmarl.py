@@ -146,7 +146,7 @@ def box(*shape):
 
 
 test_what_does_not_fit_into_arrays_is_refused = refused(
-    (changed(action_space={"a": box(2), "b": box(1)}), r"actions of agents differ .*b: Box\(\(1,\)"),
+    (changed(action_space={"a": box(2), "b": box(1)}), r"actions of agents differ .*b: Box\(shape=\(1,\)"),
     (changed(action_space={"a": box(2), "b": TWO}), "actions of agents differ .*b: discrete"),
     (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
     (changed(action_space={0: TWO}), WRAP),
