@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
 from .._core.part import Part
+from ..functional._errors import did_you_mean
 
 Array = jax.Array
 
@@ -199,22 +199,18 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
 
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
     """Raise unless a library has an environment; the error names similar ones."""
-    if env_id in known:
-        return
-    lowered = {name.lower(): name for name in known}
-    near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered)]
-    prefix = "; names of other packages need a prefix, as in brax:ant" if library == "gymnax" else ""
-    others = f"it has {', '.join(known)}{prefix}"
-    hint = f"did you mean {' or '.join(near)}?" if near else others
-    raise UserValueError(f"{library} has no environment {env_id!r}; {hint}")
+    if env_id not in known:
+        prefix = "; names of other packages need a prefix, as in brax:ant" if library == "gymnax" else ""
+        hint = did_you_mean(str(env_id), known, most=3) or f"; it has {', '.join(known)}{prefix}"
+        raise UserValueError(f"{library} has no environment {env_id!r}{hint}")
 
 
-def check_items(where: str, what: str, returned: Any, expected: str, remedy: str = "") -> tuple[Any, ...]:
-    """Return what a function returned, after checking that it is a tuple like the one that is written in `expected`."""
-    if isinstance(returned, tuple) and len(returned) == expected.count(",") + 1:
+def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], remedy: str = "") -> tuple[Any, ...]:
+    """Return what a function returned, after checking that it is a tuple with an item of each of these names."""
+    if isinstance(returned, tuple) and len(returned) == len(names):
         return returned
     got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
-    raise UserTypeError(f"{where}: {what} must return {expected}{remedy}, got {got}")
+    raise UserTypeError(f"{where}: {what} must return ({', '.join(names)}){remedy}, got {got}")
 
 
 def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:

@@ -37,10 +37,11 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     each = axes_of(env, check_count("check", "num_envs", num_envs))
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
-    state, obs = check_items("check", "reset", returned, "(state, obs)")
+    state, obs = check_items("check", "reset", returned, ("state", "obs"))
     if action is None:
         action = action_struct(env.action_space, each)
-    after, out = check_items("check", "step", jax.eval_shape(env.step, key, state, action), "(state, Transition)")
+    returned = jax.eval_shape(env.step, key, state, action)
+    after, out = check_items("check", "step", returned, ("state", "Transition"))
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)

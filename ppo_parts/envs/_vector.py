@@ -54,7 +54,7 @@ class GymnasiumVector:
     def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
         self.count, self.latest, self.failed = 0, None, False
-        obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), "(obs, info)", GYMNASIUM)
+        obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
         return self._cast("the obs of reset", obs, self.num_envs), self._available("reset", info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
@@ -65,10 +65,11 @@ class GymnasiumVector:
         """
         leaves = iter(action)
         taken = jax.tree.map(lambda take: take(next(leaves)), self.takes)
-        expected = "(obs, reward, terminated, truncated, info)"
-        obs, *fields, info = check_items("from_gymnasium", "step", self.env.step(taken), expected, GYMNASIUM)
+        names = "reward", "terminated", "truncated"
+        returned = self.env.step(taken)
+        obs, *fields, info = check_items("from_gymnasium", "step", returned, ("obs", *names, "info"), GYMNASIUM)
         obs = self._cast("the obs of step", obs, self.num_envs)
-        reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields)
+        reward, terminated, truncated = map(self._checked, names, fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
         # Pack what is small, which also copies what the environment may overwrite when it steps again.

@@ -40,10 +40,11 @@ class ShapeError(UserValueError, AssertionError):
     """Array shapes do not match; arrays are never broadcast to make them match."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest one, if there is one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """Return the end of a message about an unknown name: the nearest ones, if there are any, whatever their case."""
+    lowered = {each.lower(): each for each in known}
+    near = [repr(lowered[each]) for each in difflib.get_close_matches(name.lower(), lowered, n=most)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
