@@ -75,7 +75,8 @@ def make(env_id: str, **settings: Any) -> Env:
     try:
         env = make_env(name, **settings)
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error) and "multiple values for argument" not in str(error):
+        named = re.search(r"(?:unexpected keyword argument|multiple values for argument) '(\w+)'", str(error))
+        if not named or named[1] not in settings:
             raise
         raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
     check_env(env_id, env)

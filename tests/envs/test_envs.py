@@ -87,6 +87,11 @@ def test_a_prefix_of_your_own():
     assert "mine" in envs.prefixes()
     with pytest.raises(pp.errors.UserTypeError, match=r"^mine:other: {'size': 3} is not an environment"):
         envs.make("mine:other", size=3)
+    envs.register("mine", lambda name: envs.Box((1,), lo=0))
+    with pytest.raises(TypeError, match=r"^Box.* unexpected keyword argument 'lo'"):
+        envs.make("mine:walk")
+    with pytest.raises(pp.errors.UserValueError, match=r"^mine:walk does not have .* settings {'size': 3}: .*'size'"):
+        envs.make("mine:walk", size=3)
 
 
 @pytest.mark.parametrize(("prefix", "source"), _registry.SOURCES.items())
