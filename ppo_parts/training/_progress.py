@@ -139,5 +139,7 @@ def weights_and_biases(folder: RunWriter) -> Iterator[Write]:
     run = wandb.init(project=project, resume="allow", config=config, **about)
     try:
         yield lambda record, step: run.log(record, step=step)
-    finally:
-        run.finish()  # uploads what is left
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()  # uploads what is left

@@ -309,12 +309,14 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
 
     def init(**settings):
         runs.append(settings)
-        return types.SimpleNamespace(
-            log=lambda record, step: records.append((step, record)), finish=lambda: finished.append(1)
-        )
+        log = lambda record, step: records.append((step, record))  # noqa: E731
+        return types.SimpleNamespace(log=log, finish=lambda exit_code=0: finished.append(exit_code))
 
     def stop(rows):
         raise training.StopRun
+
+    def fail(rows):
+        raise ZeroDivisionError
 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
@@ -324,11 +326,14 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     program = measuring(episode_return=6.0, episodes=1.0)
     training.run(train, config, new, on_rows=stop, make_program=program)
-    training.run(train, config, training.RunOptions(resume=tmp_path / "a", **options), make_program=program)
-    first, second = runs
+    resume = training.RunOptions(resume=tmp_path / "a", **options)
+    with pytest.raises(ZeroDivisionError):
+        training.run(train, config, resume, on_rows=fail, make_program=program)
+    training.run(train, config, resume, make_program=program)
+    first, second, _ = runs
     assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
     assert first["config"]["env_id"] == "walk"
     assert first["id"] == second["id"] == (tmp_path / "a" / "wandb_id.txt").read_text()
     assert [step for step, _ in records] == [16, 32]
     assert records[0][1]["charts/episode_return"] == 6.0
-    assert len(finished) == 2
+    assert finished == [0, 1, 0]
