@@ -74,7 +74,8 @@ def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
             try:
                 yield name, float(text)
             except ValueError:
-                raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
+                if any(name in others for others in NAMES.values()):
+                    raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
 
 
 def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:

@@ -202,8 +202,8 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
 
 
 def write_csv(folder):
-    names = "rollout/ep_rew_mean,train/approx_kl,train/entropy_loss,train/value_loss"
-    rows = [f"{i},0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
+    names = "time/started,rollout/ep_rew_mean,train/approx_kl,train/entropy_loss,train/value_loss"
+    rows = [f"12:30,{i},0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
     (folder / "progress.csv").write_text("\n".join([names, *rows]))
 
 
