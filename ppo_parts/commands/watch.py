@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ FORMATS = (".gif", ".mp4")
 
 
 def frames_of(
-    train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
-) -> Iterator[np.ndarray]:
+    train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000,
+    on_episode: Callable[[str], object] = lambda sentence: None,
+) -> Iterator[np.ndarray]:  # fmt: skip
     """Play episodes with the state of one seed, and yield an image `[H, W, 3]` (uint8) before each step.
 
-    `mode` plays the distribution's mode instead of a sample. The return and the length of each episode are printed.
+    `mode` plays the distribution's mode instead of a sample. `on_episode` receives a sentence about each episode.
     """
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
@@ -50,7 +51,7 @@ def frames_of(
                 break
         gained = float(np.mean(out.episode_return))
         cut = "" if ended else ", cut by --max-steps"
-        print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
+        on_episode(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
 
 
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         state = state_of_seed(run, given.seed_index)
         report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
         options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
-        frames = frames_of(run.train, state, **options)
+        frames = frames_of(run.train, state, **options, on_episode=print)
         number = write_animation(given.output, frames, given.fps, given.width)
         print(f"{given.output}: {number} frames")
     return given.output

@@ -267,10 +267,11 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
     assert greys == [0, 50, 100] * 2
 
 
-def test_watch_and_evaluations_carry_a_memory():
+def test_watch_and_evaluations_carry_a_memory(capsys):
     train = recipe.make_train(recipe.Config(memory="lstm"))
     state = train.compiled_init(jax.random.key(0))
     assert len(list(watch.frames_of(train, state, max_steps=2, mode=True))) == 2
+    assert not capsys.readouterr().out
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
     assert played.episode_length.tolist() == [3, 3, 3]
 
