@@ -35,9 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Tracing makes many objects and little garbage: look for it less often, and not among what was imported."""
     gc.freeze()
-    if jax.default_backend() == "gpu":
-        jax.config.update("jax_default_matmul_precision", "highest")  # the default, TF32, is exact to three digits
     gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exact_products():
+    """On GPUs the default, TF32, is exact to three digits."""
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.fixture(autouse=True)
