@@ -7,12 +7,14 @@ faults on other tasks and seeds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from .._base.checked import checked
+from ._config import RunOptions
 from ._probe import fields_of
 from ._run import first_nonfinite
 
@@ -164,7 +166,8 @@ def learned_values_long(run: Evidence) -> bool:
 class Rule(NamedTuple):
     """A `Finding` if `value` (None: the late `metric`) is not between `low` and `high`.
 
-    It applies only `when` a condition holds, `unless` another rule before it explains the same numbers.
+    It applies only `when` a condition holds, `unless` another rule before it explains the same numbers. Commas separate
+    the alternatives of its advice.
     """
 
     name: str
@@ -232,9 +235,9 @@ RULES = (
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),
     Rule("epochs_many", "likely", "epochs", -INF, 25, "so many epochs overfit each rollout",
-         "--update-epochs 4, or --target-kl 0.02", lambda run: run.epochs),
+         "4 epochs, or --target-kl 0.02", lambda run: run.epochs),
     Rule("stops_at_once", "likely", "early_stopped", -INF, 0.95, "the early stop ends every update in its first epoch",
-         "--target-kl 0.02", when=lambda run: run.late("epochs") <= 1.1 < run.epochs),
+         "a target_kl of 0.02", when=lambda run: run.late("epochs") <= 1.1 < run.epochs),
     Rule("learning_rate_large", "likely", "learning_rate", -INF, 0.02, "the learning rate is too large for Adam",
          "a learning rate of 3e-4",
          lambda run: float(np.fmax(run.setting("learning_rate", "actor_learning_rate"), run.early("learning_rate")))),
@@ -243,14 +246,16 @@ RULES = (
     Rule("clip_large", "likely", "clip_coef", -INF, 0.6, "the clip range is so large that nothing limits the ratio",
          "--clip-coef 0.2", lambda run: run.setting("clip_coef")),
     Rule("clip_small", "likely", "clip_fraction", -INF, 0.3, "the clip range removes most gradients",
-         "--clip-coef 0.2", lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
+         "--clip-coef 0.2, or clip_eps=0.2",
+         lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
     Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15, "the entropy bonus keeps the policy random",
          "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
     # The steps.
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
          "standardize over the minibatch or the rollout, not each element alone", first_policy_losses),
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.06,
-         "advantages are not standardized, so rewards scale the policy's gradient", "--norm-adv", first_policy_losses),
+         "advantages are not standardized, so rewards scale the policy's gradient",
+         "--norm-adv, or pp.advantage_normalize()", first_policy_losses),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
@@ -287,11 +292,21 @@ RULES = (
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
-         "the value function never explains the returns", "a larger --vf-coef or critic",
+         "the value function never explains the returns", "a larger --vf-coef, or a larger critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
          learned_values_long, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
+
+
+def advice_for(advice: str, config: Mapping[str, Any]) -> str:
+    """Leave out the alternatives with a flag that neither the configuration, if it is known, nor every run has."""
+
+    def fits(alternative: str) -> bool:
+        names = [flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", alternative)]
+        return not config or all(name in config or hasattr(RunOptions, name) for name in names)
+
+    return ", ".join(filter(fits, advice.split(", "))).removeprefix("or ")
 
 
 @checked
@@ -316,7 +331,8 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
         explained = seen.keys() & {rule.name, *rule.unless}
         if (value < rule.low or value > rule.high) and not explained and rule.when(run):
             normal = rule.low, rule.high
-            seen[rule.name] = Finding(rule.name, rule.cause, rule.metric, value, normal, rule.advice, rule.confidence)
+            advice = advice_for(rule.advice, run.config)
+            seen[rule.name] = Finding(rule.name, rule.cause, rule.metric, value, normal, advice, rule.confidence)
     if "not_finite" in seen and (first := first_nonfinite(run.metrics)) is not None:
         seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0]}{first[1]}")
     levels = get_args(Confidence)

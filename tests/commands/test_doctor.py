@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 import runpy
 import sys
 
@@ -106,7 +107,10 @@ def test_nothing_is_found_in_a_healthy_run():
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name):
     metrics, settings = PLANTED[name]
-    assert [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})] == [name]
+    (found,) = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
+    flags = {flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", found.advice)}
+    assert (found.name, flags - {*CONFIG, "eval_mode"}) == (name, set())  # advice has only flags that the run has
+    assert found.advice[:3] not in ("", "or ", "and")
 
 
 def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards():
