@@ -74,8 +74,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     training.check_config(config)
     independent = config.parameters == "independent"
     normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}
-    env_id = config.env_id if ":" in config.env_id else f"jaxmarl:{config.env_id}"  # as in runs before version 0.3
-    env = env or envs.prepare(envs.make(env_id), **normalization if config.normalize_env else {})
+    env = env or envs.prepare(envs.make(config.env_id), **normalization if config.normalize_env else {})
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""

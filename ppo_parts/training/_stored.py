@@ -37,10 +37,6 @@ KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.nam
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
-    if stored["run"].get("best_mode") == "min":
-        raise UserValueError(
-            "config.json: run: best_mode='min' is no longer an option: without it, the largest is best"
-        )
     options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
     check_config(options, where="config.json: run")
     return options
@@ -130,8 +126,7 @@ def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
     """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
-    own = stored.get("recipe")
-    if str(own).rpartition(".")[2] != str(recipe).rpartition(".")[2]:  # a package may have moved
+    if (own := stored.get("recipe")) != recipe:
         raise UserValueError(
             f"the run records the recipe {own}, got {recipe}: resume it with the module, or with the environment, "
             'chain or policy of your own, that made it; if the module was renamed, change "recipe" in config.json'
