@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count, check_takes
+from .._base.hyperparameters import check_takes
 from .batch import Batch, Params
 from .chain import chain, parts_of
 from .optimizer import transformation
@@ -104,7 +104,7 @@ class Phase:
 
 
 @checked
-def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Phase:
+def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
     """Make a phase for `phases` from a chain, with the parameters that it trains and how often it runs.
 
     Args:
@@ -123,7 +123,6 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Phase:
 
     Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416, algorithm 1.
     """
-    check_count("phase", "every", every)
     if isinstance(trains, str) and trains != "own":
         trains = (trains,)
     if callable(trains):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, check_count, check_number
+from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
 from .._core.batch import Array, Batch, Params
 from .._core.part import Context, Part
@@ -35,7 +35,7 @@ def rnd_reward(
     init: Callable[[Array], Any],
     embed: Embed,
     *,
-    num_envs: int,
+    num_envs: Count,
     gamma: Numeric = 0.99,
     predictor: str = "predictor",
 ) -> Part:
@@ -71,7 +71,6 @@ def rnd_reward(
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
     """
     where = "rnd_reward"
-    check_count(where, "num_envs", num_envs)
     numbers = {"gamma": check_number(where, "gamma", gamma)}
 
     def first(params: Params, key: Array | None = None) -> RNDState:

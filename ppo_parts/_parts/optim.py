@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_number, spread_nan
 from .._core.batch import Array
 from .._core.optimizer import transformation
 from ..functional._arguments import ANY, POSITIVE, check_order
@@ -19,7 +19,7 @@ from ..functional._common import Range
 
 
 @checked
-def linear_schedule(init_value: float, end_value: float, transition_steps: int) -> optax.Schedule:
+def linear_schedule(init_value: float, end_value: float, transition_steps: Count) -> optax.Schedule:
     """Like `optax.linear_schedule`, but raise for `transition_steps` < 1, where optax's is constant.
 
     Args:
@@ -33,7 +33,7 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
     """
     where, ends = "linear_schedule", {"init_value": init_value, "end_value": end_value}
     first, last = (check_number(where, name, x, ANY, schedule=False) for name, x in ends.items())
-    return optax.linear_schedule(first, last, check_count(where, "transition_steps", transition_steps))
+    return optax.linear_schedule(first, last, transition_steps)
 
 
 @checked
@@ -92,7 +92,7 @@ def scale_by_kl_adaptive_rate(
     target_kl: float,
     *,
     metric: str = "approx_kl",
-    average_over: int | None = None,
+    average_over: Count | None = None,
     low: float = 1e-5,
     high: float = 1e-2,
 ) -> optax.GradientTransformationExtraArgs:
@@ -134,8 +134,6 @@ def scale_by_kl_adaptive_rate(
     traced = any(isinstance(x, jax.core.Tracer) for x in (low, high))
     limits = POSITIVE if traced else Range(float(low), float(high))
     learning_rate = check_number(where, "learning_rate", learning_rate, limits, schedule=False)
-    if average_over is not None:
-        check_count(where, "average_over", average_over)
 
     def adapted(rate: Array, divergence: Array) -> Array:
         faster = divergence < target_kl / 2

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
 from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
 from .._core.part import Context, Part
 from .._core.shards import split
@@ -27,7 +26,7 @@ class ReplayState(NamedTuple):
 
 
 @checked
-def replay(num_rollouts: int, like: Batch) -> Part:
+def replay(num_rollouts: Count, like: Batch) -> Part:
     """Replace the rollout with the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
 
     Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
@@ -56,7 +55,6 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416, algorithm 1.
     """
-    check_count("replay", "num_rollouts", num_rollouts)
     if not isinstance(like, Batch):
         raise UserTypeError(f"replay: like must be a Batch with the shapes of the rollout, got {type(like).__name__}")
     kept = [name for name in (*PER_STEP, *PER_SEGMENT) if jax.tree.leaves(getattr(like, name))]

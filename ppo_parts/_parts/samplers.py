@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.batch import Array, Batch
@@ -161,7 +161,7 @@ def prioritized_sampler(
     *,
     alpha: Numeric,
     beta: Numeric,
-    segments_per_minibatch: int | None = None,
+    segments_per_minibatch: Count | None = None,
     eps: Numeric = 1e-6,
     refresh: Refresh = "rollout",
 ) -> Part:
@@ -194,8 +194,6 @@ def prioritized_sampler(
     """
     where = "prioritized_sampler"
     numbers = check_numbers(where, alpha=alpha, beta=beta, eps=eps)
-    if segments_per_minibatch is not None:
-        check_count(where, "segments_per_minibatch", segments_per_minibatch)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         return jax.random.split(key, num_minibatches)
@@ -237,7 +235,7 @@ def _steps_of_segments(x: Array) -> Array:
 
 @checked
 def time_chunks(
-    num_minibatches: int, num_epochs: int = 1, *, length: int, burn_in: int = 0, refresh: Refresh = "rollout"
+    num_minibatches: int, num_epochs: int = 1, *, length: Count, burn_in: int = 0, refresh: Refresh = "rollout"
 ) -> Part:
     """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
 
@@ -259,7 +257,6 @@ def time_chunks(
     Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 3.
     """
     where = "time_chunks"
-    check_count(where, "length", length)
     check_count(where, "burn_in", burn_in, 0)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, check_count
+from .._base.hyperparameters import Numeric
 from .._core.batch import Batch, field_at
 from .._core.part import Context, Part
 from ..functional import masked_mean
@@ -80,7 +80,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
 @checked
 def group_advantage(
     *,
-    group: str | int = "group",
+    group: str | Count = "group",
     score: str | None = None,
     baseline: functional.Baseline | Literal["given"] = "mean",
     scale: functional.Scale | None = "group",
@@ -109,7 +109,7 @@ def group_advantage(
         ... )
     """
     where = "group_advantage"
-    size = None if isinstance(group, str) else check_count(where, "group", group)
+    size = None if isinstance(group, str) else group
     KINDS["ddof"].check(where, "ddof", ddof)
 
     def check_group(size: int) -> None:

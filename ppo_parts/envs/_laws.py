@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
@@ -18,7 +19,8 @@ from ._env import SEATS, Array, Env, Transition, as_observation, axes_of, check_
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
 
 
-def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
+@checked
+def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
     """Raise unless every shape and dtype of `reset`, `step` and `evaluation` is valid; they are traced, but not run.
 
     Args:
@@ -34,7 +36,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
-    each = axes_of(env, check_count("check", "num_envs", num_envs))
+    each = axes_of(env, num_envs)
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
     state, obs = check_items("check", "reset", returned, ("state", "obs"))
@@ -287,7 +289,10 @@ class Report:
     notes: tuple[str, ...]
 
 
-def check_laws(env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int = 0, act: Act | None = None) -> Report:
+@checked
+def check_laws(
+    env: Env, *, num_envs: Count = 4, num_steps: Count = 1000, seed: int = 0, act: Act | None = None
+) -> Report:
     """Run an environment with random actions, and raise if it breaks a law; the error names the field.
 
     Args:
@@ -305,8 +310,6 @@ def check_laws(env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int 
         ()
     """
     check_env("check_laws", env)
-    check_count("check_laws", "num_steps", num_steps)
-    check_count("check_laws", "num_envs", num_envs)
     check_count("check_laws", "seed", seed, 0)
     act = random_action(env) if act is None else act
     check_takes("check_laws", "act", act, ("key", "obs"))

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .._base.checked import checked
+from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.batch import Batch, Output, Policy
@@ -167,7 +167,7 @@ def actor_critic(
 
 
 @checked
-def nature_cnn(env: Env, features: int = 512) -> Policy:
+def nature_cnn(env: Env, features: Count = 512) -> Policy:
     """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
 
     Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
@@ -197,7 +197,6 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     if not is_discrete(env.action_space):
         raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
-    check_count("nature_cnn", "features", features)
     largest = largest_pixel("nature_cnn", env.observation_space)
 
     class NatureCNN(nn.Module):
