@@ -125,8 +125,8 @@ def prepare(
         if not all(is_discrete(space) or len(space.shape) == 1 for space in leaf_spaces(env.action_space)):
             env = flatten_action(env)
     if not normalize:
-        for name, given in (("per_agent", per_agent), ("obs_clip", obs_clip)):
-            if given:
+        for name, given in (("per_agent", per_agent or None), ("obs_clip", obs_clip)):
+            if given is not None:
                 raise UserValueError(
                     f"prepare: {name}={given!r} changes how numbers are normalized: set normalize=True"
                 )

@@ -246,7 +246,7 @@ test_arguments_of_the_wrappers_are_checked = refused(
     (lambda: envs.normalize_observation(ONE, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True changes .* set normalize=True"),
-    (lambda: envs.prepare(AGENTS, obs_clip=1.0), r"prepare: obs_clip=1\.0 changes .* set normalize=True"),
+    (lambda: envs.prepare(AGENTS, obs_clip=0.0), r"prepare: obs_clip=0\.0 changes .* set normalize=True"),
     (lambda: envs.prepare(AGENTS, normalize=True), "prepare: normalize=True needs gamma"),
     (lambda: envs.normalize_observation(PRIVILEGED), r"2 agents have a privileged part \(Box.*set privileged .* None"),
 )
