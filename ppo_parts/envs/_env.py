@@ -23,11 +23,11 @@ class Transition(NamedTuple):
     Attributes:
         obs: `[N, ...]`, with agents `[N, A, ...]`, the next observation of the policy; where an episode just ended, the
             first of a new episode.
-        reward: `[N]`, with agents `[N, A]`, as the next four.
+        reward: `[N]`, with agents `[N, A]`, as `terminated`, `truncated` and `episode_return`.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode (if only for
-            the learner, as a lost life in Atari may do).
+        final_obs: the observation that actually followed, shaped like `obs`; equal to it unless the step ended the
+            episode (if only for the learner, as a lost life in Atari may do).
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: `[N]`, number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.

@@ -366,7 +366,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
 def random_action(env: Env) -> Act:
     """Return `act(key, obs) -> action`, uniform among the available actions, or in the box of one environment.
 
-    A box with one bound is cut 2 from it, and one without bounds to [-1, 1].
+    Where a box has one bound, it draws within 2 of it, and where it has none, within [-1, 1].
     """
     space = env.action_space
 

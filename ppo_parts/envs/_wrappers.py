@@ -25,7 +25,7 @@ from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spac
 def clip_action(env: Env) -> Env:
     """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions.
 
-    Of a `Dict` or `Tuple`, this and the next two wrappers change the boxes, and leave discrete entries as they are.
+    Of a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change the boxes only.
     """
 
     def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
