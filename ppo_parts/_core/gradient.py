@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +98,14 @@ def _in_pieces(
     if (pieces := network.pieces(minibatch, once=True)) == 1:
         return None
     unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
-    prepared, _ = fold(head, minibatch.replace(current=unread), state.after[:first], context)
+
+    def prepare(trained: Params) -> Batch:
+        own = context.replace(params=phase.merged(state.params, trained))
+        return fold(head, minibatch.replace(current=unread), state.after[:first], own)[0]
+
+    if head and _depends(prepare, trained):  # the gradient of the pieces would lack that part
+        return None
+    prepared = prepare(trained)
     ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
     count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
 
@@ -114,6 +121,18 @@ def _in_pieces(
         return network.evaluate(phase.merged(state.params, trained), batch)
 
     return differentiate_pieces(loss_of_piece, evaluate, trained, prepared.replace(current=None), pieces)
+
+
+def _depends(f: Callable[[Params], Any], params: Params) -> bool:
+    """Return whether a number that `f` returns has a gradient with respect to the parameters."""
+    traced = list[Array]()
+
+    def total(params: Params) -> Array:
+        floats = (x for x in jax.tree.leaves(f(params)) if jnp.issubdtype(jnp.result_type(x), jnp.floating))
+        return sum((jnp.sum(watched(x, traced)) for x in floats), jnp.zeros(()))
+
+    jax.eval_shape(jax.grad(total), params)
+    return bool(traced)
 
 
 def _first_of_current(parts: Sequence[Part]) -> int:

@@ -357,6 +357,18 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     assert ("remat" not in program) == elementwise
 
 
+def test_pieces_keep_the_gradient_of_what_is_made_before_the_losses():
+    scale = pp.stateless(
+        lambda b, context: b.add_extras(scale=jnp.exp(context.params["value"][0] + 0 * b.log_prob)),
+        provides=("extras.scale",),
+        reads=("log_prob",),
+        place="after_sampler",
+    )
+    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
+    pipeline = pp.chain(GAE, pp.full_batch(), scale, pp.value_loss(coef=pp.field("extras.scale")))
+    assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 12), policy)))
+
+
 NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))
 
 
