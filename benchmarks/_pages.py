@@ -21,8 +21,9 @@ def span(ratio: Mapping[str, float]) -> str:
     return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
-def interval(found: dict[str, Any], digits: int = 0) -> str:
+def interval(found: dict[str, Any], digits: int | None = None) -> str:
     """The mean over seeds and its 95 % bootstrap interval, which one seed does not have, from `training.summary`."""
+    digits = int(abs(found["mean"]) < 20) if digits is None else digits
     mean, *ends = (f"{number:.{digits}f}" for number in (found["mean"], *(found["mean_95"] or ())))
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 

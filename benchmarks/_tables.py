@@ -30,6 +30,9 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, an
     "Hopper-v5": ("2609 (701)", "3128", "TRPO, SB3-zoo 3,618", ""),
     "HalfCheetah-v5": ("5784 (1244)", "7337", "CleanRL 1,443", ""),
     "Swimmer-v5": ("67 (99)", "81", "SB3-zoo's PPO 282, TRPO 366", ""),
+    "InvertedDoublePendulum-v5": ("9231", "9231", "", ""),
+    "Reacher-v5": ("-4.1", "-3.7", "", ""),
+    "Pusher-v5": ("", "", "CleanRL -40.4", ""),
 }
 
 

@@ -44,6 +44,7 @@ from .phases import Phase
 from .sampling import Sampler
 from .wiring import check_batch
 
+MAX_FLAT = 2**22  # parameters of which the gradient is flattened
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 
@@ -220,8 +221,11 @@ class PhaseLoop:
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
-        # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping.
-        norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
+        # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping. A
+        # large one must not be copied, or gathered if it is divided over devices.
+        leaves = jax.tree.leaves(gradient)
+        small = sum(x.size for x in leaves) <= MAX_FLAT
+        norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in leaves]) if small else gradient)
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
             # As floats, because devices then sum this count together with the other numbers.

@@ -148,6 +148,11 @@ def test_gradient_metrics_are_reported():
     _, metrics = run(pp.chain(GAE, pp.full_batch(), SURROGATE, VALUE), gradient_metrics=norms)
     whole = jnp.hypot(metrics["grad_norm_policy"], metrics["grad_norm_value"])
     np.testing.assert_allclose(metrics["grad_norm"], whole, rtol=1e-5)
+    large = make_params() | {"unused": jnp.zeros(2**22)}
+    learner = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE, VALUE), optax.sgd(0.1))
+    program = str(jax.make_jaxpr(learner.update)(KEY, learner.init(large), rollout()))
+    assert "f32[4194304]" in program
+    assert not any(f"f32[{2**22 + small}]" in program for small in range(1, 100))  # its gradient is not copied
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
