@@ -64,14 +64,17 @@ def main() -> None:
     """Command line."""
     arguments = parser(__doc__)
     arguments.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
+    arguments.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")
     options, more = arguments.parse_known_args()
     file, _, name = options.record.partition("#")
     record = read(RESULTS / file).get(name)
     if record is None:
         sys.exit(f"{file} has no record {name!r}")
+    if blanks := {"SEED", "VARIANT"}.intersection(shlex.split(record["command"])):
+        sys.exit(f"{record['command']!r} stands for several: its results name each {' and '.join(sorted(blanks))}")
     if record["uncommitted"]:
         print(f"these files had changes that the commit lacks: {record['uncommitted']}")
-    written = rerun(record, more)
+    written = rerun(record | {"commit": options.commit or record["commit"]}, more)
     found = next((each for each in written if each.get("name") == name), written[0] if written else None)
     if found is None:
         sys.exit("the command wrote no record")

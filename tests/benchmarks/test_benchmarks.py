@@ -163,13 +163,16 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
     assert np.mean([_pages.detected(x) for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
 
 
-def test_a_reproduced_record_is_compared_number_by_number():
+def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     old = {"returns": {"per_seed": [1.0, 2.0], "mean": 1.5}, "seconds": 3.0, "name": "x", "gone": 1}
     new = {"returns": {"per_seed": [1.0, 4.0], "mean": 2.5}, "seconds": 3.0, "more": 2}
     assert reproduce.compare(old, old) == ["5 of 5 numbers are equal; 0 are missing"]
     assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
     assert reproduce.records_in('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
     assert [each["name"] for each in reproduce.records_in('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
+    monkeypatch.setattr(sys, "argv", ["reproduce", "humanoid.jsonl#ablation"])
+    with pytest.raises(SystemExit, match="stands for several: its results name each SEED and VARIANT"):
+        reproduce.main()
 
 
 COMMAND = re.compile(r"python -m benchmarks (\w+)((?: +[^\s`<|#][^\s`<|]*)+)")
