@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
-from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params
+from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params
 from .chain import check_states, fold
 from .part import Context, Part
 from .phase_state import PhaseState
@@ -89,13 +89,12 @@ def _in_pieces(
     """Return the output of the network and the gradient, or None if the minibatch is to be evaluated all at once.
 
     The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
-    `elementwise`: they need only the elements of a piece.
+    `elementwise`: they need only the elements of a piece. None may change the mask, or anything else a policy reads.
     """
-    first = _first_of_current(phase.after)
+    first, pieces = _first_of_current(phase.after), network.pieces(minibatch, once=True)
     head, tail = phase.after[:first], phase.after[first:]
-    if minibatch.shards > 1 or not all(part.elementwise for part in tail):
-        return None
-    if (pieces := network.pieces(minibatch, once=True)) == 1:
+    written = {field.partition(".")[0] for part in phase.after for field in part.provides}
+    if pieces == 1 or minibatch.shards > 1 or not all(part.elementwise for part in tail) or written & {*POLICY_READS}:
         return None
     unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
 

@@ -359,14 +359,27 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
 
 def test_pieces_keep_the_gradient_of_what_is_made_before_the_losses():
     scale = pp.stateless(
-        lambda b, context: b.add_extras(scale=jnp.exp(context.params["value"][0] + 0 * b.log_prob)),
-        provides=("extras.scale",),
+        lambda b, context: b.replace(reward=jnp.exp(context.params["value"][0] + 0 * b.log_prob)),
+        provides=("reward",),
         reads=("log_prob",),
         place="after_sampler",
     )
     batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    pipeline = pp.chain(GAE, pp.full_batch(), scale, pp.value_loss(coef=pp.field("extras.scale")))
+    pipeline = pp.chain(GAE, pp.full_batch(), scale, pp.value_loss(coef=pp.field("reward")))
     assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 12), policy)))
+
+
+@pytest.mark.parametrize("reads", ["extras.row", "current.log_prob"])
+def test_microbatches_follow_a_change_of_the_mask(reads):
+    def drop(batch):
+        dropped = batch.extras["row"] if reads == "extras.row" else batch.current_log_ratio() > 0
+        return batch.replace(mask=jnp.where(dropped, 0, batch.mask))
+
+    place = {"reads": (reads, "mask"), "provides": ("mask",), "place": "after_sampler"}
+    pipeline = pp.chain(GAE, pp.full_batch(2), pp.stateless(drop, elementwise=True, **place), *LOSSES)
+    row = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS) % 3 == 0
+    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": row})
+    assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 6), policy)))
 
 
 NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))
