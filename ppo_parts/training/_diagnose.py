@@ -122,7 +122,7 @@ def have_effect(run: Evidence) -> bool:
 def agreement(run: Evidence) -> float:
     """Return -1 if the rewards of the learner and the mean return differ in sign, otherwise 1."""
     balance = run.late("probe/reward_balance")
-    return float(np.sign(balance * run.late("episode_return"))) if abs(balance) > 0.1 else np.nan
+    return float(np.sign(balance * run.late("episode_return"))) if abs(balance) > 0.95 else np.nan
 
 
 def lost_in_evaluation(run: Evidence) -> float:
@@ -131,8 +131,8 @@ def lost_in_evaluation(run: Evidence) -> float:
         return np.nan
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
     episodes = np.nan_to_num(run.late("episodes"), nan=32)  # of an update; 32 are a small evaluation
-    error = run.noise() * (episodes / 32) ** 0.5
-    return (late - played) / (late - early) if late - played > 3 * error else np.nan
+    error, share = run.noise() * (episodes / 32) ** 0.5, (late - played) / (late - early)
+    return share if late - played > (2 if share > 0.9 else 3) * error else np.nan
 
 
 def motion_left(run: Evidence) -> float:
@@ -147,8 +147,9 @@ def first_policy_losses(run: Evidence) -> float:
 
 
 def entropy_lost(run: Evidence) -> float:
+    """Return the share of the entropy that was lost; of one below 0, which has no share, that of 1.5 nats."""
     early, late = run.early("entropy"), run.late("entropy")
-    return max(early - late, 1 - late / early if early > 0 else -np.inf)
+    return (early - late) / (early if early > 0 else 1.5)
 
 
 def collapsed(run: Evidence) -> bool:
@@ -220,9 +221,15 @@ RULES = (
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
-    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 2e4,  # late, it may have collapsed
+    Rule("reward_scale_large", "likely", "probe/reward_size", -INF, 50,
+         "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
+    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 3e3,  # late, it may have collapsed
          "the value loss is so large that it hides the policy", "envs.normalize_reward with the gamma of gae",
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
+    Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
+         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
+         lambda run: run.late("probe/reward_size") or np.nan,  # 0: they are rare
+         lambda run: have_effect(run) and not collapsed(run)),  # then, they may be the costs of actions alone
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
@@ -230,7 +237,7 @@ RULES = (
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
-         lambda run: have_effect(run) and 1 / max(1 - run.setting("gamma"), 1e-9) < 0.2 * run.early("episode_length")),
+         lambda run: have_effect(run) and 1 / max(1 - run.setting("gamma"), 1e-9) < 0.35 * run.early("episode_length")),
     Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),
@@ -284,7 +291,7 @@ RULES = (
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
-         when=lambda run: not run.rose()),  # where returns rise, the policy has an effect
+         when=lambda run: not run.rose() or run.late("probe/action_at_bound") > 0.98),  # some effect lets returns rise
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),

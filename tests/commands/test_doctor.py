@@ -80,12 +80,28 @@ PLANTED = {  # by rule: metrics, and settings
 }
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "names"),
+    [
+        ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
+        ("probe/reward_size", 1e-3, ["reward_scale_small"]),
+        ("probe/reward_size", 500.0, ["reward_scale_large"]),
+        ("probe/reward_balance", -0.9, []),  # few large rewards, which a wrapper clips, pay for many small costs
+        ("entropy", np.linspace(2.8, 1.4, UPDATES), []),  # of several actions together
+    ],
+)
+def test_one_number_is_enough(metric, value, names):
+    flat = FLAT if metric == "entropy" else {}
+    assert [found.name for found in training.diagnose({**HEALTHY, **flat, metric: value}, CONFIG)] == names
+
+
 def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(HEALTHY, CONFIG) == []
-    assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.99}, CONFIG) == []  # because returns rise
+    assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.97}, CONFIG) == []  # because returns rise
     assert training.diagnose({}) == []
     # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
-    game = {**HEALTHY, **PLANTED["time_limit_as_end"][0], **PLANTED["reward_scale_small"][0]}
+    fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))
+    game = {**HEALTHY, **fixed, **small, "probe/reward_size": 0.005}
     answers = {"probe/no_effect": 1.0, "probe/value_error": 1.5}
     assert training.diagnose({**game, **answers}, {**CONFIG, "gamma": 0.5}) == []
     assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
