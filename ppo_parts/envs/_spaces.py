@@ -133,8 +133,7 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
     for tree in trees:
         fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
         if tree is not None and not fits:
-            kind = "dict" if named else f"tuple of {len(keys)}"
-            raise UserValueError(f"an element of {space} must be a {kind}, got {tree!r:.200}: change what returns it")
+            raise UserValueError(f"expected an element of {space}, got {tree!r:.200}: change what returns it")
 
     def entry(tree: Any, key: Any) -> Any:
         return None if tree is None else tree.get(key) if named else tree[key]

@@ -135,17 +135,10 @@ def check_options(config: Config) -> None:
     for field in sorted({name for names in OPTIONS.values() for name in names} - {*OPTIONS[config.library]}):
         if (value := getattr(config, field)) != defaults[field]:
             says = f"must be {defaults[field]}, because {config.library} has no such option, got {value!r}"
-            raise mistake(field, says)
+            raise pp.errors.UserValueError(says, where="Config", argument=field)
     if config.library == "rsl_rl" and config.shared:
-        raise mistake("shared", "must be False, because rsl_rl clips the gradients of two networks, got True")
-    if config.segment_length is not None and config.num_steps % config.segment_length:
-        steps = f"the {config.num_steps} steps of a rollout"
-        raise mistake("segment_length", f"must divide {steps}, got {config.segment_length}")
-
-
-def mistake(argument: str, says: str) -> pp.errors.UserValueError:
-    """Return the error of a field of the configuration."""
-    return pp.errors.UserValueError(says, where="Config", argument=argument)
+        says = "must be False, because rsl_rl clips the gradients of two networks, got True"
+        raise pp.errors.UserValueError(says, where="Config", argument="shared")
 
 
 @training.recipe
@@ -161,17 +154,14 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = env if config.squash else envs.prepare(env, rescale=True)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
-    discrete, gsde = envs.is_discrete(env.action_space), config.noise_steps is not None
     if config.library == "rl_games" and not hasattr(env.action_space, "low"):
         raise pp.errors.UserValueError(
             f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
             f"{env.action_space}: use another preset"
         )
-    if discrete and gsde:
-        raise mistake("noise_steps", f"must be None, because gSDE is for continuous actions, got {config.noise_steps}")
     policy = networks.actor_critic(
         env, config.hidden, config.activation, shared=config.shared, log_std=config.log_std, squash=config.squash,
-        gsde=gsde,
+        gsde=config.noise_steps is not None,
     )  # fmt: skip
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)

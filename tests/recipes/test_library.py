@@ -121,9 +121,9 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
         ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
         ("rsl_rl", {"shared": True}, "shared must be False, because rsl_rl clips the gradients of two networks"),
         ("rl_games", {"env_id": "CartPole-v1"}, r"the actions of CartPole-v1 are Discrete\(2"),
-        ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
+        ("brax", {"segment_length": 5}, "length=5 must divide the 8 steps of this batch"),
         ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
-        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "noise_steps must be None, because gSDE is for cont"),
+        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "gsde must be False, because the actions are discr"),
     ],
 )
 def test_options_that_a_library_does_not_have_are_refused(preset, changes, says):
