@@ -56,14 +56,14 @@ def mujoco(path: Path) -> None:
     """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
     runs = whole_runs()
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
-    figure, panels = canvas(len(tasks), width=4.6, columns=2)
+    figure, panels = canvas(len(tasks), width=4.6, columns=3)
     for task, panel in zip(tasks, panels, strict=True):
         for run in (run for run in runs if run["task"] == task):
             steps = [row["env_steps"] / 1e6 for row in run["curve"]]
             color, style = f"C{variants.index(run['variant'])}", "-" if steps[-1] > 2 else "--"
             seen = np.array([row["evaluation"] for row in run["curve"]])
             draw_mean(panel, steps, seen, color, f"{run['variant']}, {steps[-1]:.0f}M", style)
-        for text, style, budget in zip(PUBLISHED[task], (":", "-."), ("1M", "3M"), strict=False):
+        for text, style, budget in zip(filter(None, PUBLISHED[task][:2]), (":", "-."), ("1M", "3M"), strict=False):
             panel.axhline(float(text.split()[0]), color="gray", ls=style, lw=1, label=f"Tianshou, best of {budget}")
         panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
         panel.legend(fontsize=8)
