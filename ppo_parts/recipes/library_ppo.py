@@ -129,16 +129,22 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
     )  # fmt: skip
 
 
-def check_options(config: Config) -> None:
-    """Raise if an option has no effect in the library."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for field in sorted({name for names in OPTIONS.values() for name in names} - {*OPTIONS[config.library]}):
-        if (value := getattr(config, field)) != defaults[field]:
-            says = f"must be {defaults[field]}, because {config.library} has no such option, got {value!r}"
-            raise pp.errors.UserValueError(says, where="Config", argument=field)
-    if config.library == "rsl_rl" and config.shared:
-        says = "must be False, because rsl_rl clips the gradients of two networks, got True"
-        raise pp.errors.UserValueError(says, where="Config", argument="shared")
+def check_options(config: Config, discrete: bool) -> None:
+    """Raise if an option has no effect in the library, or does not fit the others."""
+    library, length = config.library, config.segment_length
+    wrong = {}
+    for field in dataclasses.fields(config):
+        others = any(field.name in names for names in OPTIONS.values()) and field.name not in OPTIONS[library]
+        if others and getattr(config, field.name) != field.default:
+            wrong[field.name] = f"must be {field.default}, because {library} has no such option"
+    if library == "rsl_rl" and config.shared:
+        wrong["shared"] = "must be False, because rsl_rl clips the gradients of two networks"
+    if length is not None and config.num_steps % length:
+        wrong["segment_length"] = f"must divide the {config.num_steps} steps of a rollout"
+    if discrete and config.noise_steps is not None:
+        wrong["noise_steps"] = "must be None, because gSDE is for continuous actions"
+    for name, says in wrong.items():
+        raise pp.errors.UserValueError(f"{says}, got {getattr(config, name)!r}", where="Config", argument=name)
 
 
 @training.recipe
@@ -148,12 +154,12 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
-    check_options(config)
     if env is None:
         env = envs.make(config.env_id)
         env = env if config.squash else envs.prepare(env, rescale=True)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
+    check_options(config, envs.is_discrete(env.action_space))
     if config.library == "rl_games" and not hasattr(env.action_space, "low"):
         raise pp.errors.UserValueError(
             f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "

@@ -121,9 +121,9 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
         ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
         ("rsl_rl", {"shared": True}, "shared must be False, because rsl_rl clips the gradients of two networks"),
         ("rl_games", {"env_id": "CartPole-v1"}, r"the actions of CartPole-v1 are Discrete\(2"),
-        ("brax", {"segment_length": 5}, "length=5 must divide the 8 steps of this batch"),
+        ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
         ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
-        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "gsde must be False, because the actions are discr"),
+        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "noise_steps must be None, because gSDE is for cont"),
     ],
 )
 def test_options_that_a_library_does_not_have_are_refused(preset, changes, says):
@@ -132,7 +132,8 @@ def test_options_that_a_library_does_not_have_are_refused(preset, changes, says)
 
 
 def test_a_library_takes_the_hyperparameters_of_another_but_no_tuple_as_chain():
-    library_ppo.check_options(dataclasses.replace(library_ppo.PRESETS["stable_baselines3"], library="skrl"))
+    swapped = dataclasses.replace(library_ppo.PRESETS["stable_baselines3"], library="skrl")
+    library_ppo.check_options(swapped, discrete=False)
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
