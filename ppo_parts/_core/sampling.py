@@ -123,8 +123,9 @@ class Sampler(Divider):
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
         """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
+        rows = rows.astype(buffer.dtype)
         if indices is None:
-            return rows.astype(buffer.dtype)
+            return rows
         if shards > 1:
             along = 0 if self.axis == "step" else 1
             put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
