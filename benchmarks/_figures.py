@@ -237,7 +237,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     ),
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,
-    "explain.png": functools.partial(explain, name="cleanrl_stable_baselines3_Pendulum-v1_200000"),
+    "explain.png": functools.partial(explain, name="stable_baselines3_rsl_rl_HalfCheetah-v5_300000"),
     "results_atari.png": atari,
     "study.png": study,
     "sweep_cartpole.png": importance,
