@@ -16,8 +16,8 @@ from ppo_parts._core.part import Divider, Part, no_state
 from ppo_parts._core.phases import Phases, divide
 from ppo_parts._core.wiring import (
     BY_THE_LEARNER,
+    NAMED_BY_POLICIES,
     REMEDY,
-    SEEN_BY_POLICIES,
     check_batch,
     check_every_write_has_an_effect,
 )
@@ -194,13 +194,17 @@ def learner_rules() -> dict[str, Any]:
     mask = stub("{part}", requires=("mask",), provides=("mask",), reads=())
     loss = stub("{loss}", provides=("losses",), reads=("value", "mask"))
     blind = stub("{loss}", provides=("losses",), reads=())
-    unread = [says(change, blind), says(change)]
-    effect, no_loss = (text.replace("value", "{fields}").replace("reads it", "reads {it}") for text in unread)
+    entry = stub("{part}", provides=("extras.value",), reads=())
+    texts = [says(change, blind), says(entry, blind).replace("extras.", ""), says(change)]
+    effect, of_entry, no_loss = (
+        x.replace("value", "{fields}").replace("part after it reads it", "part after it reads {it}") for x in texts
+    )
     return {
         "reads": sorted(BY_THE_LEARNER),
-        "seen": sorted(SEEN_BY_POLICIES),
+        "seen": sorted(NAMED_BY_POLICIES),
         "no_sampler": error_of(divide, change),
         "unread": effect,
+        "unread_entry": of_entry,
         "unread_weight": says(stub("{part}", provides=("weight",), reads=())),
         "no_loss": no_loss,
         "late": says(loss, change).replace("value", "{field}"),

@@ -79,7 +79,8 @@ function unreadError(says, part, later) {
     left = left.filter((field) => !reader.provides.includes(field));
   }
   if (!fields.length) return null;
-  const text = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? says.unread : says.no_loss;
+  const unread = fields.every((field) => field.includes(".")) ? says.unread_entry : says.unread;
+  const text = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? unread : says.no_loss;
   return fill(text, { part: part.name, fields: fields.join(" and "), it: fields.length === 1 ? "it" : "them" });
 }
 
