@@ -63,8 +63,9 @@ def mujoco(path: Path) -> None:
             color, style = f"C{variants.index(run['variant'])}", "-" if steps[-1] > 2 else "--"
             seen = np.array([row["evaluation"] for row in run["curve"]])
             draw_mean(panel, steps, seen, color, f"{run['variant']}, {steps[-1]:.0f}M", style)
-        for text, style, budget in zip(filter(None, PUBLISHED[task][:2]), (":", "-."), ("1M", "3M"), strict=False):
-            panel.axhline(float(text.split()[0]), color="gray", ls=style, lw=1, label=f"Tianshou, best of {budget}")
+        for text, style, budget in zip(PUBLISHED[task], (":", "-."), ("1M", "3M"), strict=False):
+            if text:
+                panel.axhline(float(text.split()[0]), color="gray", ls=style, lw=1, label=f"Tianshou, best of {budget}")
         panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
         panel.legend(fontsize=8)
     save(figure, path)

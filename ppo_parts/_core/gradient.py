@@ -102,9 +102,10 @@ def _in_pieces(
         own = context.replace(params=phase.merged(state.params, trained))
         return fold(head, minibatch.replace(current=unread), state.after[:first], own)[0]
 
-    if head and _depends(prepare, trained):  # the gradient of the pieces would lack that part
-        return None
     prepared = prepare(trained)
+    changed = any(getattr(prepared, name) is not getattr(minibatch, name) for name in POLICY_READS)  # undeclared
+    if changed or (head and _depends(prepare, trained)):  # the gradient of the pieces would lack what the head did
+        return None
     ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
     count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
 

@@ -214,7 +214,8 @@ class PhaseLoop:
         params = phase.merged(params, optax.apply_updates(phase.trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
-            applied = ~skipped(opt_state) | ~all_finite(updates)  # `apply_if_finite` gives up after many in a row
+            # After many gradients in a row that are not finite, `optax.apply_if_finite` applies them.
+            applied = ~skipped(opt_state) | jnp.logical_not(all_finite(updates))
             after = select(applied, after, state.after)
         params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied

@@ -114,7 +114,7 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
         return
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if all("." in field for field in written):
-        remedy += "; if the policy reads it, leave it out of provides"
+        remedy += "; if only the policy reads it, name it in the reads of a later part"
     if written == ["weight"]:
         remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or set beta=0"
     elif not any(_adds_loss(later) for path in paths for later in path):

@@ -41,7 +41,8 @@ def gae(
 
     Args:
         gamma, gae_lambda: as in `functional.gae`.
-        mask_mode: as there; with "skip", the next value is that of the next unmasked step.
+        mask_mode: as there; with "skip", the next value is the `value` of the next unmasked step, and `next_value` is
+            read only at truncations and at the end of the rollout.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 

@@ -140,7 +140,7 @@ def check_options(config: Config, discrete: bool) -> None:
     if library == "rsl_rl" and config.shared:
         wrong["shared"] = "must be False, because rsl_rl clips the gradients of two networks"
     if length is not None and config.num_steps % length:
-        wrong["segment_length"] = f"must divide the {config.num_steps} steps of a rollout"
+        wrong.setdefault("segment_length", f"must divide the {config.num_steps} steps of a rollout")
     if discrete and config.noise_steps is not None:
         wrong["noise_steps"] = "must be None, because gSDE is for continuous actions"
     for name, says in wrong.items():

@@ -1,8 +1,7 @@
 """Why does a run not learn? One table of rules over its metrics, its configuration and `probe`.
 
 Each rule compares a number with its normal range. Ranges of settings contain the defaults of ten libraries
-(docs/libraries.md), other ranges all healthy runs of the training split of `python -m benchmarks doctor`, which plants
-faults on other tasks and seeds.
+(docs/libraries.md), other ranges nearly all healthy runs of the training split of `python -m benchmarks doctor`.
 """
 
 from __future__ import annotations

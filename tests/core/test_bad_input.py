@@ -256,7 +256,7 @@ VALUE_ERRORS = {
     "replay must be the first part of its chain, but scale is: put scale before":
         lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
-    "short writes extras.short, and no part after it ... if the policy reads it": (GAE, SHORT, FULL, SURROGATE),
+    "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
     "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "shuffled_minibatches before it cuts the time axis":

@@ -383,6 +383,13 @@ def test_microbatches_follow_a_change_of_the_mask(reads):
     assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 6), policy)))
 
 
+def test_microbatches_notice_a_change_that_is_not_declared():
+    late = pp.stateless(lambda b: b.replace(obs=2 * b.obs), reads=(), place="after_sampler")  # the policy was evaluated
+    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
+    pipeline = pp.chain(GAE, pp.full_batch(), late, *LOSSES)
+    assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 12), policy)))
+
+
 NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))
 
 

@@ -132,8 +132,7 @@ def test_options_that_a_library_does_not_have_are_refused(preset, changes, says)
 
 
 def test_a_library_takes_the_hyperparameters_of_another_but_no_tuple_as_chain():
-    swapped = dataclasses.replace(library_ppo.PRESETS["stable_baselines3"], library="skrl")
-    library_ppo.check_options(swapped, discrete=False)
+    library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
