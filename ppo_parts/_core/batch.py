@@ -18,6 +18,7 @@ from ..functional._common import check_arrays, check_floating
 
 Array = jax.Array
 Params = Any
+
 ABSENT: Any = None
 """Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
 
@@ -69,12 +70,14 @@ class Policy:
     draws: bool = False
 
     def __post_init__(self) -> None:
-        takes = {"init": ("key",), "evaluate": ("params", "batch"), "initial_carry": ("num_envs",)}
-        for name, arguments in (takes | {"after_action": ("carry", "action", "output")}).items():
-            if name in ("init", "evaluate") or getattr(self, name) is not None:
-                check_takes("Policy", name, getattr(self, name), arguments)
-        if self.after_action is not None and self.initial_carry is None:
-            raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
+        check_takes("Policy", "init", self.init, ("key",))
+        check_takes("Policy", "evaluate", self.evaluate, ("params", "batch"))
+        if self.initial_carry is not None:
+            check_takes("Policy", "initial_carry", self.initial_carry, ("num_envs",))
+        if self.after_action is not None:
+            check_takes("Policy", "after_action", self.after_action, ("carry", "action", "output"))
+            if self.initial_carry is None:
+                raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
 
     def __call__(self, params: Params, batch: Batch) -> Any:
         """`evaluate(params, batch)`."""

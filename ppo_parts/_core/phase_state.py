@@ -97,13 +97,13 @@ def check_and_amend(
     With `keep_finite`, a part keeps its last finite state.
     """
     check_states("update", parts, old, new)
-    check_upstream(parts, batch)
+    check_before_sampler(parts, batch)
     if keep_finite:
         new = tuple(map(finite_or_old, new, old))
     return new, *amend(parts, context.params, opt_state, old, new, context)
 
 
-def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
+def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
     """Raise if parts before the sampler added a loss, requested a stop, or left fields of different sizes."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
