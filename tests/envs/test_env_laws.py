@@ -22,6 +22,7 @@ from tests.common import compiled, refused
 from tests.env_fakes import LIMIT
 
 pytestmark = pytest.mark.lenient_ranks  # the packages'
+KEY = jax.random.key(0)
 
 
 @pytest.fixture(autouse=True)
@@ -318,44 +319,31 @@ def test_only_as_many_new_episodes_are_computed_as_asked_for():
     np.testing.assert_array_equal(out.final_obs, obs)
 
 
-def test_parameters_of_an_environment_may_be_vmapped():
-    """`reset` and `step` may close over them, also where only some of the episodes end."""
-
-    def play(start):
-        def step(key, x, action):
-            x = x + 2 * action - 1
-            return envs.Step(x, x[None], reward=x, terminated=x >= 3)
-
-        env = resetting(step, lambda key: (start, start[None]), time_limit=3)
-        state, _ = env.reset(jax.random.key(0), 4)
-        _, outs = jax.lax.scan(
-            lambda s, key: env.step(key, s, jnp.array([0, 1, 1, 0])), state, jax.random.split(jax.random.key(1), 5)
-        )
-        return outs.obs
-
-    starts = jnp.arange(3.0)
-    np.testing.assert_array_equal(jax.vmap(play)(starts), jnp.stack([play(start) for start in starts]))
-
-
-def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
+def test_environments_may_be_vmapped_with_their_parameters():
+    """`reset` and `step` close over them; new episodes are computed only where one ended."""
     calls = []
 
-    def reset(key):
-        jax.debug.callback(lambda: calls.append(1))
-        return jnp.zeros(()), jnp.zeros(1)
+    def make(start):
+        def reset(key):
+            jax.debug.callback(lambda: calls.append(1))
+            return start, start[None]
 
-    env = resetting(lambda key, x, action: envs.Step(x + 1, x[None], reward=0.0, terminated=action == 1), reset)
-    state, _ = jax.vmap(lambda key: env.reset(key, 2))(jax.random.split(jax.random.key(0)))
-    stepped = jax.jit(jax.vmap(env.step))
-    keys = jax.random.split(jax.random.key(1))
-    for action, expected in ((jnp.zeros((2, 2), int), 0), (jnp.array([[0, 1], [0, 0]]), 1)):
+        return resetting(lambda key, x, action: envs.Step(x + 1, x[None] + 1, 0.0, terminated=action == 1), reset)
+
+    starts = jnp.array([0.0, 10.0])
+    state = jax.vmap(lambda start: make(start).reset(KEY, 2)[0])(starts)
+    stepped = jax.jit(jax.vmap(lambda start, state, action: make(start).step(KEY, state, action)))
+    for action, expected, resets in (
+        ([[0, 0], [0, 0]], [[1, 1], [11, 11]], 0),
+        ([[0, 1], [0, 0]], [[1, 0], [11, 11]], 1),
+    ):
         jax.effects_barrier()
         calls.clear()
-        after, out = stepped(keys, state, action)
+        after, out = stepped(starts, state, jnp.array(action))
         jax.effects_barrier()
-        assert len(calls) == expected
-    np.testing.assert_array_equal(after.inner, [[1, 0], [1, 1]])
-    np.testing.assert_array_equal(out.terminated, [[False, True], [False, False]])
+        assert len(calls) == resets
+        assert after.inner.tolist() == out.obs[..., 0].tolist() == expected
+        np.testing.assert_array_equal(out.terminated, action)
 
 
 AUTOMATIC = {"reset": lambda key: 0, "step": lambda key, state, action: 0}
@@ -371,7 +359,7 @@ test_arguments_of_automatic_resets_are_checked = refused(
 )
 
 
-KEY, N = jax.random.key(0), 4
+N = 4
 SHARED = {"start": jnp.arange(4.0) * 10, "log_weight": jnp.zeros(4)}
 
 
@@ -477,7 +465,7 @@ def test_choices_with_a_mask_each_stay_choices(monkeypatch):
 
 
 def test_the_opponent_acts_between_the_turns_of_the_policy():
-    """In Nim with 5 matches, an opponent who always takes 1 loses against: take 2 at 5 or 2, and 1 at 4 or 1."""
+    """In Nim with 5 matches, taking 2 at 5 or 2 and 1 elsewhere wins against 1, and always 2 against always 1."""
     taken = []
 
     def takes_one(key, obs):
@@ -485,31 +473,27 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
         taken.append(1)
         return jnp.zeros((), jnp.int32)
 
-    def act(key, obs):
-        left = obs.obs[:, 0]
-        return ((left == 5) | (left == 2)).astype(jnp.int32)
-
-    played = play(envs.make("pgx:nim", opponent=takes_one), act, 32, 6, seed=0)
-    assert set(played.first.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
-    assert played.ended.sum() >= 64
-    assert played.out.info["won"][played.ended].all()
-    assert (played.out.reward[played.ended] == 1).all()
-    assert taken
-
-
-def test_a_policy_that_is_frozen_plays_the_opponent():
     def always_two(params, batch):
         logits = jnp.broadcast_to(params, (*batch.obs.obs.shape[:-1], 2))
         return pp.distributions.Categorical(pp.distributions.mask_logits(logits, batch.obs.available)), None
 
-    params = jnp.array([0.0, 50.0])
-    env = envs.make("pgx:nim", opponent=envs.frozen_opponent(always_two, params))
-    played = play(env, lambda key, obs: jnp.zeros(16, int), 16, 2, seed=0)
-    assert set(played.first.obs[:, 0].tolist()) == {3.0, 5.0}
-    assert played.ended.any(axis=0).all()
-    assert (played.out.reward[played.ended] == -1).all()
+    def best(key, obs):
+        left = obs.obs[:, 0]
+        return ((left == 5) | (left == 2)).astype(jnp.int32)
+
+    frozen = envs.frozen_opponent(always_two, jnp.array([0.0, 50.0]))
+    for opponent, act, seen, won in (
+        (takes_one, best, {4.0, 5.0}, True),  # in some games the opponent began
+        (frozen, lambda key, obs: jnp.zeros(32, int), {3.0, 5.0}, False),
+    ):
+        played = play(envs.make("pgx:nim", opponent=opponent), act, 32, 4, seed=0)
+        assert set(played.first.obs[:, 0].tolist()) == seen
+        assert played.ended.any(axis=0).all()
+        assert (played.out.info["won"][played.ended] == won).all()
+        assert (played.out.reward[played.ended] == 2 * won - 1).all()
+    assert taken
     with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
-        envs.frozen_opponent(pp.Policy(lambda key: {}, lambda params, batch: None, lambda n: None), params)
+        envs.frozen_opponent(pp.Policy(lambda key: {}, lambda params, batch: None, lambda n: None), {})
 
 
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):

@@ -152,7 +152,7 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
     (lambda: envs.rescale_action(pendulum(action_space=WHOLE)), "rescale_action: the actions are integers"),
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
-    (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),
+    (lambda: networks.actor_critic(pendulum(action_space=envs.Box((2, 3)))), r"shape \(2, 3\): wrap .* in envs.flat"),
 )
 
 
@@ -165,27 +165,6 @@ def test_boxes_are_equal_if_their_bounds_are():
     box, same = envs.Box((2,), np.zeros(2), 1.0), envs.Box((2,), 0.0, np.ones(1))
     assert {box, same} == {box} != {envs.Box((2,), 0.0, np.array([1.0, 2.0]))}
     assert {envs.Dict({"a": box, "b": same}), envs.Dict({"b": box, "a": same})} == {envs.Dict({"a": same, "b": box})}
-
-
-def matrix_env(high=2.0):
-    """The reward is the sum of the first row of an action [2, 3] minus that of the second."""
-    step = lambda key, state, action: envs.Step(state, state, jnp.sum(action[0] - action[1]), False)  # noqa: E731
-    return envs.auto_reset(lambda key: (jnp.zeros(2),) * 2, step, envs.Box((2,)), envs.Box((2, 3), -2.0, high))
-
-
-def test_actions_of_any_shape_are_flattened_for_distributions():
-    env = envs.prepare(matrix_env(high=np.arange(6.0).reshape(2, 3)))
-    assert env.action_space.shape == (6,)
-    assert env.action_space.high.tolist() == [0, 1, 2, 3, 4, 5]
-    state, _ = env.reset(jax.random.key(0), 3)
-    assert isinstance(env.evaluation(state), envs.Env)
-    policy = networks.actor_critic(env, (4,))
-    rollout = pp.rollout(env, policy, num_envs=3, num_steps=2)
-    params, state = jax.jit(lambda a, b: (policy.init(a), rollout.init(b)))(*jax.random.split(jax.random.key(1)))
-    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), params, state)
-    assert (batch.action.shape, batch.log_prob.shape) == ((2, 3, 6), (2, 3))
-    clipped = np.clip(np.asarray(batch.action), -2, np.arange(6.0))
-    np.testing.assert_allclose(batch.reward, clipped[..., :3].sum(-1) - clipped[..., 3:].sum(-1), rtol=1e-5)
 
 
 def test_clipped_rewards_are_signs_and_returns_are_not():

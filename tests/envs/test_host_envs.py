@@ -104,45 +104,32 @@ def play(env, num_envs, actions=(0, 0), key=KEY):
     return obs, jax.tree.map(lambda *x: np.stack(x), *outs)
 
 
-def story(limit, steps):
-    """What one environment should record, step by step, and the finished episodes; written from the definition."""
-    rows, episodes, episode, time, total = [], [], 0, 0, 0.0
-    for _ in range(steps):
-        reward = 10 * episode + time + 1
-        over = time + 1 >= limit
-        truncated = over and episode % 2 == 0
-        rows.append((episode, time, reward, over and not truncated, truncated, 100 * episode + time + 1))
-        total, time = total + reward, time + 1
-        if over:
-            episodes.append((total, time))
-            episode, time, total = episode + 1, 0, 0.0
-    return rows, episodes
-
-
 def test_a_rollout_records_what_happened_on_the_host():
-    steps, rollouts = 5, 3
-    collect, state = collected(scripted(), 3, steps)
+    collect, state = collected(scripted(), 3, 5)
     batches, metrics = [], []
-    for i in range(rollouts):
+    for i in range(3):
         state, batch, measured = collect(jax.random.key(i), 1.0, state)
         batches.append(batch)
         metrics.append(measured)
-    joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    finished = []
-    for n, limit in enumerate(LIMITS):
-        rows, episodes = story(limit, steps * rollouts)
-        finished += episodes
-        for t, (episode, time, reward, terminated, truncated, following) in enumerate(rows):
-            assert joined.obs[t, n].tolist() == [episode, time]
-            assert joined.value[t, n] == 100 * episode + time
-            paid_and_ended = joined.reward[t, n], joined.terminated[t, n], joined.truncated[t, n]
-            assert paid_and_ended == (reward, terminated, truncated)
-            assert terminated or joined.next_value[t, n] == following, (t, n)
-    number = [int(m["episodes"]) for m in metrics]
-    assert sum(number) == len(finished)
-    for name, column in (("episode_return", 0), ("episode_length", 1)):
-        total = sum(float(m[name]) * k for m, k in zip(metrics, number, strict=True) if k)
-        np.testing.assert_allclose(total, sum(episode[column] for episode in finished), rtol=1e-6)
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    step, limit = np.arange(15)[:, None], np.array(LIMITS)
+    episode, time = step // limit, step % limit
+    over = time + 1 == limit
+    np.testing.assert_array_equal(batch.obs, np.stack([episode, time], axis=-1))
+    np.testing.assert_array_equal(batch.value, 100 * episode + time)
+    np.testing.assert_array_equal(batch.reward, 10 * episode + time + 1)
+    np.testing.assert_array_equal(batch.truncated, over & (episode % 2 == 0))
+    np.testing.assert_array_equal(batch.terminated, over & (episode % 2 == 1))
+    np.testing.assert_array_equal(batch.next_value[~batch.terminated], (batch.value + 1)[~batch.terminated])
+    total, length = 10 * episode * limit + limit * (limit + 1) / 2, np.broadcast_to(limit, over.shape)
+    for i, measured in enumerate(metrics):
+        ended = over & (step // 5 == i)
+        expected = {
+            "episodes": ended.sum(),
+            "episode_return": total[ended].mean(),
+            "episode_length": length[ended].mean(),
+        }
+        assert measured == pytest.approx(expected)
 
 
 def test_vmapped_seeds_step_environments_of_their_own():
@@ -275,15 +262,12 @@ def masked(report=lambda mask: mask):
 @pytest.mark.parametrize("named", [True, False])
 def test_numbers_of_info_are_those_of_the_step(named):
     """Of one that ended an episode, and not of the reset after it; NaN: it reports none."""
-    limits = (3, 3) if named else (2, 3)
+    limits, names = ((3, 3) if named else (2, 3)), ("time", "won")
     made = [lambda limit=limit: Scripted(limit, info=reports) for limit in limits]
-    names = ("time", "won")
-    env = by_name(made[0], info=names) if named else host(*made, info=names)
-    _, out = play(env, 2, [0] * 6)
-    for n, limit in enumerate(limits):
-        times, episode = np.arange(6) % limit + 1, np.arange(6) // limit
-        np.testing.assert_array_equal(out.info["time"][:, n], times)
-        np.testing.assert_array_equal(out.info["won"][:, n], np.where(times == limit, episode % 2, np.nan))
+    _, out = play(by_name(made[0], info=names) if named else host(*made, info=names), 2, [0] * 6)
+    episode, time = np.divmod(np.arange(6)[:, None], limits)
+    np.testing.assert_array_equal(out.info["time"], time + 1)
+    np.testing.assert_array_equal(out.info["won"], np.where(time + 1 == limits, episode % 2, np.nan))
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -15,15 +15,15 @@ pytestmark = pytest.mark.lenient_ranks
 
 
 class Dwindling:
-    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps.
+    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions.
 
     It counts how often new episodes are computed.
     """
 
     name, agents = "Dwindling", ["a", "b"]
 
-    def __init__(self):
-        self.resets = []
+    def __init__(self, end=4):
+        self.end, self.resets = end, []
 
     def observation_space(self, agent):
         return SimpleNamespace(shape=(2,) if agent == "a" else (1,))
@@ -41,7 +41,7 @@ class Dwindling:
 
     def step_env(self, key, state, action):
         time = state["time"] + 1
-        done = {"a": time == 4, "b": time >= 2, "__all__": time == 4}
+        done = {"a": time == 4, "b": time >= 2, "__all__": time == self.end}
         return self.see(time), {"time": time}, {"a": 1.0 * action["a"], "b": 10.0 * action["b"]}, done, {}
 
 
@@ -78,24 +78,15 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
 
 
 def test_a_time_limit_is_what_the_caller_says():
-    env = envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4)
-    seen = envs.check_laws(env, num_steps=24)
-    assert (seen.episodes, seen.terminated, seen.truncated) == (24, 0, 24)
-    _, out = played(env, 4, [0, 0])
-    np.testing.assert_array_equal(out.truncated[:, 0], [[0, 0], [0, 0], [0, 0], [1, 0]])  # "b" had gone before
-    np.testing.assert_array_equal(out.terminated[3, 0], [0, 1])
-
-
-def test_an_agent_that_dies_as_the_time_is_up_is_dead():
-    class Together(Dwindling):
-        def step_env(self, key, state, action):
-            obs, state, reward, _, info = super().step_env(key, state, action)
-            over = state["time"] == 2
-            return obs, state, reward, {"a": jnp.zeros((), bool), "b": over, "__all__": over}, info
-
-    _, out = played(envs.from_jaxmarl(Together(), timed_out=lambda state: state["time"] == 2), 2, [0, 0])
-    np.testing.assert_array_equal(out.truncated[1, 0], [1, 0])
-    np.testing.assert_array_equal(out.terminated[1, 0], [0, 1])
+    """An agent that is gone as the time is up has died, then or before."""
+    for end in (4, 2):
+        env = envs.from_jaxmarl(Dwindling(end), timed_out=lambda state: state["time"] == end)  # noqa: B023
+        _, out = played(env, end, [0, 0])
+        assert not out.truncated[:-1].any()
+        np.testing.assert_array_equal(out.truncated[-1, 0], [1, 0])
+        np.testing.assert_array_equal(out.terminated[-1, 0], [0, 1])
+        seen = envs.check_laws(env, num_steps=4)
+        assert (seen.terminated, seen.truncated) == (0, seen.episodes) == (0, 16 // end)
 
 
 class MABraxEnv(Dwindling):
