@@ -390,6 +390,9 @@ def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tr
     assert step._cache_size() == 1
     np.testing.assert_array_equal(env.evaluation(state).reset(KEY, N)[1], 100)
     np.testing.assert_array_equal(env.reset(KEY, N)[1], first)
+    for other in (None, SHARED | {"start": jnp.zeros(3)}):
+        with pytest.raises(pp.errors.UserTypeError, match=r"^auto_reset: shared must stay like .*float32\[4\].*, got"):
+            env.step(KEY, state._replace(shared=other), action)
 
 
 def test_shared_state_stays_whole_when_environments_are_divided_over_devices():
@@ -397,13 +400,6 @@ def test_shared_state_stays_whole_when_environments_are_divided_over_devices():
     spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))
     assert set(jax.tree.leaves(spec.env_state.shared)) == {jax.sharding.PartitionSpec()}
     assert spec.env_state.inner == jax.sharding.PartitionSpec("d")
-
-
-def test_shared_state_must_stay_alike():
-    state, _ = starting().reset(KEY, N)
-    for other in (None, SHARED | {"start": jnp.zeros(3)}):
-        with pytest.raises(pp.errors.UserTypeError, match=r"^auto_reset: shared must stay like .*float32\[4\].*, got"):
-            starting().step(KEY, state._replace(shared=other), jnp.zeros(N, int))
 
 
 def test_a_termination_at_the_time_limit_is_a_termination():

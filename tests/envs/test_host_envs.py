@@ -167,20 +167,6 @@ def test_evaluation_leaves_the_environments_of_training_alone():
     assert batch.obs[0, :, 1].tolist() == [1, 0]  # after three steps, as if there had not been an evaluation
 
 
-def test_restart_begins_new_episodes_and_keeps_statistics():
-    env = envs.prepare(scripted((50, 50)), normalize=True, gamma=0.9)
-    state, _ = env.reset(KEY, 2)
-    for _ in range(3):
-        state, out = env.step(KEY, state, jnp.zeros(2, int))
-    after, obs = env.restart(KEY, state)
-    np.testing.assert_array_equal(after.moments.var, state.moments.var)
-    assert float(after.inner.moments.seen) == float(state.inner.moments.seen) + 2
-    assert after.running_return.tolist() == [0, 0]
-    assert obs.shape == out.obs.shape
-    _, out = env.step(KEY, after, jnp.zeros(2, int))
-    assert out.episode_length.tolist() == [1, 1]
-
-
 def test_a_state_on_the_host_is_stepped_once():
     env = scripted((50,))
     action = jnp.zeros(1, int)
@@ -198,12 +184,12 @@ def test_a_state_on_the_host_is_stepped_once():
             env.step(KEY, old, action)
 
 
-def test_after_an_error_new_episodes_begin():
+def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
     def act(env):
         if len(env.arrived) == 2:
             raise RuntimeError("the simulator crashed")
 
-    env = host(Scripted(act=act), Scripted())
+    env = envs.prepare(host(Scripted(act=act), Scripted()), normalize=True, gamma=0.9)
     action = jnp.zeros(2, int)
     state, _ = env.reset(KEY, 2)
     state, _ = env.step(KEY, state, action)
@@ -221,9 +207,12 @@ def test_after_an_error_new_episodes_begin():
 
     with pytest.raises(ZeroDivisionError), envs.host_errors():
         something_else()
-    state, obs = env.restart(KEY, state)
+    after, obs = env.restart(KEY, state)
+    np.testing.assert_array_equal(after.moments.var, state.moments.var)
+    assert float(after.inner.moments.seen) == float(state.inner.moments.seen) + 2
+    assert after.running_return.tolist() == [0, 0]
     assert obs.shape == (2, 2)
-    _, out = env.step(KEY, state, action)
+    _, out = env.step(KEY, after, action)
     assert out.episode_length.tolist() == [1, 1]
 
 
@@ -315,12 +304,6 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
         state, _ = jax.block_until_ready(env.step(KEY, state, jnp.array([[action]])))
     assert [x.tolist() for x in one.arrived] == [[-0.1], [0.3], [5.0]][: len(one.arrived)]
     assert len(one.arrived) == 2 + (env is inner)
-
-
-def test_integers_are_observed_from_0():
-    env = by_name(lambda: Scripted(obs_space=spaces.Discrete(4, start=1), see=lambda env: 3))
-    assert env.observation_space == envs.Discrete(4)
-    np.testing.assert_array_equal(env.reset(KEY, 2)[1], [2, 2])
 
 
 class Returns:

@@ -44,24 +44,21 @@ def test_values_are_the_same_with_each_step_and_after_the_last():
 
 
 def clock(limit: Any, kind: str = "truncated") -> envs.Env:
-    """Everything known: obs = (time in the episode, 1 in a final observation); reward = time; cost = 10 * time."""
-
-    def see(time, final):
-        return jnp.stack([time, jnp.broadcast_to(final, time.shape)], -1).astype(jnp.float32)
+    """Everything known: obs = reward = time in the episode, which ends at the limit of each environment."""
 
     def reset(key, num_envs):
-        time = jnp.zeros(num_envs, jnp.int32)
-        return EpisodeState.begin(time, num_envs), see(time, 0)
+        time = jnp.zeros((num_envs, 1))
+        return EpisodeState.begin(time, num_envs), time
 
     def step(key, state, action):
-        reward, time = state.inner.astype(jnp.float32), state.inner + 1
-        over = time >= limit
+        time = state.inner + 1
+        over = time[:, 0] >= limit
         ends = {"terminated": over & False, "truncated": over & False, kind: over}
-        after = jnp.where(over, 0, time)
-        shown = {"obs": see(after, 0), "final_obs": see(time, over), "info": {"cost": 10 * reward}}
-        return state.advance(after, over, reward, **shown, **ends)
+        after = jnp.where(over[:, None], 0, time)
+        shown = {"obs": after, "final_obs": time, "info": {"cost": 10 * state.inner[:, 0]}}
+        return state.advance(after, over, state.inner[:, 0], **shown, **ends)
 
-    made = envs.Env(reset, step, envs.Box((2,)), envs.Discrete(2), lambda state: made)
+    made = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: made)
     return made
 
 

@@ -43,27 +43,23 @@ def test_defaults_are_those_of_cleanrl(preset):
 HALF = envs.Box((2,), -1.0, 0.5)
 
 
-def test_continuous_actions_are_clipped_before_anything_is_normalized():
-    for normalized in (False, True):  # the observation is the action that arrived
-        env = envs.prepare(echo(HALF), normalize=normalized, gamma=0.99)
-        state, _ = env.reset(jax.random.key(0), 2)
-        state, out = env.step(jax.random.key(0), state, jnp.array([[9.0, -9.0], [0.25, 0.0]]))
-        if normalized:
-            seen = state.inner.moments
-            np.testing.assert_allclose(seen.mean, np.mean([[0, 0], [0, 0], [0.5, -1.0], [0.25, 0.0]], axis=0))
-        else:
-            assert out.obs.tolist() == [[0.5, -1.0], [0.25, 0.0]]
-
-
-def test_rescaled_actions_reach_the_bounds_of_the_box():
-    rescaled = envs.prepare(echo(HALF), rescale=True)
-    for env in (rescaled, rescaled.evaluation(())):
-        assert (env.action_space.low, env.action_space.high) == (-1, 1)
-        _, out = env.step(jax.random.key(0), (), jnp.array([[9.0, -9.0], [0.0, 0.5]]))
-        assert out.obs.tolist() == [[0.5, -1.0], [-0.25, 0.125]]
-    same, _ = jax.random.normal(jax.random.key(0), (2, 1000)) / 3
-    _, out = envs.rescale_action(echo(envs.Box((2,), -1.0, 1.0))).step(jax.random.key(0), (), same.reshape(-1, 2))
-    np.testing.assert_array_equal(out.obs, jnp.clip(same, -1, 1).reshape(-1, 2))
+def test_continuous_actions_reach_the_environment_clipped_or_rescaled():
+    """The observation is the action that arrived; evaluations are prepared alike."""
+    key, given = jax.random.key(0), jnp.array([[9.0, -9.0], [0.25, 0.0]])
+    for rescale, low, high, arrived in (
+        (False, -1, 0.5, [[0.5, -1.0], [0.25, 0.0]]),
+        (True, -1, 1, [[0.5, -1.0], [-0.0625, -0.25]]),
+    ):
+        prepared = envs.prepare(echo(HALF), rescale=rescale)
+        for env in (prepared, prepared.evaluation(())):
+            assert (env.action_space.low, env.action_space.high) == (low, high)
+            assert env.step(key, (), given)[1].obs.tolist() == arrived
+    env = envs.prepare(echo(HALF), normalize=True, gamma=0.99)
+    state, _ = env.step(key, env.reset(key, 2)[0], given)
+    np.testing.assert_allclose(state.inner.moments.mean, np.mean([[0, 0], [0, 0], [0.5, -1.0], [0.25, 0.0]], axis=0))
+    same = jax.random.normal(key, (1000, 2)) / 3
+    _, out = envs.rescale_action(echo(envs.Box((2,), -1.0, 1.0))).step(key, (), same)
+    np.testing.assert_array_equal(out.obs, jnp.clip(same, -1, 1))
     assert envs.prepare(envs.make("CartPole-v1"), rescale=True).action_space.n == 2
 
 

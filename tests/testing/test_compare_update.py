@@ -19,56 +19,53 @@ def evaluate(params, batch):
     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
-def float32(record):
+def recorded(fault=None, without=()):
+    """The record of the update in NumPy with a fault, in float32, without some of its keys."""
+    record = {name: x for name, x in numpy_ppo.record_update(fault).items() if name not in without}
     return jax.tree.map(lambda x: np.asarray(x, np.float32 if x.dtype.kind == "f" else x.dtype), record)
 
 
-def first_difference(fault, without=()):
-    record = {name: x for name, x in float32(numpy_ppo.record_update(fault)).items() if name not in without}
-    made = evaluated(numpy_ppo.CHAIN), evaluated(numpy_ppo.OPTIMIZER)
-    return testing.compare_update(record, made[0], evaluate, made[1]).first
+MADE = {"chain": evaluated(numpy_ppo.CHAIN), "optimizer": evaluated(numpy_ppo.OPTIMIZER)}
+compared = functools.partial(testing.compare_update, evaluate=evaluate, **MADE)
 
 
 def test_faults_are_located():
     expected = {None: None, **{fault: stage for stage, faults in numpy_ppo.FAULTS.items() for fault in faults}}
-    found = {fault: first_difference(fault) for fault in expected}
+    found = {fault: compared(recorded(fault)).first for fault in expected}
     assert {fault: first and first.stage for fault, first in found.items()} == expected
 
 
 def test_only_what_is_recorded_is_needed():
     """Without advantages and parameters after each step, the first gradient step is compared."""
     without = ("advantage", "target", "gradient/policy", "gradient/value", "params_after/policy", "params_after/value")
-    assert first_difference("weight decay", without) is None
-    record = {name: x for name, x in float32(numpy_ppo.record_update()).items() if name not in without}
-    made = evaluated(numpy_ppo.CHAIN), evaluated(numpy_ppo.OPTIMIZER)
-    said = str(testing.compare_update(record, made[0], evaluate, made[1]))
-    assert "loss (of the first gradient step)" in said
-    found = first_difference("not standardized", without)
-    assert (found.stage, found.step) == ("loss", 0)
+    found = compared(recorded("weight decay", without))
+    assert found.first is None
+    assert "loss (of the first gradient step)" in str(found)
+    first = compared(recorded("not standardized", without)).first
+    assert (first.stage, first.step) == ("loss", 0)
 
 
 def test_parameters_after_the_last_step_alone():
-    record = {
-        x: y[-1] if "params_after" in x else y for x, y in float32(numpy_ppo.record_update("weight decay")).items()
-    }
-    record = {x: y for x, y in record.items() if not x.startswith("gradient")}
-    first = testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER).first
+    def last(fault):
+        record = recorded(fault, ("gradient/policy", "gradient/value"))
+        return {x: y[-1] if "params_after" in x else y for x, y in record.items()}
+
+    first = compared(last("weight decay")).first
     assert (first.stage, first.step) == ("optimizer", None)
-    record |= {x: y[-1] for x, y in float32(numpy_ppo.record_update()).items() if "params_after" in x}
-    assert testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER).first is None
+    assert compared(last(None)).first is None
 
 
 def test_single_change_explains_the_record():
-    record = float32(numpy_ppo.record_update("standardized over the rollout"))
-    found = testing.compare_update(record, numpy_ppo.CHAIN, evaluate, numpy_ppo.OPTIMIZER)
+    record = recorded("standardized over the rollout")
+    found = compared(record, chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
     assert (found.changes, found.left) == (("advantages are standardized over the rollout, ddof 1",), None)
     space = {}
     exec(found.update, space)  # what it prints is a program
-    assert testing.compare_update(record, space["chain"], evaluate, space["optimizer"]).first is None
+    assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
 
 
 def test_masked_divergence_and_nan():
-    full = float32(numpy_ppo.record_update())
+    full = recorded()
     mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
     record = {name: full[name] for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "next_value")}
     record |= {"params": {x: 1.1 * full["params"][x] for x in full["params"]}, "behavior": full["params"], "mask": mask}
@@ -76,11 +73,10 @@ def test_masked_divergence_and_nan():
     log_ratio = np.take_along_axis(logits, record["action"][..., None], axis=-1)[..., 0] - record["log_prob"]
     approx_kl = np.mean(np.expm1(log_ratio) - log_ratio, where=mask > 0)
     record |= {"indices": np.arange(64)[None, None], "approx_kl": approx_kl[None]}
-    made = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(1), pp.clipped_surrogate(clip_eps=0.2))
-    optimizer = evaluated(numpy_ppo.OPTIMIZER)
-    assert testing.compare_update(record, made, evaluate, optimizer).first is None
+    chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(1), pp.clipped_surrogate(clip_eps=0.2))
+    assert compared(record, chain=chain).first is None
     record["approx_kl"] = np.full(1, np.nan, np.float32)
-    assert testing.compare_update(record, made, evaluate, optimizer).first.error == np.inf
+    assert compared(record, chain=chain).first.error == np.inf
 
 
 def test_choices_read_numbers_that_are_expressions():

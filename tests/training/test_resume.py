@@ -102,18 +102,23 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
 
 @pytest.mark.parametrize(("undisturbed", "options", "after"), [("whole", {}, 4), ("evaluated", EVALUATED, 10)])
 def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path, undisturbed, options, after, capsys):
+    """In TensorBoard, too, where what the killed process wrote after the checkpoint is hidden."""
     expected, _ = request.getfixturevalue(undisturbed)
+    folder, options = tmp_path / "run", options | {"tensorboard": True}
     capsys.readouterr()
     with pytest.raises(Crash):
         go(train, tmp_path, "run", program=acting(after, crash), **options)
     if after == 4:  # before the first checkpoint
         for which in (3, "best"):
             with pytest.raises(FileNotFoundError, match="has no checkpoints, so not"):
-                go(train, None, "", resume=tmp_path / "run", checkpoint=which)
-    folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
+                go(train, None, "", resume=folder, checkpoint=which)
+    go(train, None, "", resume=folder, **options)
     assert_same_run(folder, expected)
     assert steps(folder) == steps(expected)
     assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
+    assert list(runs.scalars(folder)["losses/loss"]) == list(runs.scalars(expected)["losses/loss"])
+    saved = {4: 0, 10: 8}[after]
+    assert len(list(folder.glob(f"events.out.tfevents.*.{16 * saved + 1}"))) == 1
 
 
 def full_disk(*args, **given):

@@ -221,16 +221,6 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
         assert program.updates == fitting
 
 
-def test_run_tensorboard_continues(train, tmp_path):
-    """The records of a resumed run are at the steps of one without a crash; what a killed process wrote is hidden."""
-    folder = tmp_path / "run"
-    with pytest.raises(runs.Crash):
-        go(train, tmp_path, "run", program=acting(10, crash), tensorboard=True)
-    go(train, None, "", resume=folder, tensorboard=True)
-    assert list(runs.scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
-    assert len(list(folder.glob("events.out.tfevents.*.129"))) == 1
-
-
 def test_log_that_is_removed_meanwhile_ends_the_run(train, tmp_path):
     remove = acting(6, lambda: (tmp_path / "run" / "metrics.jsonl").unlink())
     with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):

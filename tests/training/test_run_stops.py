@@ -30,21 +30,34 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(("by", "reason"), [("SIGTERM", None), ("StopRun", "enough")])
-def test_a_run_that_is_asked_to_stop_is_saved_first(train, whole, tmp_path, capsys, by, reason):
-    def stop(new):
-        if new[-1]["update"] >= 5:
-            raise training.StopRun("enough")
+def raising(error):
+    """A function for `on_rows` that raises this after update 5."""
 
-    before = signal.getsignal(signal.SIGTERM)
-    how = {"on_rows": stop} if reason else {"program": acting(6, lambda: signal.raise_signal(signal.SIGTERM))}
-    folder, result = go(train, tmp_path, "run", **how)
+    def on_rows(new):
+        if new[-1]["update"] == 5:
+            raise error
+
+    return on_rows
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "StopRun", "KeyError"])
+def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, capsys, by):
+    """On a signal, or as `on_rows` asks for or fails."""
+    before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "run"
+    if by == "KeyError":
+        with pytest.raises(KeyError, match="mine"):
+            go(train, tmp_path, "run", on_rows=raising(KeyError("mine")))
+    else:
+        program = acting(6, lambda: signal.raise_signal(signal.SIGTERM))
+        how = {"program": program} if by == "SIGTERM" else {"on_rows": raising(training.StopRun("enough"))}
+        _, result = go(train, tmp_path, "run", **how)
+        assert (result.pop("interrupted_by"), result.pop("reason", None)) == (by, "enough" if by == "StopRun" else None)
+        assert result["env_steps"] == 6 * 16
+        assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is before
-    assert (result["interrupted_by"], result.get("reason"), result["env_steps"]) == (by, reason, 6 * 16)
-    assert int(checkpoint(folder)["step"]) == 6
-    assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
+    assert steps(folder) == [4, 6]
     assert not (folder / "result.json").exists()
-    folder, result = go(train, None, "", resume=folder, eval_episodes=3)
+    _, result = go(train, None, "", resume=folder, eval_episodes=3)
     assert not {"interrupted_by", "reason"} & result.keys()
     assert_same_run(folder, whole[0])
 
@@ -108,18 +121,6 @@ def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
         assert {name: None if np.isnan(x) else x for name, x in mine.items()} == written
 
 
-def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
-    def fail(new):
-        if new[-1]["update"] == 5:
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        go(train, tmp_path, "run", on_rows=fail)
-    assert steps(tmp_path / "run") == [4, 6]
-    folder, _ = go(train, None, "", resume=tmp_path / "run")
-    assert_same_run(folder, whole[0])
-
-
 crash = SimpleNamespace(steps_left=np.inf)
 
 
@@ -137,13 +138,9 @@ def host_train():
 
 
 def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_train, tmp_path, capsys):
-    def stop(new):
-        if new[-1]["update"] >= 3:
-            raise training.StopRun("enough")
-
-    folder, _ = go(host_train, tmp_path, "run", on_rows=stop, eval_episodes=2)
+    folder, _ = go(host_train, tmp_path, "run", on_rows=raising(training.StopRun("enough")), eval_episodes=2)
     done = len(rows(folder))
-    assert 4 <= done < host_train.num_updates
+    assert 6 <= done < host_train.num_updates
     stopped = RunFolder(folder).restore(host_train)[1]
     folder, result = go(host_train, None, "", resume=folder, eval_episodes=2)
     assert "no checkpoint can store them: new episodes begin" in capsys.readouterr().out
@@ -160,9 +157,8 @@ def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match=r"^the simulator crashed$"):
         go(host_train, tmp_path, "run")
     folder = tmp_path / "run"
-    recorded = len(rows(folder))
-    assert recorded == 6  # two updates in each call; a checkpoint is due after every fourth
-    assert RunFolder(folder).checkpoints.steps()[-1] == recorded  # saved because of the error
+    assert len(rows(folder)) == 6  # two updates in each call; a checkpoint is due after every fourth
+    assert steps(folder)[-1] == 6  # saved because of the error
     go(host_train, None, "", resume=folder)
     assert len(rows(folder)) == host_train.num_updates
     assert json.loads((folder / "result.json").read_text())
