@@ -85,7 +85,8 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         model: Any, train_example: Any, algo_config: Any, pad_id: int, eos_id: int, **_: Any
     ) -> tuple[Array, dict[str, Any]]:
         x, mask = train_example, train_example.completion_mask
-        if works_along_time(loss) and getattr(x, "segment_ids", None) is not None:
+        packed = {name: getattr(x, name, None) for name in ("segment_ids", "segment_positions")}
+        if works_along_time(loss) and packed["segment_ids"] is not None:
             raise UserValueError(
                 f"{name}: the loss averages over each sequence, and Tunix has packed several sequences into a row: "
                 "switch sequence packing off"
@@ -95,33 +96,29 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
             value = getattr(algo_config, name, None)
             return default if value is None else value
 
-        graphdef, state = nnx.split(model)
-        log_prob, logits = common.compute_per_token_logps(
-            graphdef, state, prompt_tokens=x.prompt_ids, completion_tokens=x.completion_ids, pad_id=pad_id,
-            eos_id=eos_id, stop_gradient=False, return_logits=True, segment_ids=getattr(x, "segment_ids", None),
-            segment_positions=getattr(x, "segment_positions", None), temperature=setting("temperature", 1.0),
-        )  # fmt: skip
-        log_prob, logits = log_prob.astype(jnp.float32), logits.astype(jnp.float32)
+        def aggregate(tokens: Array) -> Array:
+            return common.aggregate_loss(tokens, mask, setting("loss_agg_mode", "token-mean"))
+
+        sequences = {"prompt_tokens": x.prompt_ids, "completion_tokens": x.completion_ids, **packed}
+        how = {"stop_gradient": False, "return_logits": True, "temperature": setting("temperature", 1.0)}
+        computed = common.compute_per_token_logps(*nnx.split(model), **sequences, pad_id=pad_id, eos_id=eos_id, **how)
+        log_prob, logits = (array.astype(jnp.float32) for array in computed)
         acted = jax.lax.stop_gradient(log_prob) if x.old_per_token_logps is None else x.old_per_token_logps
         whole = x.advantages if jnp.ndim(x.advantages) == 2 else x.advantages[:, None]
         advantage = jnp.broadcast_to(whole, log_prob.shape).astype(log_prob.dtype)
-        tokens = loss((log_prob - acted).T, advantage.T, mask=mask.T, **hyperparameters).T
         weights = getattr(x, "sampler_is_weights", None)
         weights = jnp.ones_like(log_prob) if weights is None else weights
-        mode = setting("loss_agg_mode", "token-mean")
-
-        def aggregated(x: Array) -> Array:
-            return common.aggregate_loss(x, mask, mode)
+        policy = aggregate(weights * loss((log_prob - acted).T, advantage.T, mask=mask.T, **hyperparameters).T)
 
         kl = jnp.zeros_like(log_prob)
         if x.ref_per_token_logps is not None:
-            arguments = (log_prob, x.ref_per_token_logps, setting("kl_loss_mode", "kl"))
-            kl = common.compute_kl_divergence(*arguments, clamp_value=setting("kl_clamp_value", None))
+            estimator, limit = setting("kl_loss_mode", "kl"), setting("kl_clamp_value", None)
+            kl = common.compute_kl_divergence(log_prob, x.ref_per_token_logps, estimator, clamp_value=limit)
         kl_coef = setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
-        entropy_coef = setting("entropy_coef", 0.0)
-        entropy = aggregated(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
-        policy, kl_loss = aggregated(tokens * weights), aggregated(kl)
+        kl_loss = aggregate(kl)
         total = policy + kl_coef * kl_loss
+        entropy_coef = setting("entropy_coef", 0.0)
+        entropy = aggregate(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
         if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
             total = total - entropy_coef * entropy
         metrics = _measured(log_prob - acted, advantage, weights, mask)

@@ -19,11 +19,19 @@ import numpy as np
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from ..training import column, exit_on_user_error, read_metrics
-from ..training._curves import check_picture, draw_seeds, drawing, resampled, smoothed
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._population import PARENT
-from ..training._statistics import FEW, decimals_of, iqm_interval
+from ..training._statistics import (
+    FEW,
+    check_picture,
+    decimals_of,
+    draw_seeds,
+    drawing,
+    iqm_interval,
+    resampled,
+    smoothed,
+)
 from ..training._stored import stored_run
 
 

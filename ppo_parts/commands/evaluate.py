@@ -16,7 +16,7 @@ import numpy as np
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
 from ..training._evaluate import metrics_of
 from ..training._files import check_writable, write_json
-from ..training._result import evaluation_of
+from ..training._reports import evaluation_of
 from ..training._statistics import with_interval
 from ._shared import add_episodes, load_run, of_each_seed, report, run_parser
 

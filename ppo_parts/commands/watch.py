@@ -6,7 +6,6 @@ python -m ppo_parts.watch runs/first --output first.gif
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -71,14 +70,13 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     if path.suffix.lower() == ".mp4":
         require_package("imageio_ffmpeg", "watch")
         options = {"fps": fps, "macro_block_size": 2}
-    imageio, pictures = require_package("imageio", "watch"), map(resized, frames)
-    if (first := next(pictures, None)) is None:
-        raise UserValueError(f"{path}: there are no frames to write")
-    number = 0
+    imageio, number = require_package("imageio", "watch"), 0
     with replacing(path) as partial, imageio.get_writer(partial, **options) as writer:
-        for picture in itertools.chain([first], pictures):
-            writer.append_data(np.asarray(picture))
+        for frame in frames:
+            writer.append_data(np.asarray(resized(frame)))
             number += 1
+        if not number:
+            raise UserValueError(f"{path}: there are no frames to write")
     return number
 
 

@@ -2,7 +2,7 @@
 
 The command line, `_cli` and `_config`, calls the loop, `_run`, which has the updates computed by `_program` from the
 step in `_train`, keeps them in the folder, `_folder`, `_stored`, `_files` and `_checkpoint`, and reports them by
-`_progress` and `_result`, with `_statistics` and `_curves`. Searches, `_search` and `_population`, train many runs.
+`_reports`, with `_statistics`. Searches, `_search` and `_population`, train many runs.
 `_processes` has signals and ranks.
 """
 
@@ -31,7 +31,7 @@ from ._folder import load as load
 from ._population import population as population
 from ._probe import probe as probe
 from ._program import Program as Program
-from ._progress import StopRun as StopRun
+from ._reports import StopRun as StopRun
 from ._run import run as run
 from ._search import objective as objective
 from ._search import trainable as trainable

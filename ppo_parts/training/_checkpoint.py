@@ -106,16 +106,12 @@ class Checkpoints:
     @contextlib.contextmanager
     def _checkpointer(self) -> Iterator[Any]:
         """Yield orbax's checkpointer, which waits for no other process, and does not log the errors that it raises."""
-        options: dict[str, Any] = {}
-        if jax.process_count() > 1:
-            this = jax.process_index()
-            alone = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-            options = {"multiprocessing_options": alone}
-        log = logging.getLogger("absl")
+        this, log = jax.process_index(), logging.getLogger("absl")
+        alone = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
         level = log.level
         log.setLevel(logging.CRITICAL)
         try:
-            with self._ocp.StandardCheckpointer(**options) as checkpointer:
+            with self._ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
                 yield checkpointer
                 checkpointer.wait_until_finished()
         finally:
@@ -129,30 +125,16 @@ def _checksum(arrays: dict[str, Any]) -> np.ndarray:
     return np.asarray(total, np.uint32)
 
 
-def is_key(x: Any) -> bool:
+def _is_key(x: Any) -> bool:
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def as_key(like: Any, data: Any) -> jax.Array:
-    """Return the keys of this data, of the kind of `like`, which may be a shape."""
-    implementations: list[Any] = []
-    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(data, impl=implementations[0])
-
-
-def raw(tree: Any) -> Any:
-    """Replace keys by their data, which NumPy can store; a tree of shapes becomes a tree of shapes."""
-
-    def data_of(x: Any) -> Any:
-        return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
-
-    return jax.tree.map(lambda x: data_of(x) if is_key(x) else x, tree)
 
 
 def _named(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
     named: dict[str, Any] = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(raw(state)):
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        if _is_key(x):
+            x = jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
         # as `keystr(path, simple=True, separator=".")`, which jax 0.4.38 does not have
         keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
         if (name := ".".join(map(str, keys))) in named:
@@ -175,5 +157,13 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     arrays = (found[name] for name in wanted)
-    restored = [as_key(x, new) if is_key(x) else jnp.asarray(new) for x, new in zip(leaves, arrays, strict=True)]
-    return jax.tree.unflatten(tree, restored)
+    return jax.tree.unflatten(tree, [_in_jax(*pair) for pair in zip(leaves, arrays, strict=True)])
+
+
+def _in_jax(like: Any, x: Any) -> jax.Array:
+    """Return an array of JAX, or the keys of this data of the kind of `like`, which may be a shape."""
+    if not _is_key(like):
+        return jnp.asarray(x)
+    kinds: list[Any] = []
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(x, impl=kinds[0])

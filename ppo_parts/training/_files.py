@@ -99,12 +99,9 @@ def lines_of(rows: Iterable[Row]) -> bytes:
     return b"".join(json.dumps(plain(row)).encode() + b"\n" for row in rows)
 
 
-def valid_rows(path: Path) -> Iterator[tuple[Row, int]]:
-    """Yield the rows, and the number of bytes up to the end of each; a line that is damaged or out of order ends them.
-
-    The file is not held in memory, and nothing is yielded if there is none.
-    """
-    size, last = 0, -1
+def valid_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows up to the first line that is damaged or out of order; nothing if there is no file."""
+    last = -1
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             try:
@@ -114,8 +111,8 @@ def valid_rows(path: Path) -> Iterator[tuple[Row, int]]:
                 return
             if not line.endswith(b"\n") or type(update) is not int or update <= last:
                 return
-            size, last = size + len(line), update
-            yield row, size
+            last = update
+            yield row
 
 
 @checked
@@ -124,7 +121,7 @@ def read_metrics(path: str | Path) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
-    return [row for row, _ in valid_rows(path)]
+    return list(valid_rows(path))
 
 
 @checked

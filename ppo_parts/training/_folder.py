@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from .._base.checked import checked
 from .._base.errors import UserValueError
@@ -24,7 +25,7 @@ from . import _files, _stored
 from ._checkpoint import Checkpoints
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._processes import broadcast_first, is_first, logger, together
+from ._processes import is_first, logger, together
 from ._train import Train, TrainState
 
 
@@ -68,19 +69,19 @@ class RunFolder:
     @functools.cached_property
     def judged(self) -> dict[int, float]:
         """The `best_metric` of each update."""
-        return self.judge(row for row, _ in _files.valid_rows(self.log_path))
+        return self.judge(_files.valid_rows(self.log_path))
 
     def judge(self, rows: Iterable[_files.Row]) -> dict[int, float]:
         return {row["update"]: _files.finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
-    def rows(self, before: int) -> Iterator[tuple[_files.Row, int]]:
-        """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
+    def rows(self, before: int) -> Iterator[_files.Row]:
+        """Yield the rows of the updates before a checkpoint; warn if the log lacks some."""
         known = 0
-        for row, end in _files.valid_rows(self.log_path):
+        for row in _files.valid_rows(self.log_path):
             if row["update"] >= before:
                 break
             known = row["update"] + 1
-            yield row, end
+            yield row
         if known < before:
             state = f"is damaged and has only {known}" if self.log_path.exists() else "is missing, and with it all"
             message = f"{self.log_path} {state} of the {before} updates before the checkpoint, which is sound"
@@ -100,9 +101,10 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
             if is_first():
                 folder, done, state = stack.enter_context(_opened(train, config, options))
         if jax.process_count() > 1:
-            numbers = np.asarray([done, state is not None], np.int32)
-            done, restored = broadcast_first(numbers, numbers).tolist()
-            state = broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
+            done, source = int(broadcast_one_to_all(np.int32(done))), options.resume or options.init_from
+            with together("read the checkpoint"):
+                if source is not None and done and not is_first():
+                    _, state = RunFolder(source).restore(train, done)
         yield folder, done, state
 
 
@@ -132,7 +134,7 @@ def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[Ru
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
             changed = _stored.changes(source.stored, config, options)
             stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-            _files.write_whole(folder.log_path, _files.lines_of(row for row, _ in source.rows(done)))
+            _files.write_whole(folder.log_path, _files.lines_of(source.rows(done)))
             folder.write_checkpoint(done, state)
         yield folder, *folder.begin(train)
 
@@ -153,10 +155,10 @@ class RunWriter(RunFolder):
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._aside(f"checkpoint-{later}"))
-        size = max((end for _, end in self.rows(done)), default=0)
-        if self.log_path.exists() and size < self.log_path.stat().st_size:
+        kept = _files.lines_of(self.rows(done))
+        if self.log_path.exists() and self.log_path.read_bytes() != kept:
             shutil.copy(self.log_path, self._aside("metrics.jsonl"))
-            os.truncate(self.log_path, size)
+            _files.write_whole(self.log_path, kept)
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
         options = {name: getattr(self.options, name) for name in _stored.KEPT}
@@ -281,7 +283,7 @@ def load(
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
     rows: list[_files.Row] = [{}] * update
-    for row, _ in run.rows(update):
+    for row in run.rows(update):
         rows[row["update"]] = row
     metrics = {name: _files.column(rows, name) for name in sorted(set().union(*rows))}
     return LoadedRun(config, train, state, metrics, update)

@@ -18,10 +18,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental.multihost_utils import process_allgather
 
 from .._base.errors import UserError, UserValueError
-from ._checkpoint import as_key, is_key, raw
 
 logger = logging.getLogger("ppo_parts.training")
 """What runs log; a command line prints it."""
@@ -88,15 +87,7 @@ def agree(*numbers: float) -> list[float]:
     """Return the largest of each number over all processes; all of them must call this."""
     if jax.process_count() == 1:
         return list(numbers)
-    return np.max(multihost_utils.process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
-
-
-def broadcast_first(tree: Any, like: Any) -> Any:
-    """Return the arrays that the first process passes. The others may pass anything; `like` has shapes and dtypes."""
-    wanted = raw(like)  # keys as their data
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
-    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, raw(tree)) if is_first() else zeros)
-    return jax.tree.map(lambda like, x: as_key(like, x) if is_key(like) else x, like, numbers)
+    return np.max(process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
 
 
 @contextlib.contextmanager

@@ -105,22 +105,18 @@ class Program:
 
         Its keys depend only on the seed and the update, so that it does not affect training and can be repeated.
         """
+        seeds = self.options.num_seeds
+        key_of = vmap_over_seeds(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**20), update), seeds)
         with host_errors():
-            played = jax.device_get(self.placed.gathered(self._play(self._keys, state, np.int32(update))))
-        return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
+            played = jax.device_get(self.placed.gathered(self._play(key_of(self._keys), state)))
+        return metrics_of(played, seed_axes=int(seeds > 1))
 
     @functools.cached_property
-    def _play(self) -> Callable[[jax.Array, Any, Any], Any]:
+    def _play(self) -> Callable[[jax.Array, Any], Any]:
         """One compiled program for all evaluations."""
-
-        def play(keys: jax.Array, state: Any, update: jax.Array) -> Any:
-            def of_seed(key: jax.Array, state: Any) -> Any:
-                key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
-                return self.train.evaluate_policy(key, state, self.options.eval_episodes, mode=self.options.eval_mode)
-
-            return vmap_over_seeds(of_seed, self.options.num_seeds)(keys, state)
-
-        return self.placed.jit(play, (SEEDS, SEEDS, WHOLE))
+        episodes, mode = self.options.eval_episodes, self.options.eval_mode
+        play = functools.partial(self.train.evaluate_policy, episodes=episodes, mode=mode)
+        return self.placed.jit(vmap_over_seeds(play, self.options.num_seeds))
 
 
 def compiler_options() -> dict[str, Any]:

@@ -21,8 +21,7 @@ from ._folder import RunWriter, open_run
 from ._population import PARENT
 from ._processes import Interrupt, agree, is_first, logger
 from ._program import Advance, Program, devices_of
-from ._progress import OnRows, StopRun, listeners
-from ._result import announce, finish
+from ._reports import OnRows, StopRun, announce, finish, listeners
 from ._stored import versions
 from ._train import NONFINITE, Train
 

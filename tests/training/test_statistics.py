@@ -8,7 +8,7 @@ import scipy.stats
 
 from ppo_parts import training
 from ppo_parts.errors import UserTypeError, UserValueError
-from ppo_parts.training import _curves, _statistics
+from ppo_parts.training import _statistics
 
 
 def slow_last_episodes(returns, episodes, last):
@@ -89,21 +89,21 @@ def test_bad_arguments_of_public_functions_are_named():
 
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
-    smooth = _curves.smoothed(returns, 3)
+    smooth = _statistics.smoothed(returns, 3)
     for t in range(6):
         for seed in range(2):
             window = returns[max(0, t - 2) : t + 1, seed]
             expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
             np.testing.assert_allclose(smooth[t, seed], expected)
-    steps = np.arange(0.0, _curves.POINTS)  # drawn without gaps, up to the end of the shorter one
+    steps = np.arange(0.0, _statistics.POINTS)  # drawn without gaps, up to the end of the shorter one
     table = np.where(np.isin(steps[:, None], [50, 150]), steps[:, None], [np.nan, np.nan])
     table[:, 1] = np.nan
-    grid, values = _curves.resampled([(steps, table), (2 * steps, 2 * steps[:, None])])
+    grid, values = _statistics.resampled([(steps, table), (2 * steps, 2 * steps[:, None])])
     np.testing.assert_array_equal(grid, steps)
     np.testing.assert_allclose(values[:, 0], np.where(steps < 50, np.nan, np.minimum(steps, 150)))
     assert np.isnan(values[:, 1]).all()
     np.testing.assert_allclose(values[:, 2], steps)
     for name, data in {"seeds.png": returns, "one.png": returns[:, 0]}.items():
-        _curves.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
+        _statistics.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
