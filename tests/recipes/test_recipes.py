@@ -19,7 +19,7 @@ from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.commands import recipe
 from tests.envs.test_rollout import echo
 from tests.golden_traces import load
-from tests.runs import tiny
+from tests.runs import go, tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 
@@ -125,9 +125,8 @@ def test_the_chain_can_be_another():
 def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
     config = recipe.Config(total_timesteps=64)
     train = recipe.make_train(config)
-    options = training.RunOptions(directory=tmp_path, name="run", tensorboard=False, progress=False)
-    training.run(train, config, options, make_program=async_ppo.OneAhead)
-    ended = training.load(tmp_path / "run", recipe.make_train).state
+    folder, _ = go(train, tmp_path, "run", config, async_ppo.OneAhead)
+    ended = training.load(folder, recipe.make_train).state
 
     state = train.compiled_init(jax.random.key(config.seed))
     collect, learn = jax.jit(train.collect), jax.jit(train.learn)
