@@ -19,7 +19,7 @@ import jax
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from ppo_parts.training._program import placement
+from ppo_parts.training._program import place
 
 from ._shared import collect, parser
 
@@ -96,7 +96,7 @@ def counted(found: list[Collective]) -> dict[str, int]:
 def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
     """Compile a rollout and an update on so many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
-    placed = placement(train, training.RunOptions(num_devices=num_devices))
+    placed = place(train, training.RunOptions(num_devices=num_devices))
     if one_shard:
         train = module.make_train(dataclasses.replace(config, shards=1))
     state = train.state_shapes()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ppo_parts.commands.doctor import events_in
+from ppo_parts.commands.doctor import read_events
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
 
@@ -64,7 +64,7 @@ def evaluations(folder: Path) -> dict[int, dict]:
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Return the numbers in TensorBoard's files, by name and step."""
     seen: dict[str, dict[int, float]] = {}
-    for name, x, step in events_in(sorted(folder.glob("events.out.tfevents.*"))):
+    for name, x, step in read_events(sorted(folder.glob("events.out.tfevents.*"))):
         seen.setdefault(name, {})[step] = x
     return seen
 

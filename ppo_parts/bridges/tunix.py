@@ -121,7 +121,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         entropy = aggregate(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
         if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
             total = total - entropy_coef * entropy
-        metrics = _measured(log_prob - acted, advantage, weights, mask)
+        metrics = _measure(log_prob - acted, advantage, weights, mask)
         metrics |= {"kl": masked_mean(kl, mask), "kl_loss": kl_loss, "pg_loss": policy}
         metrics |= {"entropy": entropy, "loss/entropy": entropy}
         return total, metrics
@@ -129,7 +129,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
     _registry().register("policy_loss_fn", name)(policy_loss)
 
 
-def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:
+def _measure(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:
     """Return the metrics that Tunix's learners log, under their names."""
     log_ratio, counts = jax.lax.stop_gradient(log_ratio), mask.astype(bool)
     ratio = jnp.exp(log_ratio)

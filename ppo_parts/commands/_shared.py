@@ -15,13 +15,13 @@ from .._base.errors import UserValueError
 from ..envs import host_errors
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
-from ..training._processes import printed_messages
+from ..training._processes import print_messages
 from ..training._program import keep_compiled_programs
 from ..training._stored import import_recipe
 from ..training._train import vmap_over_seeds
 
 
-def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
+def make_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
     """Make a parser with the arguments that select a run and one of its checkpoints, and perhaps one of its seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
@@ -46,7 +46,7 @@ def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") ->
 def load_run(given: argparse.Namespace) -> LoadedRun:
     """Load the run that the arguments name, and let JAX keep the programs of the command, as those of a run."""
     report(f"loading {given.run}")
-    with printed_messages():
+    with print_messages():
         keep_compiled_programs()
     make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
     try:
@@ -60,13 +60,13 @@ def report(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def of_each_seed(run: LoadedRun, function: Callable[..., Any], *arguments: Any) -> Any:
+def compute_for_each_seed(run: LoadedRun, function: Callable[..., Any], *arguments: Any) -> Any:
     """Compute `function(*arguments, state)` for each seed of a run, as NumPy arrays."""
     with host_errors():
         return jax.device_get(jax.jit(vmap_over_seeds(function, run.state.key.size))(*arguments, run.state))
 
 
-def state_of_seed(run: LoadedRun, index: int) -> Any:
+def select_seed(run: LoadedRun, index: int) -> Any:
     """Return the state of one seed of a run; of a population, that of its best member."""
     seeds = run.state.key.size
     if not 0 <= index < seeds:

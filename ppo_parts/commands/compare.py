@@ -25,14 +25,14 @@ from ..training._population import PARENT
 from ..training._statistics import (
     FEW,
     check_picture,
-    decimals_of,
+    choose_decimals,
+    draw_picture,
     draw_seeds,
-    drawing,
     iqm_interval,
-    resampled,
-    smoothed,
+    resample,
+    smooth,
 )
-from ..training._stored import stored_run
+from ..training._stored import read_config
 
 
 class Curve(NamedTuple):
@@ -53,14 +53,14 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     Raises `UserValueError` if it was not measured, or the runs use several environments or have a seed in common.
     """
     paths = [Path(folder) for folder in folders]
-    stored = [stored_run(path) for path in paths]
+    stored = [read_config(path) for path in paths]
     env_ids = {str(run["config"].get("env_id")) for run in stored}
     if len(env_ids) > 1:
         raise UserValueError(f"{label}: the runs use several environments, {', '.join(sorted(env_ids))}")
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    return Curve(label, env_ids.pop(), *resampled([_measured(path, metric, window) for path in paths]))
+    return Curve(label, env_ids.pop(), *resample([_read_metric(path, metric, window) for path in paths]))
 
 
 def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
     lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
     for row in rows:
-        decimals = decimals_of(row["mean"])
+        decimals = choose_decimals(row["mean"])
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
@@ -99,14 +99,14 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
     """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds."""
-    with drawing(path, metric, curves[0].env_id) as axes:
+    with draw_picture(path, metric, curves[0].env_id) as axes:
         for i, curve in enumerate(curves):
             seeds = curve.values.shape[1]
             label = f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})"
             draw_seeds(axes, curve.env_steps, curve.values, f"C{i % 10}", label)
 
 
-def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
     rows = read_metrics(folder / "metrics.jsonl")
     if not rows:
@@ -116,7 +116,7 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
     except UserValueError as error:
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error}{hint}") from None
-    steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
+    steps, values = column(rows, "env_steps"), smooth(found.reshape(len(rows), -1), window)
     if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
@@ -124,7 +124,7 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
     return steps, values
 
 
-def _label_and_folders(text: str) -> tuple[str, list[str]]:
+def _split_label(text: str) -> tuple[str, list[str]]:
     """Split "name=FOLDER,FOLDER"; the name of a folder may contain both signs."""
     label, equals, folders = text.partition("=")
     if not equals or Path(text).is_dir():
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
-        curves = [read_curve(*_label_and_folders(text), given.metric, given.window) for text in given.runs]
+        curves = [read_curve(*_split_label(text), given.metric, given.window) for text in given.runs]
         if len({curve.env_id for curve in curves}) > 1:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")

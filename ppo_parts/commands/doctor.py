@@ -27,8 +27,8 @@ from .._base.extras import require_package
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
 from ..training._diagnose import Evidence
 from ..training._files import RunNotFoundError, check_writable, write_whole
-from ..training._stored import stored_run
-from ._shared import load_run, of_each_seed, report, run_parser
+from ..training._stored import read_config
+from ._shared import compute_for_each_seed, load_run, make_parser, report
 
 NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "episode_return": ("rollout/ep_rew_mean", "charts/episodic_return", "Train/mean_reward"),
@@ -50,7 +50,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
-        return {name: column(rows, name) for name in set().union(*rows)}, stored_run(path)["config"]
+        return {name: column(rows, name) for name in set().union(*rows)}, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
     events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):
@@ -58,7 +58,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if len(folders := sorted({str(event.parent) for event in events})) > 1:
         raise UserValueError(f"{path} has {len(folders)} logs, such as that in {folders[0]}: name one of their folders")
     logged: dict[str, list[float]] = {}
-    for name, x, *_ in _numbers_in(tables[0]) if tables else events_in(events):
+    for name, x, *_ in _read_csv(tables[0]) if tables else read_events(events):
         logged.setdefault(name, []).append(x)
     names = {name: next((each for each in others if each in logged), None) for name, others in NAMES.items()}
     found = {name: FACTORS.get(each, 1.0) * np.asarray(logged[each]) for name, each in names.items() if each}
@@ -68,7 +68,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return found, {}
 
 
-def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
+def _read_csv(path: Path) -> Iterator[tuple[str, float]]:
     with path.open(newline="") as file:
         for name, text in (cell for row in csv.DictReader(file) for cell in row.items() if cell[0] and cell[1]):
             try:
@@ -78,7 +78,7 @@ def _numbers_in(path: Path) -> Iterator[tuple[str, float]]:
                     raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
 
 
-def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
+def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
     """Yield the tag, the number and the step of each scalar in TensorBoard's files.
 
     Their records are a length in 8 bytes, its checksum in 4, the event, and its checksum in 4.
@@ -99,7 +99,7 @@ def events_in(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-    return of_each_seed(run, lambda state: probe(run.train, run.train.continued(state).acting, run.config))
+    return compute_for_each_seed(run, lambda state: probe(run.train, run.train.continued(state).acting, run.config))
 
 
 def describe(findings: Sequence[Finding], measured: bool = True) -> str:
@@ -143,7 +143,7 @@ def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findin
 
 def main(arguments: Sequence[str] | None = None) -> list[Finding]:
     """Run the command line; return the findings that it printed. Input that cannot be used ends with status 2."""
-    parser = run_parser("doctor", "Find out why a run does not learn.")
+    parser = make_parser("doctor", "Find out why a run does not learn.")
     parser.add_argument("--html", type=Path, help="file for a page with the findings and the curves")
     given = parser.parse_args(arguments)
     try:

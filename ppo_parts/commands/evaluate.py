@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
-from ..training._evaluate import metrics_of
+from ..training._evaluate import compute_metrics
 from ..training._files import check_writable, write_json
-from ..training._reports import evaluation_of
-from ..training._statistics import with_interval
-from ._shared import add_episodes, load_run, of_each_seed, report, run_parser
+from ..training._reports import summarize_evaluation
+from ..training._statistics import format_summary
+from ._shared import add_episodes, compute_for_each_seed, load_run, make_parser, report
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
@@ -29,7 +29,7 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
     seeds = run.state.key.size
     keys = jax.random.split(jax.random.key(seed), seeds)
     play = functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode)
-    played = of_each_seed(run, play, keys if seeds > 1 else keys[0])
+    played = compute_for_each_seed(run, play, keys if seeds > 1 else keys[0])
     return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)
 
 
@@ -40,7 +40,7 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
     returns of its episodes, as `per_episode` instead of `per_seed`.
     """
     seeds, episodes = np.shape(played.episode_length)
-    found = evaluation_of(metrics_of(played, seed_axes=1), episodes)
+    found = summarize_evaluation(compute_metrics(played, seed_axes=1), episodes)
     if seeds == 1:
         found["episode_return"] = summary(np.asarray(played.episode_return, float).reshape(episodes, -1).mean(-1))
         found["episode_return"]["per_episode"] = found["episode_return"].pop("per_seed")
@@ -51,7 +51,7 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
 def describe(result: dict[str, Any]) -> str:
     """Describe a summary in a few lines."""
     returns, several = result["episode_return"], result["seeds"] > 1
-    text = f"mean return {with_interval(returns, 2)}"
+    text = f"mean return {format_summary(returns, 2)}"
     if returns["iqm_95"] is not None:
         text += f" over {'seeds' if several else 'episodes'}"
     if several:
@@ -65,7 +65,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the command line; return what it printed as a dictionary."""
-    parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
+    parser = make_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
     add_episodes(parser, 100, of=" of each seed")
     parser.add_argument("--json", type=Path, help="file to write the result to")
     given = parser.parse_args(arguments)

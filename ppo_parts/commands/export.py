@@ -26,7 +26,7 @@ from .._core.policy import apply_policy, carry_after
 from ..distributions import Joint
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
-from ._shared import load_run, report, run_parser, state_of_seed
+from ._shared import load_run, make_parser, report, select_seed
 
 OPSET = 17  # of ONNX, which runtimes since 2022 support
 TOLERANCE = 1e-5
@@ -51,7 +51,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
     structure = jax.tree.structure((obs, carry))
-    named = _named("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
+    named = _name_leaves("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
     rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in named.items()}
 
     def act(*inputs: Any) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         memory = carry_after(policy, output, action)
         if env.act is not None:
             action = env.act(action)
-        outputs = _named("action", action)
-        for path, part in _parts_of(output.distribution):
+        outputs = _name_leaves("action", action)
+        for path, part in _list_parts(output.distribution):
             base = getattr(part, "base", part)
             parameters = ("logits", "loc", "scale", "alpha", "beta")
             outputs |= {name + path: getattr(base, name) for name in parameters if hasattr(base, name)}
@@ -144,13 +144,13 @@ def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.
     return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
 
 
-def _named(name: str, tree: Any) -> dict[str, Any]:
+def _name_leaves(name: str, tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by name: that of the tree, and the path of each if there are several."""
     found = jax.tree_util.tree_leaves_with_path(tree)
     return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
 
 
-def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
+def _list_parts(distribution: Any) -> list[tuple[str, Any]]:
     """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
     parts = distribution.parts if type(distribution) is Joint else distribution
     found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=lambda x: hasattr(x, "log_prob"))
@@ -159,13 +159,13 @@ def _parts_of(distribution: Any) -> list[tuple[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the model."""
-    parser = run_parser("export", "Export the policy of a trained run to ONNX.", one_seed=True)
+    parser = make_parser("export", "Export the policy of a trained run to ONNX.", one_seed=True)
     parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
         check_writable(given.output)
         run = load_run(given)
-        state = state_of_seed(run, given.seed_index)
+        state = select_seed(run, given.seed_index)
         about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
         report("translating to ONNX, then comparing with JAX")
         model = to_onnx(run.train, state, about)

@@ -22,8 +22,8 @@ from ..envs._rendering import rendering
 from ..envs._rollout import RolloutState
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._evaluate import play_step
-from ..training._files import check_writable, replacing
-from ._shared import add_episodes, load_run, report, run_parser, state_of_seed
+from ..training._files import check_writable, replace_file
+from ._shared import add_episodes, load_run, make_parser, report, select_seed
 
 FORMATS = (".gif", ".mp4")
 
@@ -71,7 +71,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         require_package("imageio_ffmpeg", "watch")
         options = {"fps": fps, "macro_block_size": 2}
     imageio, number = require_package("imageio", "watch"), 0
-    with replacing(path) as partial, imageio.get_writer(partial, **options) as writer:
+    with replace_file(path) as partial, imageio.get_writer(partial, **options) as writer:
         for frame in frames:
             writer.append_data(np.asarray(resized(frame)))
             number += 1
@@ -82,7 +82,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the animation."""
-    parser = run_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
+    parser = make_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
     add_episodes(parser, 1)
     limit = "limit on the steps of an episode (default: 1000)"
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         check_writable(given.output, FORMATS)
         with rendering():
             run = load_run(given)
-        state = state_of_seed(run, given.seed_index)
+        state = select_seed(run, given.seed_index)
         report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
         options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
         frames = frames_of(run.train, state, **options, on_episode=print)

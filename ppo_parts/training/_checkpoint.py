@@ -49,11 +49,11 @@ class Checkpoints:
             RunFolderError: the checkpoint could not be written; the older ones are intact.
         """
         check_count("Checkpoints.save", "step", step, 0)
-        arrays = {name: x for name, x in _named(state).items() if x.size}
-        arrays[CHECKSUM] = _checksum(arrays)
+        arrays = {name: x for name, x in _name_leaves(state).items() if x.size}
+        arrays[CHECKSUM] = _compute_checksum(arrays)
         path = self.directory / str(step)
         try:
-            with self._checkpointer() as writer:
+            with self._open_checkpointer() as writer:
                 writer.save(path, arrays, force=True)
         except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
@@ -93,18 +93,18 @@ class Checkpoints:
             if failures:
                 message = f"damaged checkpoint in {self.directory}, going back to {number}; {'; '.join(failures)}"
                 warnings.warn(message, RuntimeWarning, stacklevel=3)
-            return number, _fitted(like, found, f"{self.directory / str(number)}")
+            return number, _fit(like, found, f"{self.directory / str(number)}")
         raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
     def _read(self, number: int) -> dict[str, Any]:
-        with self._checkpointer() as reader:
+        with self._open_checkpointer() as reader:
             found = {name: np.asarray(x) for name, x in reader.restore(self.directory / str(number)).items()}
-        if found.pop(CHECKSUM, None) != _checksum(found):
+        if found.pop(CHECKSUM, None) != _compute_checksum(found):
             raise UserValueError("its contents do not match their checksum")
         return found
 
     @contextlib.contextmanager
-    def _checkpointer(self) -> Iterator[Any]:
+    def _open_checkpointer(self) -> Iterator[Any]:
         """Yield orbax's checkpointer, which waits for no other process, and does not log the errors that it raises."""
         this, log = jax.process_index(), logging.getLogger("absl")
         alone = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
@@ -118,7 +118,7 @@ class Checkpoints:
             log.setLevel(level)
 
 
-def _checksum(arrays: dict[str, Any]) -> np.ndarray:
+def _compute_checksum(arrays: dict[str, Any]) -> np.ndarray:
     total = 0
     for name in sorted(arrays):
         total = zlib.crc32(np.asarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), total))
@@ -129,7 +129,7 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _named(state: Any) -> dict[str, Any]:
+def _name_leaves(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
     named: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
@@ -144,9 +144,9 @@ def _named(state: Any) -> dict[str, Any]:
     return named
 
 
-def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
+def _fit(like: Any, found: dict[str, Any], where: str) -> Any:
     """Return the arrays in the structure of `like`; raise if their names, shapes or dtypes are not its own."""
-    wanted = _named(like)
+    wanted = _name_leaves(like)
     found = {**{name: np.zeros(x.shape, x.dtype) for name, x in wanted.items() if not x.size}, **found}  # not stored
     has, expected = ({name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()} for arrays in (found, wanted))
     differences = [f"{name} is missing" for name in wanted if name not in found]
@@ -157,10 +157,10 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     arrays = (found[name] for name in wanted)
-    return jax.tree.unflatten(tree, [_in_jax(*pair) for pair in zip(leaves, arrays, strict=True)])
+    return jax.tree.unflatten(tree, [_to_jax(*pair) for pair in zip(leaves, arrays, strict=True)])
 
 
-def _in_jax(like: Any, x: Any) -> jax.Array:
+def _to_jax(like: Any, x: Any) -> jax.Array:
     """Return an array of JAX, or the keys of this data of the kind of `like`, which may be a shape."""
     if not _is_key(like):
         return jnp.asarray(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
-from ._config import RunOptions, as_finite, check_config, declared
-from ._processes import initialize, logger, printed_messages
-from ._program import devices_of, keep_compiled_programs
+from ._config import RunOptions, check_config, format_finite, read_declared
+from ._processes import initialize, logger, print_messages
+from ._program import count_devices, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import check_trusted, recipe, stored_config, stored_options, stored_run
+from ._stored import check_trusted, read_config, read_options, recipe, restore_config
 from ._train import Train
 
 
@@ -50,27 +49,27 @@ def main(
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
-    with exit_on_user_error(hints), printed_messages():
+    with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
-        if (file := _known(words, prog).config) is not None:
-            words = [*_words_in_file(file, hints), *words]
-        known, about = _known(words, prog), sys.modules[make_train.__module__].__doc__
-        given = _parsed(_defaults(known, presets), tuple(presets), words, prog, about)
+        if (file := _parse_first(words, prog).config) is not None:
+            words = [*_read_words(file, hints), *words]
+        known, about = _parse_first(words, prog), sys.modules[make_train.__module__].__doc__
+        given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
         check_config(options)
         if options.distributed:
             initialize(options.heartbeat_timeout)
         keep_compiled_programs()
-        devices = devices_of(options)
+        devices = count_devices(options)
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
         if given.sweep is not None:
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
-            return _swept(make_train, config, options, given.sweep)
+            return _sweep(make_train, config, options, given.sweep)
         result = run(recipe(make_train)(config), config, options)
     number = getattr(signal, result.get("interrupted_by", ""), None)
     if number is not None:
@@ -78,14 +77,14 @@ def main(
     return result
 
 
-def _swept(make_train: Callable[[Any], Train], config: Any, options: RunOptions, file: Path) -> dict[str, Any]:
+def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions, file: Path) -> dict[str, Any]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in ("name", "directory", "num_seeds") and value != field.default:
             says = f"has no effect on the trials of --sweep, got {value}: leave it out"
             raise UserValueError(says, argument=field.name)
     folder = options.directory / (options.name or file.stem)
-    found = sweep(make_train, config, _content(file), folder, options.num_seeds)
+    found = sweep(make_train, config, _read_mapping(file), folder, options.num_seeds)
     logger.info(f"{folder}: {found}")
     return found
 
@@ -124,7 +123,7 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
+def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
@@ -133,29 +132,27 @@ def _known(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     return first.parse_known_args(words)[0]
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _read_mapping(path: Path) -> dict[str, Any]:
     """Return what a YAML or JSON file says by name."""
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
-        if path.suffix == ".json":
-            content, pairs = json.loads(text), json.loads(text, object_pairs_hook=list)
-        else:
-            content, pairs = yaml.safe_load(text), getattr(yaml.compose(text), "value", None)
+        text = text.replace("\t", " ") if path.suffix == ".json" else text  # YAML, which includes JSON, has no tabs
+        content, node = yaml.safe_load(text), yaml.compose(text)
     except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [getattr(key, "value", key) for key, _ in pairs]  # of which `content` has the last of each
+    names = [key.value for key, _ in node.value]  # of which `content` has the last of each
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content
 
 
-def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
+def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
     """Return the options in a YAML or JSON file as words of a command line."""
     words: list[str] = []
-    for name, value in _content(path).items():
+    for name, value in _read_mapping(path).items():
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
@@ -170,7 +167,7 @@ def _words_in_file(path: Path, hints: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> Arguments:
+def _choose_defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> Arguments:
     """Return what the other flags modify: the settings of a preset, or those of an older run."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_as("", "--preset", preset, Literal[tuple(presets)])
@@ -181,12 +178,12 @@ def _defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> Argument
         raise UserValueError(
             f"--preset {preset} is for new runs, and {flag} takes the settings of {before}: leave one of them out"
         )
-    stored = stored_run(before)
+    stored = read_config(before)
     check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
-    return Arguments(stored_config(type(presets[preset]), stored), stored_options(stored), preset)
+    return Arguments(restore_config(type(presets[preset]), stored), read_options(stored), preset)
 
 
-def _parsed(
+def _parse_all(
     default: Arguments, presets: tuple[str, ...], words: Sequence[str], prog: str | None, description: str | None
 ) -> Arguments:
     tyro = require_package("tyro", "train")
@@ -211,9 +208,9 @@ def _parsed(
         if info.type not in (Arguments, RunOptions, kinds["settings"]):
             return None
         hints = get_type_hints(info.type) | (kinds if info.type is Arguments else {})
-        texts = declared(info.type, str)
-        for name, limits in declared(info.type, Range).items():
-            texts[name] = f"{texts.get(name, 'a number')}; in {as_finite(limits)}"
+        texts = read_declared(info.type, str)
+        for name, limits in read_declared(info.type, Range).items():
+            texts[name] = f"{texts.get(name, 'a number')}; in {format_finite(limits)}"
         fields = [
             constructors.StructFieldSpec(x.name, hints[x.name], getattr(info.default, x.name), texts.get(x.name))
             for x in dataclasses.fields(info.type)

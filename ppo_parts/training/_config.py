@@ -19,8 +19,8 @@ from .._base.hyperparameters import check_count, check_number
 from ..functional._arguments import ANY, RANGES, check_as, is_known
 from ..functional._common import Range
 from ..functional._errors import did_you_mean
-from ._evaluate import EVALUATION, metric_names
-from ._train import Train, updates_in
+from ._evaluate import EVALUATION, list_metrics
+from ._train import Train, count_updates
 
 M = TypeVar("M")
 INHERITED: dict[str, tuple[Range | str, ...]] = {
@@ -43,7 +43,7 @@ INHERITED: dict[str, tuple[Range | str, ...]] = {
 """Ranges and help texts of fields that many configurations have, which `Config` declares for its subclasses."""
 
 
-def as_finite(limits: Range) -> str:
+def format_finite(limits: Range) -> str:
     """Format the finite numbers of a range, which are those that a configuration may hold."""
     return str(limits).replace("[-inf", "(-inf").replace("inf]", "inf)")
 
@@ -104,10 +104,10 @@ class Config:
     @property
     def num_updates(self) -> int:
         """Whole updates of `num_envs * num_steps` steps in `total_timesteps`."""
-        return updates_in(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
+        return count_updates(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
 
 
-def declared(kind: type, of: type[M]) -> dict[str, M]:
+def read_declared(kind: type, of: type[M]) -> dict[str, M]:
     """Return what the annotations of a dataclass's fields declare, by field: their `Range`, or their help (`str`).
 
     A field that a subclass declares again without them keeps them.
@@ -136,7 +136,7 @@ def check_config(config: Any, where: str = "") -> None:
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
-    where, ranges = where or type(config).__name__, declared(type(config), Range)
+    where, ranges = where or type(config).__name__, read_declared(type(config), Range)
     for name, hint in get_type_hints(type(config)).items():
         _check_field(where, name, getattr(config, name), hint, ranges.get(name))
 
@@ -162,7 +162,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
     elif not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
         value = check_number(where, name, value, ANY, schedule=False)
     if not isinstance(value, jax.core.Tracer) and not (value in allowed and np.isfinite(value)):
-        raise UserValueError(f"must lie in {as_finite(allowed)}, got {value!r}", where=where, argument=name)
+        raise UserValueError(f"must lie in {format_finite(allowed)}, got {value!r}", where=where, argument=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ def validate(options: RunOptions, train: Train) -> None:
         play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
         played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
         if options.eval_every is not None:
-            measured |= {EVALUATION + name for name in metric_names(played)}
+            measured |= {EVALUATION + name for name in list_metrics(played)}
     if best is not None and best not in measured:
         without = best.startswith(EVALUATION) and options.eval_every is None
         hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"

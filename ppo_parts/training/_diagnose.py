@@ -14,8 +14,8 @@ import numpy as np
 
 from .._base.checked import checked
 from ._config import RunOptions
-from ._probe import fields_of
-from ._run import first_nonfinite
+from ._probe import read_fields
+from ._run import find_nonfinite
 
 Confidence = Literal["certain", "likely", "possible"]
 
@@ -41,7 +41,7 @@ class Evidence:
 
     def __init__(self, metrics: Mapping[str, Any], config: Any = None) -> None:
         self.metrics = {name: np.asarray(x, float) for name, x in metrics.items()}
-        self.config = fields_of(config)
+        self.config = read_fields(config)
         self.epochs = self.setting("update_epochs", "actor_epochs")
 
     def series(self, name: str) -> np.ndarray:
@@ -305,7 +305,7 @@ RULES = (
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 
 
-def advice_for(advice: str, config: Mapping[str, Any]) -> str:
+def select_advice(advice: str, config: Mapping[str, Any]) -> str:
     """Leave out the alternatives with a flag that neither the configuration, if it is known, nor every run has."""
 
     def fits(alternative: str) -> bool:
@@ -337,9 +337,9 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
         explained = seen.keys() & {rule.name, *rule.unless}
         if (value < rule.low or value > rule.high) and not explained and rule.when(run):
             normal = rule.low, rule.high
-            advice = advice_for(rule.advice, run.config)
+            advice = select_advice(rule.advice, run.config)
             seen[rule.name] = Finding(rule.name, rule.cause, rule.metric, value, normal, advice, rule.confidence)
-    if "not_finite" in seen and (first := first_nonfinite(run.metrics)) is not None:
+    if "not_finite" in seen and (first := find_nonfinite(run.metrics)) is not None:
         seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0]}{first[1]}")
     levels = get_args(Confidence)
     return sorted(seen.values(), key=lambda finding: levels.index(finding.confidence))[:5]

@@ -96,19 +96,19 @@ def evaluate_episodes(
     return results
 
 
-def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
+def compute_metrics(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
     """Compute the metrics of an evaluation by name: means, and the numbers of terminated and truncated episodes.
 
     The leading `seed_axes` are kept; all later axes (episodes, and agents) are reduced.
     """
     found = {}
-    for name in metric_names(played):
+    for name in list_metrics(played):
         x = getattr(played, name) if name in EpisodeResults._fields else played.info[name]
         reduction, dtype = (np.sum, int) if name in ("terminated", "truncated") else (np.mean, float)
         found[EVALUATION + name] = reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
     return found
 
 
-def metric_names(played: EpisodeResults) -> list[str]:
-    """Return the names of the metrics of `metrics_of`, without their prefix; `played` may hold shapes only."""
+def list_metrics(played: EpisodeResults) -> list[str]:
+    """Return the names of the metrics of `compute_metrics`, without their prefix; `played` may hold shapes only."""
     return list(dict.fromkeys([*EpisodeResults._fields[:-1], *played.info]))

@@ -42,12 +42,12 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         partial.write_bytes(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file that takes the place of `path` at the end, or is removed after an error."""
     check_writable(path)
     partial = path.with_name(f".tmp-{path.name}")
@@ -71,7 +71,7 @@ def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
 
 
-def finite_mean(x: Any) -> float:
+def average_finite(x: Any) -> float:
     """Compute the mean of the numbers that are finite; NaN without any."""
     x = np.asarray(x, float)
     known = np.isfinite(x)
@@ -95,11 +95,11 @@ Row = dict[str, Any]
 """The metrics of an update: numbers, or lists with one number per seed."""
 
 
-def lines_of(rows: Iterable[Row]) -> bytes:
+def format_rows(rows: Iterable[Row]) -> bytes:
     return b"".join(json.dumps(plain(row)).encode() + b"\n" for row in rows)
 
 
-def valid_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows up to the first line that is damaged or out of order; nothing if there is no file."""
     last = -1
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -121,7 +121,7 @@ def read_metrics(path: str | Path) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
-    return list(valid_rows(path))
+    return list(read_rows(path))
 
 
 @checked

@@ -25,7 +25,7 @@ from . import _files, _stored
 from ._checkpoint import Checkpoints
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._processes import is_first, logger, together
+from ._processes import fail_together, is_first, logger
 from ._train import Train, TrainState
 
 
@@ -34,15 +34,15 @@ class RunFolder:
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
         self.path, self.log_path, self.result_path = path, path / "metrics.jsonl", path / "result.json"
-        self.stored = _stored.stored_run(self.path) if stored is None else stored
-        self.options = _stored.stored_options(self.stored) if options is None else options
+        self.stored = _stored.read_config(self.path) if stored is None else stored
+        self.options = _stored.read_options(self.stored) if options is None else options
         self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         if which == "best":
             if (best := self.best()) is None:
-                there = ", ".join(map(str, self.checkpoints.steps()))
+                there = ", ".join(map(str, self.checkpoints.steps())) or "none"
                 reason = f"best_metric was {self.options.best_metric}"
                 raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
             which, _ = best
@@ -61,7 +61,7 @@ class RunFolder:
         window = 1 if metric.startswith(EVALUATION) else max(1, self.stored.get("num_updates", 1) // 10)
         found = {}
         for step in sorted({*self.checkpoints.steps(), *(() if new is None else (new,))}):
-            mean = _files.finite_mean([self.judged.get(update, np.nan) for update in range(step - window, step)])
+            mean = _files.average_finite([self.judged.get(update, np.nan) for update in range(step - window, step)])
             if np.isfinite(mean):
                 found[step] = mean
         return max(found.items(), key=lambda x: x[1], default=None)
@@ -69,15 +69,15 @@ class RunFolder:
     @functools.cached_property
     def judged(self) -> dict[int, float]:
         """The `best_metric` of each update."""
-        return self.judge(_files.valid_rows(self.log_path))
+        return self.judge(_files.read_rows(self.log_path))
 
     def judge(self, rows: Iterable[_files.Row]) -> dict[int, float]:
-        return {row["update"]: _files.finite_mean(row.get(str(self.options.best_metric), np.nan)) for row in rows}
+        return {row["update"]: _files.average_finite(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
     def rows(self, before: int) -> Iterator[_files.Row]:
         """Yield the rows of the updates before a checkpoint; warn if the log lacks some."""
         known = 0
-        for row in _files.valid_rows(self.log_path):
+        for row in _files.read_rows(self.log_path):
             if row["update"] >= before:
                 break
             known = row["update"] + 1
@@ -97,44 +97,44 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
     """
     with contextlib.ExitStack() as stack:
         folder, done, state = None, 0, None
-        with together("open the folder of the run"):
+        with fail_together("open the folder of the run"):
             if is_first():
-                folder, done, state = stack.enter_context(_opened(train, config, options))
+                folder, done, state = stack.enter_context(_open(train, config, options))
         if jax.process_count() > 1:
             done, source = int(broadcast_one_to_all(np.int32(done))), options.resume or options.init_from
-            with together("read the checkpoint"):
+            with fail_together("read the checkpoint"):
                 if source is not None and done and not is_first():
                     _, state = RunFolder(source).restore(train, done)
         yield folder, done, state
 
 
 @contextlib.contextmanager
-def _opened(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter, int, Any]]:
+def _open(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter, int, Any]]:
     if options.resume is not None:
-        stored = _stored.stored_run(options.resume)
+        stored = _stored.read_config(options.resume)
         _stored.check_unchanged(stored, config, options, train.recipe)
-        with _locked(options.resume):
+        with _lock(options.resume):
             folder = RunWriter(options.resume, stored, options)
             yield folder, *folder.begin(train, options.checkpoint)
         return
-    stored = _stored.config_json(config, train)
-    source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
+    stored = _stored.describe_run(config, train)
+    source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        path = _unused(options.directory / name) if options.name is None else options.directory / options.name
+        path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
         raise _files.RunFolderError(says) from error
-    with _locked(path):
+    with _lock(path):
         if (path / "config.json").exists():
             raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
         folder = RunWriter(path, stored, options)
         if source is not None:  # `config.json` comes last: without it, the folder holds no run
-            changed = _stored.changes(source.stored, config, options)
+            changed = _stored.find_changes(source.stored, config, options)
             stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-            _files.write_whole(folder.log_path, _files.lines_of(source.rows(done)))
+            _files.write_whole(folder.log_path, _files.format_rows(source.rows(done)))
             folder.write_checkpoint(done, state)
         yield folder, *folder.begin(train)
 
@@ -149,22 +149,20 @@ class RunWriter(RunFolder):
     def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()
-        if not steps and which != "latest":
-            raise _files.RunNotFoundError(f"{self.path} has no checkpoints, so not {which!r} either")
-        done, state = self.restore(train, which) if steps else (0, None)
+        done, state = self.restore(train, which) if steps or which != "latest" else (0, None)
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
-                os.rename(self.checkpoints.directory / str(later), self._aside(f"checkpoint-{later}"))
-        kept = _files.lines_of(self.rows(done))
+                os.rename(self.checkpoints.directory / str(later), self._find_aside(f"checkpoint-{later}"))
+        kept = _files.format_rows(self.rows(done))
         if self.log_path.exists() and self.log_path.read_bytes() != kept:
-            shutil.copy(self.log_path, self._aside("metrics.jsonl"))
+            shutil.copy(self.log_path, self._find_aside("metrics.jsonl"))
             _files.write_whole(self.log_path, kept)
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
         options = {name: getattr(self.options, name) for name in _stored.KEPT}
         _files.write_json(self.path / "config.json", {**self.stored, "run": options})
         if done < train.num_updates and self.result_path.exists():  # the run is not complete
-            os.rename(self.result_path, self._aside("result.json"))
+            os.rename(self.result_path, self._find_aside("result.json"))
         self.log_path.touch()
         return done, state
 
@@ -172,7 +170,7 @@ class RunWriter(RunFolder):
         try:
             with self.log_path.open("r+b") as file:  # fails if somebody has removed it
                 file.seek(0, os.SEEK_END)
-                file.write(_files.lines_of(rows))
+                file.write(_files.format_rows(rows))
         except OSError as error:
             last = max(self.checkpoints.steps(), default=None)
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
@@ -185,19 +183,19 @@ class RunWriter(RunFolder):
         found = self.best(update)
         self.checkpoints.save(update, state, best=found and found[0])
 
-    def _aside(self, name: str) -> Path:
+    def _find_aside(self, name: str) -> Path:
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
-        return _unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        return _find_unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:
+def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:
     """Return the run that a new one starts from, its update and its state; raise if they do not fit."""
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
-    changed = _stored.changes(run.stored, config, options)
+    changed = _stored.find_changes(run.stored, config, options)
     if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
-        says = f"a run that begins with the state of {run.path} continues its keys; {_stored.listed(fixed)}"
+        says = f"a run that begins with the state of {run.path} continues its keys; {_stored.format_changes(fixed)}"
         raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]
@@ -216,14 +214,14 @@ def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, 
     return run, update, state
 
 
-def _unused(path: Path) -> Path:
+def _find_unused(path: Path) -> Path:
     """Return `path`, or if it exists, the first of the same path with the suffixes -2, -3, ... that does not."""
     paths = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
     return next(path for path in paths if not path.exists())
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process; the operating system releases the lock however the process ends."""
     filelock = require_package("filelock", "train")
     with contextlib.ExitStack() as held:
@@ -279,7 +277,7 @@ def load(
     _stored.check_trusted(run.stored, run.path, trust, recipe=make_train is None)
     if make_train is None:
         make_train = _stored.import_recipe(run.stored.get("recipe"), run.path)
-    config = _stored.stored_config(_stored.config_type(make_train), run.stored)
+    config = _stored.restore_config(_stored.find_config_type(make_train), run.stored)
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
     rows: list[_files.Row] = [{}] * update

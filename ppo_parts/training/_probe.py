@@ -62,24 +62,24 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
-    settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | fields_of(config), state.learner.params
-    batch, found = _rollouts(train, state)
+    settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config), state.learner.params
+    batch, found = _collect_rollouts(train, state)
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     ends = batch.terminated, batch.truncated
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    found |= _observations(state, batch) | _repeated(train, params, batch, output)
+    found |= _measure_observations(state, batch) | _compare_repeated(train, params, batch, output)
     found |= {
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
-        **_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
+        **_compare_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
     }
     return {f"probe/{name}": jnp.asarray(x, jnp.float32) for name, x in found.items()}
 
 
-def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
+def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
     """Return the last rollout, and what is measured in all of them: ends of episodes, and the effect of actions."""
     params = state.learner.params
     other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
@@ -92,7 +92,7 @@ def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
         after = jax.tree.map(functools.partial(jnp.where, again), start, after)
         size = jnp.abs(batch.reward)
         sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, size))
-        others = jnp.max(size), _jump_at_end(batch), _value_at_end(batch), jnp.all(jnp.stack(same))
+        others = jnp.max(size), _measure_jump_at_end(batch), _measure_value_at_end(batch), jnp.all(jnp.stack(same))
         return (after, batch), (*sums, *others)
 
     empty = jax.eval_shape(train.rollout.collect, state.key, params, state.rollout)[1]
@@ -113,9 +113,9 @@ def _rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
     }
 
 
-def _observations(state: TrainState, batch: Batch) -> dict[str, Any]:
+def _measure_observations(state: TrainState, batch: Batch) -> dict[str, Any]:
     """Measure the size of observations, and how many are in running statistics."""
-    obs = _numbers(batch)
+    obs = _flatten_obs(batch)
     leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
     seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
     return {
@@ -126,37 +126,37 @@ def _observations(state: TrainState, batch: Batch) -> dict[str, Any]:
     }
 
 
-def _repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
+def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
     """Compare what a rollout stored with the `output` for it, and look for actions at their bounds."""
     log_ratio = jnp.abs(output.distribution.log_prob(batch.action) - batch.log_prob)
-    at_bound = _at_bound(train.env.action_space, batch.action, log_ratio.shape)
+    at_bound = _mark_bounds(train.env.action_space, batch.action, log_ratio.shape)
     inside = ~jnp.any(at_bound == 1, axis=-1)
     change = jnp.abs(jnp.asarray(output.value) - batch.value)
     return {
         "log_ratio": jnp.max(log_ratio),
         "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
         "value_change": jnp.max(change) / (jnp.sqrt(jnp.mean(batch.value**2)) + 1e-6),
-        "memory_after_reset": _memory_after_reset(train, params, batch),
+        "memory_after_reset": _measure_memory_after_reset(train, params, batch),
         "action_at_bound": jnp.nanmean(at_bound),
-        "action_beyond": jnp.nanmean(_at_bound(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
+        "action_beyond": jnp.nanmean(_mark_bounds(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
     }
 
 
-def fields_of(config: Any) -> dict[str, Any]:
+def read_fields(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration: a dataclass, a mapping, or None."""
     if dataclasses.is_dataclass(config):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return dict(config) if isinstance(config, Mapping) else {}
 
 
-def _numbers(batch: Batch) -> Array:
+def _flatten_obs(batch: Batch) -> Array:
     """Return the floating observations as `[T, N, features]`; those of agents are features, too."""
     shape = batch.reward.shape[:2]
     leaves = [x.reshape(*shape, -1) for x in jax.tree.leaves(batch.obs) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.concatenate(leaves or [jnp.full((*shape, 1), jnp.nan)], axis=-1)
 
 
-def _at_bound(space: Any, action: Any, shape: tuple[int, ...], margin: float = 0.005) -> Array:
+def _mark_bounds(space: Any, action: Any, shape: tuple[int, ...], margin: float = 0.005) -> Array:
     """Return 1 for components of actions, `[*shape, D]`, beyond a bound or near it; NaN without bounds.
 
     The margin is a share of the range; if it is negative, components must lie so far beyond a bound.
@@ -175,7 +175,7 @@ def _at_bound(space: Any, action: Any, shape: tuple[int, ...], margin: float = 0
     return jnp.concatenate(jax.tree.leaves(map_space(of_one, space, action)), axis=-1)
 
 
-def _memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | float:
+def _measure_memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | float:
     if batch.carry is None:
         return jnp.nan
     first = jax.tree.map(lambda x: x[:1], batch.replace(carry=None, per_segment={}, shared={}))
@@ -188,8 +188,8 @@ def _memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | floa
     return jnp.max(jnp.abs(after(0.5) - after(0.0)))
 
 
-def _jump_at_end(batch: Batch) -> Array:
-    change = jnp.abs(jnp.diff(_numbers(batch), axis=0))  # from step t to t + 1
+def _measure_jump_at_end(batch: Batch) -> Array:
+    change = jnp.abs(jnp.diff(_flatten_obs(batch), axis=0))  # from step t to t + 1
     typical = jnp.broadcast_to(jnp.mean(change, axis=(0, 1), keepdims=True), change.shape)
     jump = jnp.max(jnp.where(typical > 0, change / typical, 0), axis=-1)
     ended = ((batch.terminated == 1) | (batch.truncated == 1)).reshape(*batch.reward.shape[:2], -1).all(-1)[:-1]
@@ -200,13 +200,13 @@ def _jump_at_end(batch: Batch) -> Array:
     return mean(0) / jnp.maximum(mean(-1), mean(1))
 
 
-def _value_at_end(batch: Batch) -> Array:
+def _measure_value_at_end(batch: Batch) -> Array:
     """Return how far values before a termination miss its reward, divided by the root mean square of all values."""
     missed = jnp.mean((batch.value - batch.reward) ** 2, where=batch.terminated == 1)
     return jnp.sqrt(missed / jnp.mean(batch.value**2))
 
 
-def _gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
+def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
     """Compare the gradients of both losses on the parameters that they share, and count units that none reaches."""
     scaled = advantage_normalize(advantage)
     noise = jax.random.normal(jax.random.key(0), (2, *batch.reward.shape))

@@ -37,7 +37,7 @@ class _Printer(logging.Handler):
 
 
 @contextlib.contextmanager
-def printed_messages() -> Iterator[None]:
+def print_messages() -> Iterator[None]:
     """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
     before, level = (logger.handlers, logger.propagate), logger.level
     others = [x for x in logger.handlers if not isinstance(x, _Printer)]  # only one prints where contexts are nested
@@ -91,7 +91,7 @@ def agree(*numbers: float) -> list[float]:
 
 
 @contextlib.contextmanager
-def together(what: str) -> Iterator[None]:
+def fail_together(what: str) -> Iterator[None]:
     """Raise in all processes if the body raises in one."""
     failed: Exception | None = None
     try:

@@ -20,9 +20,9 @@ from .._base.extras import require_package
 from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._config import RunOptions
-from ._evaluate import metrics_of
+from ._evaluate import compute_metrics
 from ._processes import agree, logger
-from ._train import Train, seed_keys, vmap_over_seeds
+from ._train import Train, make_keys, vmap_over_seeds
 
 SECONDS = 0.5
 """Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
@@ -50,8 +50,8 @@ class Program:
     updates = 1  # of the next call, which takes about `SECONDS`
 
     def __post_init__(self) -> None:
-        self.placed = placement(self.train, self.options)
-        self._keys = seed_keys(self.seed, self.options.num_seeds)
+        self.placed = place(self.train, self.options)
+        self._keys = make_keys(self.seed, self.options.num_seeds)
         self._rows = min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
 
     def start(self, restored: Any = None) -> Any:
@@ -109,7 +109,7 @@ class Program:
         key_of = vmap_over_seeds(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**20), update), seeds)
         with host_errors():
             played = jax.device_get(self.placed.gathered(self._play(key_of(self._keys), state)))
-        return metrics_of(played, seed_axes=int(seeds > 1))
+        return compute_metrics(played, seed_axes=int(seeds > 1))
 
     @functools.cached_property
     def _play(self) -> Callable[[jax.Array, Any], Any]:
@@ -173,17 +173,17 @@ class Placement(NamedTuple):
         """Return arrays as each process can read them; all processes of the run must call this."""
         if self.mesh is None or jax.process_count() == 1:
             return x
-        return _gathering(self.mesh)(x)
+        return _compile_gather(self.mesh)(x)
 
 
 @functools.cache
-def _gathering(mesh: Mesh) -> Callable[[Any], Any]:
+def _compile_gather(mesh: Mesh) -> Callable[[Any], Any]:
     return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, WHOLE))
 
 
-def placement(train: Train, options: RunOptions) -> Placement:
+def place(train: Train, options: RunOptions) -> Placement:
     """Place a run on `options.num_devices` devices, which share it equally."""
-    number, devices = devices_of(options), jax.devices()
+    number, devices = count_devices(options), jax.devices()
     if number == 1 and jax.process_count() == 1:
         return Placement()
     if train.rollout.restart is not None:
@@ -196,7 +196,7 @@ def placement(train: Train, options: RunOptions) -> Placement:
     return Placement(mesh, NamedSharding(mesh, SEEDS), over_seeds=True)
 
 
-def devices_of(options: RunOptions) -> int:
+def count_devices(options: RunOptions) -> int:
     """Return how many devices a run uses. None in the options: one, or all devices of several processes."""
     there, several = jax.device_count(), jax.process_count() > 1
     number = options.num_devices or (there if several else 1)

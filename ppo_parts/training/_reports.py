@@ -15,11 +15,11 @@ import numpy as np
 from .._base.extras import require_package
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row, column, finite_mean, valid_rows, write_json
+from ._files import Row, average_finite, column, read_rows, write_json
 from ._folder import RunWriter
 from ._population import PARENT
 from ._processes import logger
-from ._statistics import plot_curve, summary, with_interval
+from ._statistics import format_summary, plot_curve, summary
 from ._train import NONFINITE, Train, last_episodes_return
 
 OnRows = Callable[[list[Row]], object]
@@ -36,7 +36,7 @@ class StopRun(Exception):
 
 
 @contextlib.contextmanager
-def listeners(
+def open_listeners(
     train: Train, options: RunOptions, folder: RunWriter | None, done: int, on_rows: OnRows | None
 ) -> Iterator[list[OnRows]]:
     """Open all that the first process calls with new rows after `done` updates; the other processes report nothing."""
@@ -45,17 +45,17 @@ def listeners(
         return
     continued = done > 0 or options.resume is not None
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(_progress_bar(train, options, done))]
+        opened = [stack.enter_context(_show_progress(train, options, done))]
         if options.tensorboard:
-            write = stack.enter_context(tensorboard(folder, done * train.steps_per_update if continued else None))
-            opened.append(records(train, options, write))
+            write = stack.enter_context(open_tensorboard(folder, done * train.steps_per_update if continued else None))
+            opened.append(make_records(train, options, write))
         if options.track:
-            opened.append(records(train, options, stack.enter_context(weights_and_biases(folder))))
+            opened.append(make_records(train, options, stack.enter_context(open_weights_and_biases(folder))))
         yield opened if on_rows is None else [*opened, on_rows]
 
 
 @contextlib.contextmanager
-def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRows]:
+def _show_progress(train: Train, options: RunOptions, done: int) -> Iterator[OnRows]:
     """Show environment steps, steps per second, and the mean return of the last updates."""
     steps = train.steps_per_update * options.num_seeds
     hidden = None if options.progress else True  # None: shown only on terminals
@@ -63,14 +63,14 @@ def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRo
     with require_package("tqdm", "train").tqdm(**counts, unit="step", unit_scale=True, disable=hidden) as bar:
 
         def show(rows: list[Row]) -> None:
-            if np.isfinite(mean := finite_mean([row["episode_return"] for row in rows])):
+            if np.isfinite(mean := average_finite([row["episode_return"] for row in rows])):
                 bar.set_postfix_str(f"return {mean:.6g}")
             bar.update(len(rows) * steps)
 
         yield show
 
 
-def records(train: Train, options: RunOptions, write: Write) -> OnRows:
+def make_records(train: Train, options: RunOptions, write: Write) -> OnRows:
     """Return a listener that writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
     A record ends at a multiple of `log_every`, at an evaluation, and with the run, so that records do not depend on the
@@ -93,9 +93,9 @@ def records(train: Train, options: RunOptions, write: Write) -> OnRows:
             number = row["update"] + 1
             if not (number % every == 0 or number == train.num_updates or any(x.startswith(EVALUATION) for x in row)):
                 continue
-            numbers = {"time/steps_per_second": steps / finite_mean(seconds)}
+            numbers = {"time/steps_per_second": steps / average_finite(seconds)}
             for name in set().union(*record) - {"update", "env_steps"}:
-                numbers[tag(name)] = finite_mean([row[name] for row in record if name in row])
+                numbers[tag(name)] = average_finite([row[name] for row in record if name in row])
             write({name: x for name, x in sorted(numbers.items()) if np.isfinite(x)}, row["env_steps"])
             record.clear()
             seconds.clear()
@@ -113,7 +113,7 @@ def tag(name: str) -> str:
 
 
 @contextlib.contextmanager
-def tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
+def open_tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
     """Write TensorBoard's event file; events of an earlier process after the step `continued_at` are discarded."""
     purge = None if continued_at is None else continued_at + 1
     suffix = "" if purge is None else f".{purge}"  # names resolve seconds, and two processes may start in one
@@ -129,7 +129,7 @@ def tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def weights_and_biases(folder: RunWriter) -> Iterator[Write]:
+def open_weights_and_biases(folder: RunWriter) -> Iterator[Write]:
     """Log to a run of Weights & Biases, with the name and the configuration of the run on the disk.
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
@@ -149,16 +149,16 @@ def weights_and_biases(folder: RunWriter) -> Iterator[Write]:
 def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
     """Write the result, with what follows from an evaluation, if any, from checkpoints and from metrics."""
     if played is not None:
-        result["evaluation"] = evaluation_of(played, folder.options.eval_episodes)
+        result["evaluation"] = summarize_evaluation(played, folder.options.eval_episodes)
     if (best := folder.best()) is not None:
         result["best"] = {"metric": folder.options.best_metric, "update": best[0], "value": best[1]}
     title = str(result["config"].get("env_id", ""))
-    result |= of_metrics(folder.path / "curve.png", valid_rows(folder.log_path), title)
+    result |= summarize_metrics(folder.path / "curve.png", read_rows(folder.log_path), title)
     write_json(folder.result_path, result)
     return result
 
 
-def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
+def summarize_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
     played = EVALUATION + "episode_return"
     drawn: list[Row] = []  # without the other metrics, which would not all fit into memory
@@ -187,7 +187,7 @@ def of_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
     return result
 
 
-def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
+def summarize_evaluation(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
     returns = summary(played[EVALUATION + "episode_return"])
     ends = {name: int(np.sum(played[EVALUATION + name])) for name in ("terminated", "truncated")}
@@ -196,7 +196,7 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
 
 def announce(result: dict[str, Any]) -> None:
     if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
-        logger.info(f"mean return of the last 100 episodes: {with_interval(result['last_100_episodes_return'])}")
+        logger.info(f"mean return of the last 100 episodes: {format_summary(result['last_100_episodes_return'])}")
     else:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:
@@ -206,7 +206,7 @@ def announce(result: dict[str, Any]) -> None:
         )
     if "evaluation" in result:
         played = result["evaluation"]
-        logger.info(f"evaluation over {played['episodes']} episodes: {with_interval(played['episode_return'])}")
+        logger.info(f"evaluation over {played['episodes']} episodes: {format_summary(played['episode_return'])}")
     if "best" in result:
         logger.info("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:

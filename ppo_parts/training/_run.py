@@ -20,8 +20,8 @@ from ._files import NonFiniteError, Row, RunFolderError, write_json
 from ._folder import RunWriter, open_run
 from ._population import PARENT
 from ._processes import Interrupt, agree, is_first, logger
-from ._program import Advance, Program, devices_of
-from ._reports import OnRows, StopRun, announce, finish, listeners
+from ._program import Advance, Program, count_devices
+from ._reports import OnRows, StopRun, announce, finish, open_listeners
 from ._stored import versions
 from ._train import NONFINITE, Train
 
@@ -75,7 +75,7 @@ def run(
     result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
     with open_run(train, config, options) as (folder, done_before, state):
         path = folder.path if folder else Path("the folder of the first process")
-        devices, updates = devices_of(options), train.num_updates
+        devices, updates = count_devices(options), train.num_updates
         logger.info(
             f"{path}: {updates} updates of {train.steps_per_update} steps = "
             f"{updates * train.steps_per_update:,} environment steps"
@@ -87,7 +87,7 @@ def run(
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, done_before, state)
-        with listeners(train, options, folder, done_before, on_rows) as loop.listeners:
+        with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
             loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
         result["env_steps"] = loop.done * train.steps_per_update
         interrupted = loop.done < updates
@@ -109,7 +109,7 @@ def run(
 
 
 @contextlib.contextmanager
-def compiling(name: str) -> Iterator[None]:
+def time_compiling(name: str) -> Iterator[None]:
     """Log how long compiling takes and, before it begins, how long it took under this name the last time.
 
     The times are kept in a file beside JAX's compilation cache, if that is a folder.
@@ -153,7 +153,7 @@ class Loop:
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        with compiling(name):
+        with time_compiling(name):
             self.state = self.program.start(self.state)
             advance = self.program.advance_from(self.state)
         began = self.last_save = time.monotonic()
@@ -187,7 +187,7 @@ class Loop:
         each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
         steps = self.train.steps_per_update
         rows = [{"update": i, "env_steps": (i + 1) * steps} | row for i, row in enumerate(each, self.done)]
-        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
+        found = None if self.options.on_nonfinite == "skip" else find_nonfinite(metrics)
         if found is not None:
             index, report = found
             self.rows = rows[: index + 1]
@@ -255,7 +255,7 @@ class Loop:
             logger.info(f"saved after update {self.done}; --resume continues the run")
 
 
-def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
+def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
     """Return the first update with non-finite numbers, and where they arose; later ones follow from it."""
     counts = {name: x.reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]

@@ -22,10 +22,18 @@ from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
 from ._checkpoint import Checkpoints
 from ._config import check_config
-from ._files import finite_mean, plain, write_json, write_whole
+from ._files import average_finite, plain, write_json, write_whole
 from ._program import compiler_options, keep_compiled_programs
-from ._stored import config_type, differences, import_recipe, in_json, listed, recipe_of, stored_config
-from ._train import Train, seed_keys
+from ._stored import (
+    compare_settings,
+    find_config_type,
+    format_changes,
+    import_recipe,
+    name_recipe,
+    restore_config,
+    to_json,
+)
+from ._train import Train, make_keys
 
 
 def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
@@ -39,10 +47,10 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
     """Raise if a folder has trials of another search, and otherwise record this one in it."""
-    path, now = folder / "search.json", plain({**in_json(config), "num_seeds": num_seeds, "search": search})
+    path, now = folder / "search.json", plain({**to_json(config), "num_seeds": num_seeds, "search": search})
     then = json.loads(path.read_text()) if path.exists() else now
-    if changed := differences(then, now):
-        says = f"{folder} holds a study of other runs; {listed(changed)}: keep these, or give another --name"
+    if changed := compare_settings(then, now):
+        says = f"{folder} holds a study of other runs; {format_changes(changed)}: keep these, or give another --name"
         raise UserValueError(says)
     write_json(path, now)
 
@@ -54,13 +62,13 @@ def check_metric(where: str, train: Train, metric: str) -> None:
         raise UserValueError(says, where=where, argument="metric")
 
 
-def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
+def compile_trials(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
     """Return a function of the fields that a trial changes. Trials that differ in floats alone share their programs.
 
     It returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics
     `[seeds, updates]`.
     """
-    keys = seed_keys(config.seed, num_seeds).reshape(num_seeds)
+    keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
 
     @functools.lru_cache(maxsize=16)
     def programs(**fixed: Any) -> tuple[Any, Any]:
@@ -83,7 +91,7 @@ def trial_programs(make_train: Callable[[Any], Train], config: Any, num_seeds: i
     return of_trial
 
 
-def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return for each field of a search the method of Optuna's trials that draws it, and its arguments."""
     check_fields("sweep", config, search)
     distributions, found = require_package("optuna", "optuna").distributions, {}
@@ -107,7 +115,7 @@ def suggestions(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
     return found
 
 
-def drawn(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
+def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
     """Draw the fields of a trial of Optuna."""
     return {name: getattr(trial, how)(name, **given) for name, (how, given) in suggested.items()}
 
@@ -138,22 +146,22 @@ def objective(
         `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
     """
     optuna = require_package("optuna", "optuna")
-    suggested = suggestions(config, search)
+    suggested = read_search(config, search)
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
     for at in (0, -1):  # raises if one is out of range, before there is a trial
         train = make_train(dataclasses.replace(config, **{name: values[at] for name, values in ends.items()}))
     check_metric("objective", train, metric)
-    programs = trial_programs(make_train, config, num_seeds)
+    programs = compile_trials(make_train, config, num_seeds)
 
     def train_and_report(trial: Any) -> float:
-        init, advance = programs(drawn(suggested, trial))
+        init, advance = programs(draw_fields(suggested, trial))
         (state, updates), value = init(), np.nan
         each = max(1, int(updates) // 10)
         for piece in range(int(updates) // each):
             if piece and trial.should_prune():
                 raise optuna.TrialPruned
             state, metrics = advance(state, each)
-            if np.isfinite(mean := finite_mean(metrics[metric])):  # otherwise no episode ended; the last value holds
+            if np.isfinite(mean := average_finite(metrics[metric])):  # otherwise no episode ended; the last value holds
                 trial.report(value := mean, piece)
         return value
 
@@ -174,7 +182,7 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
     class Trial(base):
         def setup(self, given: dict[str, Any]) -> None:
             keep_compiled_programs()  # the processes of trials share them
-            self.programs = trial_programs(make_train, config, num_seeds)
+            self.programs = compile_trials(make_train, config, num_seeds)
             self.reset_config(given)
 
         def reset_config(self, given: dict[str, Any]) -> bool:
@@ -189,7 +197,7 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
             state, total = self.begun or self.init()
             each = min(updates, int(total))
             state, metrics = self.advance(state, each)
-            means = {name: finite_mean(x) for name, x in jax.device_get(dict(metrics)).items()}
+            means = {name: average_finite(x) for name, x in jax.device_get(dict(metrics)).items()}
             self.known = {name: x if np.isfinite(x) else self.known.get(name, x) for name, x in means.items()}
             self.begun, self.done = (state, total), self.done + each
             return {**self.known, "updates": self.done, "done": self.done + each > int(total)}
@@ -250,10 +258,10 @@ def sweep_with_ray(
 
     Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
     """
-    tune, draw = require_package("ray.tune", "ray"), functools.partial(drawn, suggestions(config, search))
+    tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
-        make_train = import_recipe(recipe_of(make_train), folder)
-        config = stored_config(config_type(make_train), {"config": in_json(config)})
+        make_train = import_recipe(name_recipe(make_train), folder)
+        config = restore_config(find_config_type(make_train), {"config": to_json(config)})
     updates = make_train(config).num_updates
     each = max(1, updates // 10)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_number
 from ..functional._common import Range, is_real
-from ._files import check_writable, replacing
+from ._files import check_writable, replace_file
 
 WINDOW = 25  # updates that a point of the learning curve averages
 POINTS = 200  # of a curve
@@ -23,10 +23,10 @@ FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their
 
 def iqm(x: np.ndarray) -> float:
     """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
-    return float(iqm_over_seeds(_numbers("iqm", x)))
+    return float(iqm_over_seeds(_check_numbers("iqm", x)))
 
 
-def _numbers(where: str, x: Any) -> np.ndarray:
+def _check_numbers(where: str, x: Any) -> np.ndarray:
     """Return the numbers as one axis; raise if there are none."""
     try:
         numbers = np.asarray(x).ravel()
@@ -51,7 +51,7 @@ def bootstrap(
     x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: Count = 5000
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds."""
-    x = _numbers("bootstrap", x)
+    x = _check_numbers("bootstrap", x)
     check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
     if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
@@ -76,7 +76,7 @@ def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray
 
 def summary(x: np.ndarray) -> dict[str, object]:
     """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
-    x = _numbers("summary", x)
+    x = _check_numbers("summary", x)
     return {
         "mean": float(np.mean(x)),
         "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,
@@ -88,9 +88,9 @@ def summary(x: np.ndarray) -> dict[str, object]:
     }
 
 
-def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
+def format_summary(numbers: dict[str, Any], decimals: int | None = None) -> str:
     """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
-    decimals = decimals_of(numbers["mean"]) if decimals is None else decimals
+    decimals = choose_decimals(numbers["mean"]) if decimals is None else decimals
     mean, text = f"{numbers['mean']:.{decimals}f}", ""
     if numbers["iqm_95"] is not None:
         std, center, low, high = (f"{x:.{decimals}f}" for x in (numbers["std"], numbers["iqm"], *numbers["iqm_95"]))
@@ -99,7 +99,7 @@ def with_interval(numbers: dict[str, Any], decimals: int | None = None) -> str:
     return mean + text
 
 
-def decimals_of(x: float) -> int:
+def choose_decimals(x: float) -> int:
     """Return how many decimals of a return, and of others beside it, are printed."""
     return 1 if abs(x) >= 10 else 3
 
@@ -112,19 +112,19 @@ def plot_curve(
     `evaluation`, NaN for updates without one, is drawn as the mean over the seeds.
     """
     each = returns.reshape(len(returns), -1)
-    with drawing(path, f"episode return (running mean of {WINDOW})", title) as axes:
+    with draw_picture(path, f"episode return (running mean of {WINDOW})", title) as axes:
         if returns.ndim == 1:
             # With markers, because a line does not show an update between two updates in which no episode ended.
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
         label = f"interquartile mean of {each.shape[1]} runs, 95 % interval" if returns.ndim > 1 else None
-        draw_seeds(axes, *resampled([(env_steps, smoothed(each, WINDOW))]), "C0", label)
+        draw_seeds(axes, *resample([(env_steps, smooth(each, WINDOW))]), "C0", label)
         if evaluation is not None:
             played = evaluation.reshape(len(returns), -1)
             at = np.isfinite(played).any(axis=1)
             axes.plot(env_steps[at], np.nanmean(played[at], axis=1), "C1.-", linewidth=0.8, label="evaluation")
 
 
-def resampled(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def resample(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves, each of steps `[n]` and values `[n, seeds]`, up to the last step that all have reached.
 
     Returns steps `[POINTS]`, and values `[POINTS, seeds]` of all curves, NaN before the first one of a seed.
@@ -146,7 +146,7 @@ def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str,
 
 
 @contextlib.contextmanager
-def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
+def draw_picture(path: Path, ylabel: str, title: str) -> Iterator[Any]:
     """Yield axes over environment steps, and write the picture of what was drawn in them."""
     check_picture(path)
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
@@ -158,7 +158,7 @@ def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         figure.savefig(partial, dpi=130)
 
 
@@ -168,7 +168,7 @@ def check_picture(path: Path) -> None:
     check_writable(path, tuple(f".{name}" for name in sorted(formats)))
 
 
-def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
+def smooth(returns: np.ndarray, window: int) -> np.ndarray:
     """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
     known, before = np.isfinite(returns), np.zeros((min(window, len(returns)), *returns.shape[1:]))
     sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]

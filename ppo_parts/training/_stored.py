@@ -35,14 +35,14 @@ KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.nam
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
-def stored_options(stored: Mapping[str, Any]) -> RunOptions:
+def read_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
     options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
     check_config(options, where="config.json: run")
     return options
 
 
-def stored_run(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
     path = folder / "config.json"
     try:
@@ -64,7 +64,7 @@ def stored_run(folder: Path) -> dict[str, Any]:
     return stored
 
 
-def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
+def restore_config(kind: type, stored: Mapping[str, Any]) -> Any:
     fields = {field.name for field in dataclasses.fields(kind)}
     if set(stored["config"]) != fields:
         differing = sorted(set(stored["config"]) ^ fields)
@@ -76,7 +76,7 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
-def recipe_of(defined: Any) -> str:
+def name_recipe(defined: Any) -> str:
     """Return the name of the module that defines a function or a class, as it can be imported later."""
     name = "__main__" if isinstance(defined, functools.partial) else defined.__module__
     if name != "__main__":
@@ -86,15 +86,15 @@ def recipe_of(defined: Any) -> str:
     return Path(getattr(main, "__file__", name)).stem if spec is None else spec.name
 
 
-def config_json(config: Any, train: Train) -> dict[str, Any]:
+def describe_run(config: Any, train: Train) -> dict[str, Any]:
     """Return the `config.json` of a new run, without its options; raise if JSON cannot represent the configuration."""
     stored = {
-        "config": in_json(config),
+        "config": to_json(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
         "recipe": train.recipe,
     }
-    back = stored_config(type(config), stored)
+    back = restore_config(type(config), stored)
     for field in dataclasses.fields(config):
         if getattr(back, field.name) != (value := getattr(config, field.name)):
             raise UserValueError(
@@ -103,24 +103,24 @@ def config_json(config: Any, train: Train) -> dict[str, Any]:
                 where="config",
                 argument=field.name,
             )
-    return {**stored, "versions": versions(), "jax": _jax_settings()}
+    return {**stored, "versions": versions(), "jax": _read_jax_settings()}
 
 
-def in_json(config: Any) -> dict[str, Any]:
+def to_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
 
 
-def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    now = {**in_json(config), "num_seeds": options.num_seeds}
-    return differences({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
+def find_changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
+    now = {**to_json(config), "num_seeds": options.num_seeds}
+    return compare_settings({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def compare_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
     return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
 
 
-def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
+def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
 
 
@@ -131,18 +131,18 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
             f"the run records the recipe {own}, got {recipe}: resume it with the module, or with the environment, "
             'chain or policy of your own, that made it; if the module was renamed, change "recipe" in config.json'
         )
-    if changed := changes(stored, config, options):
+    if changed := find_changes(stored, config, options):
         raise UserValueError(
-            f"a resumed run keeps its configuration; {listed(changed)}. A new run with --init-from starts from "
+            f"a resumed run keeps its configuration; {format_changes(changed)}. A new run with --init-from starts from "
             "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
             "that shape the network"
         )
-    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_jax_settings()}
+    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_read_jax_settings()}
     if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
         logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
 
 
-def _jax_settings() -> dict[str, Any]:
+def _read_jax_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
 
 
@@ -166,13 +166,13 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     def make(config: Any, *own: Any, **named: Any) -> Train:
         train = copy.copy(make_train(config, *own, **named))  # it is frozen, and `dataclasses.replace` traces it again
         alone = all(x is None for x in (*own, *named.values()))
-        object.__setattr__(train, "recipe", recipe_of(make_train) if alone else None)
+        object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)
         return train
 
     return make
 
 
-def config_type(make_train: Callable[[Any], Train]) -> type:
+def find_config_type(make_train: Callable[[Any], Train]) -> type:
     names = list(inspect.signature(make_train).parameters)
     kind = typing.get_type_hints(getattr(make_train, "func", make_train)).get(names[0]) if names else None
     if not isinstance(kind, type):

@@ -185,7 +185,7 @@ class Train:
                 shards=config.shards or 1,
             ),
             learner=learner(evaluate, pipeline, optimizer),
-            num_updates=updates_in(config.total_timesteps, **sizes),
+            num_updates=count_updates(config.total_timesteps, **sizes),
             steps_per_update=config.num_envs * config.num_steps,
             schedules=schedules or {},
         )
@@ -228,7 +228,7 @@ class Train:
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
-        metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
+        metrics = join_metrics(metrics, _find_rates(state.learner.opt_state, metrics.names))
         return TrainState(keys.next, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
@@ -247,7 +247,7 @@ NONFINITE = "nonfinite/"
 """Part of the names of all metrics that count non-finite numbers."""
 
 
-def _adapted_rates(opt_state: Any, names: Collection[str]) -> Metrics:
+def _find_rates(opt_state: Any, names: Collection[str]) -> Metrics:
     """Return the learning rate in the state of an optimizer as a metric, or that of each phase's optimizer."""
     rates = {}
     for phase, state in opt_state.items() if isinstance(opt_state, dict) else {"": opt_state}.items():
@@ -269,7 +269,7 @@ def vmap_over_seeds(function: Callable[..., Any], num_seeds: Count) -> Callable[
     return jax.vmap(function) if num_seeds > 1 else function
 
 
-def seed_keys(seed: int, num_seeds: int) -> Array:
+def make_keys(seed: int, num_seeds: int) -> Array:
     """Make the keys of `seed`, `seed + 1`, ...; a single key has no axis."""
     if not 0 <= seed <= 2**32 - num_seeds:  # JAX would use only the last 32 bits of a larger seed
         says = f"must be such that all seeds lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed"
@@ -279,14 +279,14 @@ def seed_keys(seed: int, num_seeds: int) -> Array:
 
 
 @checked
-def updates_in(total_timesteps: Count, *, num_envs: Count, num_steps: Count) -> int:
+def count_updates(total_timesteps: Count, *, num_envs: Count, num_steps: Count) -> int:
     """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
     each = num_envs * num_steps
     if total_timesteps < each:
         raise UserValueError(
             f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
             f"{total_timesteps}: raise it, or make the rollouts shorter",
-            where="updates_in",
+            where="Config",
             argument="total_timesteps",
         )
     return int(total_timesteps // each)

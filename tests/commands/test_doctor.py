@@ -16,7 +16,7 @@ from ppo_parts import training
 from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
-from ppo_parts.training._probe import _value_at_end
+from ppo_parts.training._probe import _measure_value_at_end
 from tests.commands import recipe
 
 UPDATES = 100
@@ -196,7 +196,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
-        assert _value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
+        assert _measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
 
 
 def status(*arguments) -> int:

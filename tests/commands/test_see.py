@@ -18,8 +18,8 @@ from ppo_parts import training
 from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._files import lines_of, replacing
-from ppo_parts.training._stored import recipe_of
+from ppo_parts.training._files import format_rows, replace_file
+from ppo_parts.training._stored import name_recipe
 from tests.commands import recipe
 from tests.runs import measuring
 
@@ -49,13 +49,13 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     config = type("Config", (), {"__module__": "__main__"})
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert recipe_of(config) == "__main__"  # a console
+    assert name_recipe(config) == "__main__"  # a console
     main.__file__ = "/somewhere/mine.py"
     own = functools.partial(cleanrl_ppo.make_train, env=None)  # whose arguments the program has
-    assert recipe_of(config) == recipe_of(own) == "mine"
-    assert recipe_of(cleanrl_ppo.make_train) == cleanrl_ppo.__name__
+    assert name_recipe(config) == name_recipe(own) == "mine"
+    assert name_recipe(cleanrl_ppo.make_train) == cleanrl_ppo.__name__
     main.__spec__ = types.SimpleNamespace(name="ppo_parts.recipes.cleanrl_ppo")
-    assert recipe_of(config) == "ppo_parts.recipes.cleanrl_ppo"
+    assert name_recipe(config) == "ppo_parts.recipes.cleanrl_ppo"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp
         for path, says in ((tmp_path / name, "Is a directory"), (tmp_path / "no" / name, "there is no such folder")):
             with pytest.raises(SystemExit, match=f"^error: .*: {says}"):
                 command.main([str(folder), flag, str(path)])
-    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x") as partial:
+    with pytest.raises(ZeroDivisionError), replace_file(tmp_path / "x") as partial:
         partial.write_text(str(1 / 0) if partial.write_text("half") else "")
     assert not list(tmp_path.rglob("*tmp*"))
 
@@ -206,7 +206,7 @@ def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str 
     rows = [{"update": i, "env_steps": 10 * (i + 1), "episode_return": x} for i, x in enumerate(returns)]
     if seeds == 1:
         rows = [{**row, "episode_return": row["episode_return"][0]} for row in rows]
-    (path / "metrics.jsonl").write_bytes(lines_of(rows))
+    (path / "metrics.jsonl").write_bytes(format_rows(rows))
     return path
 
 
@@ -239,7 +239,7 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
     none, part = (str(written(tmp_path / x, 1, 1.0)) for x in ("none", "part"))
     row = {"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}
     for path, rows in ((none, []), (part, [row])):
-        (Path(path) / "metrics.jsonl").write_bytes(lines_of(rows))
+        (Path(path) / "metrics.jsonl").write_bytes(format_rows(rows))
     for argv, says in (
         ([a, b], "runs of different environments cannot be compared: .*a: a, .*b: b"),
         ([f"x={a},{b}"], "x: the runs use several environments, a, b"),

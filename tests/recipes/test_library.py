@@ -87,9 +87,9 @@ def test_gsde_is_an_option_of_every_preset():
 def test_each_phase_has_its_own_adapted_rate():
     adaptive = pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01)
     states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
-    rates = _train._adapted_rates(states, names=())
+    rates = _train._find_rates(states, names=())
     assert rates.names == ("actor/learning_rate",)
-    assert _train._adapted_rates(states["actor"], names=("learning_rate",)).names == ()
+    assert _train._find_rates(states["actor"], names=("learning_rate",)).names == ()
 
 
 def test_segments_of_brax_that_are_shorter_than_the_rollout():

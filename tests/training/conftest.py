@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._processes import printed_messages
+from ppo_parts.training._processes import print_messages
 from tests.runs import EVALUATED, UPDATES, Crash, acting, crash, go, tiny
 
 
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def messages():
     """Print what runs log, as command lines do."""
-    with printed_messages():
+    with print_messages():
         yield
 
 

@@ -25,9 +25,9 @@ from ppo_parts import training
 from ppo_parts._base.command_line import whole_number
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.recipes.__main__ import listed
-from ppo_parts.training._config import as_finite, declared
+from ppo_parts.training._config import format_finite, read_declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
-from ppo_parts.training._run import compiling
+from ppo_parts.training._run import time_compiling
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
@@ -78,12 +78,12 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
     for preset in recipe.PRESETS.values():
         training.check_config(preset)
     numbers = {name for name, hint in get_type_hints(recipe.Config).items() if re.search("int|float", str(hint))}
-    assert numbers == declared(recipe.Config, training.Range).keys()
-    for name, limits in declared(recipe.Config, training.Range).items():
+    assert numbers == read_declared(recipe.Config, training.Range).keys()
+    for name, limits in read_declared(recipe.Config, training.Range).items():
         flag = f"--{name.replace('_', '-')}"
         said = text.partition(f"{flag} ")[2].partition("(default:")[0]
-        assert as_finite(limits) in said, name
-        assert len(said.replace(as_finite(limits), "").split()) > 3, name
+        assert format_finite(limits) in said, name
+        assert len(said.replace(format_finite(limits), "").split()) > 3, name
         outside = limits.low if limits.open_low else limits.low - 1
         wrong = outside if isinstance(outside, int) else float(outside)
         several = isinstance(getattr(recipe.Config(), name), tuple)
@@ -298,7 +298,7 @@ def test_a_run_says_how_long_compiling_took_the_last_time(settings, tmp_path, ca
     def said(seconds):
         clock = iter((0.0, seconds))
         monkeypatch.setattr("time.monotonic", lambda: next(clock))
-        with compiling("recipe CartPole-v1"):
+        with time_compiling("recipe CartPole-v1"):
             pass
         return [record.message for record in caplog.records[-2:]]
 

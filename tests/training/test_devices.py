@@ -116,7 +116,7 @@ def check_processes(_):
     numbers = jax.device_put(np.arange(4), jax.NamedSharding(mesh, _program.SEEDS))
     gathered = [_program.Placement(mesh).gathered(numbers) for _ in range(2)]
     assert all(x.is_fully_replicated for x in gathered)
-    assert _program._gathering(mesh)._cache_size() == 1
+    assert _program._compile_gather(mesh)._cache_size() == 1
     with pytest.raises(ValueError, match=r"OneAhead: a run must have one process, got 2: .*mujoco_ppo"):
         async_ppo.OneAhead(cleanrl_ppo.make_train(CONFIG), 1, training.RunOptions())
 

@@ -11,7 +11,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.commands import doctor
-from ppo_parts.commands._shared import state_of_seed
+from ppo_parts.commands._shared import select_seed
 from ppo_parts.commands.compare import read_curve
 from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
@@ -53,7 +53,7 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     best = int(np.argmax(found.state.scores))
     for x, of_best in zip(jax.tree.leaves(found.state.members), jax.tree.leaves(found.state.best[0]), strict=True):
         np.testing.assert_array_equal(raw(x)[best], raw(of_best))
-    assert state_of_seed(found, 0).key.shape == ()
+    assert select_seed(found, 0).key.shape == ()
     measured = jax.eval_shape(lambda state: doctor.probe(population, state.acting, found.config), found.state)
     assert measured["probe/log_ratio"].shape == ()
 

@@ -18,7 +18,7 @@ from ppo_parts import training
 from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _reports, _run, run
-from ppo_parts.training._files import lines_of
+from ppo_parts.training._files import format_rows
 from ppo_parts.training._folder import open_run
 from ppo_parts.training._processes import logger
 from tests import runs
@@ -244,7 +244,7 @@ def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
 def test_metrics_that_are_damaged_end_before(tmp_path):
     path = tmp_path / "metrics.jsonl"
     good = [{"update": i, "loss": float(i)} for i in range(4)]
-    lines = lines_of(good).splitlines(keepends=True)
+    lines = format_rows(good).splitlines(keepends=True)
     for rest in (b"\x00\xff\n", lines[3].rstrip(b"\n"), lines[2], lines[1], b"[1]\n", b"{}\n", b'{"update": "3"}\n'):
         path.write_bytes(b"".join([*lines[:3], rest]))
         assert training.read_metrics(path) == good[:3]
@@ -316,7 +316,7 @@ def test_speed_is_that_of_the_call_without_compiling(train, monkeypatch):
     clock, written = iter([100.0, 102.0]), []
     monkeypatch.setattr(_reports.time, "perf_counter", lambda: next(clock))
     options = training.RunOptions(log_every=1)
-    listen = _reports.records(train, options, lambda record, step: written.append(record))
+    listen = _reports.make_records(train, options, lambda record, step: written.append(record))
     for updates in ([0], [1, 2]):
         listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]

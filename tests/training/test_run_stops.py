@@ -225,6 +225,6 @@ def test_nonfinite_report_is_of_the_first_update():
     later, first = (np.array([[0, 0], [0, n], [0, 4], [0, 4]]) for n in (0, 1))
     measured = loss | none | {"nonfinite/log_prob": later, "nonfinite/gradient": first}
     says = " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
-    assert _run.first_nonfinite(measured) == (1, says)
-    assert _run.first_nonfinite(measured | {"population/parent": np.zeros((4, 2))})[1].startswith(" (member 1 of 2")
-    assert _run.first_nonfinite(loss | none) is _run.first_nonfinite(loss) is None
+    assert _run.find_nonfinite(measured) == (1, says)
+    assert _run.find_nonfinite(measured | {"population/parent": np.zeros((4, 2))})[1].startswith(" (member 1 of 2")
+    assert _run.find_nonfinite(loss | none) is _run.find_nonfinite(loss) is None

@@ -50,7 +50,7 @@ def test_statistics_interquartile_mean_and_intervals():
     assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
     for n, whole in ((2, True), (3, True), (4, True), (5, False)):  # as the printed summary says
         assert (training.summary(few[:n])["iqm_95"] == pytest.approx([few[:n].min(), few[:n].max()])) == whole
-        assert ("[range: " in _statistics.with_interval(training.summary(few[:n]))) == whole
+        assert ("[range: " in _statistics.format_summary(training.summary(few[:n]))) == whole
     assert training.summary(np.array([2.0]))["iqm_95"] is None
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
 
@@ -89,7 +89,7 @@ def test_bad_arguments_of_public_functions_are_named():
 
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
-    smooth = _statistics.smoothed(returns, 3)
+    smooth = _statistics.smooth(returns, 3)
     for t in range(6):
         for seed in range(2):
             window = returns[max(0, t - 2) : t + 1, seed]
@@ -98,7 +98,7 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     steps = np.arange(0.0, _statistics.POINTS)  # drawn without gaps, up to the end of the shorter one
     table = np.where(np.isin(steps[:, None], [50, 150]), steps[:, None], [np.nan, np.nan])
     table[:, 1] = np.nan
-    grid, values = _statistics.resampled([(steps, table), (2 * steps, 2 * steps[:, None])])
+    grid, values = _statistics.resample([(steps, table), (2 * steps, 2 * steps[:, None])])
     np.testing.assert_array_equal(grid, steps)
     np.testing.assert_allclose(values[:, 0], np.where(steps < 50, np.nan, np.minimum(steps, 150)))
     assert np.isnan(values[:, 1]).all()
