@@ -99,7 +99,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
         folder, done, state = None, 0, None
         with fail_together("open the folder of the run"):
             if is_first():
-                folder, done, state = stack.enter_context(_open(train, config, options))
+                folder, done, state = _open(train, config, options, stack)
         if jax.process_count() > 1:
             done, source = int(broadcast_one_to_all(np.int32(done))), options.resume or options.init_from
             with fail_together("read the checkpoint"):
@@ -108,15 +108,14 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
         yield folder, done, state
 
 
-@contextlib.contextmanager
-def _open(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter, int, Any]]:
+def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.ExitStack) -> tuple[RunWriter, int, Any]:
+    """Open the folder in this process, until the stack unwinds."""
     if options.resume is not None:
         stored = _stored.read_config(options.resume)
         _stored.check_unchanged(stored, config, options, train.recipe)
-        with _lock(options.resume):
-            folder = RunWriter(options.resume, stored, options)
-            yield folder, *folder.begin(train, options.checkpoint)
-        return
+        stack.enter_context(_lock(options.resume))
+        folder = RunWriter(options.resume, stored, options)
+        return folder, *folder.begin(train, options.checkpoint)
     stored = _stored.describe_run(config, train)
     source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
@@ -127,16 +126,16 @@ def _open(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunW
     except OSError as error:
         says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
         raise _files.RunFolderError(says) from error
-    with _lock(path):
-        if (path / "config.json").exists():
-            raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
-        folder = RunWriter(path, stored, options)
-        if source is not None:  # `config.json` comes last: without it, the folder holds no run
-            changed = _stored.find_changes(source.stored, config, options)
-            stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-            _files.write_whole(folder.log_path, _files.format_rows(source.rows(done)))
-            folder.write_checkpoint(done, state)
-        yield folder, *folder.begin(train)
+    stack.enter_context(_lock(path))
+    if (path / "config.json").exists():
+        raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
+    folder = RunWriter(path, stored, options)
+    if source is not None:  # `config.json` comes last: without it, the folder holds no run
+        changed = _stored.find_changes(source.stored, config, options)
+        stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
+        _files.write_whole(folder.log_path, _files.format_rows(source.rows(done)))
+        folder.write_checkpoint(done, state)
+    return folder, *folder.begin(train)
 
 
 class RunWriter(RunFolder):
@@ -220,19 +219,17 @@ def _find_unused(path: Path) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lock `folder` for this process; the operating system releases the lock however the process ends."""
+def _lock(folder: Path) -> Any:
+    """Lock `folder`, and return the lock, which the operating system releases however this process ends."""
     filelock = require_package("filelock", "train")
-    with contextlib.ExitStack() as held:
-        try:
-            with contextlib.suppress(NotImplementedError):  # no locks on this file system
-                held.enter_context(filelock.FileLock(folder / ".lock", timeout=0))
-        except filelock.Timeout:
-            raise _files.RunExistsError(f"{folder} is being written by another process") from None
-        except OSError as error:
-            raise _files.RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
-        yield
+    try:
+        return filelock.FileLock(folder / ".lock", timeout=0).acquire()
+    except NotImplementedError:  # no locks on this file system
+        return contextlib.nullcontext()
+    except filelock.Timeout:
+        raise _files.RunExistsError(f"{folder} is being written by another process") from None
+    except OSError as error:
+        raise _files.RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 class LoadedRun(NamedTuple):
