@@ -18,20 +18,10 @@ import numpy as np
 
 from .._base.command_line import positive
 from .._base.errors import UserValueError
-from ..training import column, exit_on_user_error, read_metrics
+from ..training import _statistics, column, exit_on_user_error, read_metrics
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._population import PARENT
-from ..training._statistics import (
-    FEW,
-    check_picture,
-    choose_decimals,
-    draw_picture,
-    draw_seeds,
-    iqm_interval,
-    resample,
-    smooth,
-)
 from ..training._stored import read_config
 
 
@@ -60,7 +50,7 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    return Curve(label, env_ids.pop(), *resample([_read_metric(path, metric, window) for path in paths]))
+    return Curve(label, env_ids.pop(), *_statistics.resample([_read_metric(path, metric, window) for path in paths]))
 
 
 def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -72,7 +62,7 @@ def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
     for curve, last in zip(curves, reached, strict=True):
-        center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
+        center, low, high = (float(x[0]) for x in _statistics.iqm_interval(last[None], samples=20_000))
         better = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
         row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}
         row |= {"iqm_95": None if len(last) == 1 else [low, high], "mean": float(np.mean(last))}
@@ -85,7 +75,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
     lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
     for row in rows:
-        decimals = choose_decimals(row["mean"])
+        decimals = _statistics.choose_decimals(row["mean"])
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
@@ -99,11 +89,11 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
     """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds."""
-    with draw_picture(path, metric, curves[0].env_id) as axes:
+    with _statistics.draw_picture(path, metric, curves[0].env_id) as axes:
         for i, curve in enumerate(curves):
             seeds = curve.values.shape[1]
             label = f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})"
-            draw_seeds(axes, curve.env_steps, curve.values, f"C{i % 10}", label)
+            _statistics.draw_seeds(axes, curve.env_steps, curve.values, f"C{i % 10}", label)
 
 
 def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +106,7 @@ def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np
     except UserValueError as error:
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error}{hint}") from None
-    steps, values = column(rows, "env_steps"), smooth(found.reshape(len(rows), -1), window)
+    steps, values = column(rows, "env_steps"), _statistics.smooth(found.reshape(len(rows), -1), window)
     if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
@@ -144,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--json", type=Path, help="file to write the table to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
-        check_picture(given.output)
+        _statistics.check_picture(given.output)
         if given.json is not None:
             check_writable(given.json)
         curves = [read_curve(*_split_label(text), given.metric, given.window) for text in given.runs]
@@ -156,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         plot_curves(given.output, curves, what)
         print(f"{what}, at the last step that all have reached")
         print(describe(rows))
-        if any(1 < row["seeds"] < FEW for row in rows):
-            print(f"of fewer than {FEW} seeds, the 95 % interval is their range")
+        if any(1 < row["seeds"] < _statistics.FEW for row in rows):
+            print(f"of fewer than {_statistics.FEW} seeds, the 95 % interval is their range")
         print(given.output)
         if given.json is not None:
             write_json(given.json, rows)

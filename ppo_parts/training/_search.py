@@ -20,19 +20,11 @@ from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
+from . import _stored
 from ._checkpoint import Checkpoints
 from ._config import check_config
-from ._files import average_finite, plain, write_json, write_whole
+from ._files import average_finite, write_json, write_whole
 from ._program import compiler_options, keep_compiled_programs
-from ._stored import (
-    compare_settings,
-    find_config_type,
-    format_changes,
-    import_recipe,
-    name_recipe,
-    restore_config,
-    to_json,
-)
 from ._train import Train, make_keys
 
 
@@ -47,11 +39,11 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
     """Raise if a folder has trials of another search, and otherwise record this one in it."""
-    path, now = folder / "search.json", plain({**to_json(config), "num_seeds": num_seeds, "search": search})
+    path, now = folder / "search.json", {**_stored.to_json(config), "num_seeds": num_seeds, "search": search}
     then = json.loads(path.read_text()) if path.exists() else now
-    if changed := compare_settings(then, now):
-        says = f"{folder} holds a study of other runs; {format_changes(changed)}: keep these, or give another --name"
-        raise UserValueError(says)
+    if changed := _stored.compare_settings(then, now):
+        says = f"{folder} holds a study of other runs; {_stored.format_changes(changed)}"
+        raise UserValueError(f"{says}: keep these, or give another --name")
     write_json(path, now)
 
 
@@ -260,8 +252,8 @@ def sweep_with_ray(
     """
     tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
-        make_train = import_recipe(name_recipe(make_train), folder)
-        config = restore_config(find_config_type(make_train), {"config": to_json(config)})
+        make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
+        config = _stored.restore_config(_stored.find_config_type(make_train), {"config": _stored.to_json(config)})
     updates = make_train(config).num_updates
     each = max(1, updates // 10)
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from ppo_parts import training
 from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _statistics
 from ppo_parts.training._files import format_rows, replace_file
 from ppo_parts.training._stored import name_recipe
 from tests.commands import recipe
@@ -186,14 +187,14 @@ def test_commands_end_with_one_sentence(folder, capsys):
 
 def test_statistics_are_those_of_rliable():
     x = np.random.default_rng(0).normal(100, 20, size=(8, 1, 3))  # rliable 1.2.0, with 20,000 samples
-    center, low, high = compare.iqm_interval(x[:, 0].T, samples=20_000)
+    center, low, high = _statistics.iqm_interval(x[:, 0].T, samples=20_000)
     np.testing.assert_allclose(center, [99.54996759958557, 92.84587558378865, 99.74000615063537], rtol=1e-12)
     np.testing.assert_allclose(low, [77.35734116079196, 88.11506449130708, 87.86247068104934], atol=0.5)
     np.testing.assert_allclose(high, [117.78094006923818, 111.52786758113308, 107.13105125002505], atol=0.5)
     y = np.random.default_rng(1).normal(110, 20, size=6)
     curves = [compare.Curve("", "", np.zeros(1), values[None]) for values in (x[:, 0, 0], y)]
     assert compare.table_of(curves)[1]["better_than_first"] == pytest.approx(0.7291666666666666)
-    _, low, high = compare.iqm_interval(np.ones((2, 1)))
+    _, low, high = _statistics.iqm_interval(np.ones((2, 1)))
     assert np.isnan([low, high]).all()
 
 
