@@ -89,13 +89,13 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     specs = {name: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype) for name, x in rows.items()}
     names: list[str] = []
 
-    def outputs(*inputs: Any) -> list[Any]:
+    def compute(*inputs: Any) -> list[Any]:
         named = act(*inputs)
         names[:] = named
         return [jnp.copy(x) for x in named.values()]  # each its own array: the mode of a Gaussian is its `loc`
 
     # Traced before jax2onnx is called, because it replaces functions of `jax.numpy` while it traces.
-    closed = jax.make_jaxpr(outputs)(*specs.values())
+    closed = jax.make_jaxpr(compute)(*specs.values())
     for name, x in zip(names, closed.out_avals, strict=True):
         if x.shape[:1] != (batch,):
             says = f"the policy cannot be exported: its output {name} has shape {x.shape} for N observations"

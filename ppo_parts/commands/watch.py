@@ -61,7 +61,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")
 
-    def resized(frame: np.ndarray) -> Any:
+    def resize(frame: np.ndarray) -> Any:
         height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
         picture = image.fromarray(np.ascontiguousarray(frame))
         return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
@@ -73,7 +73,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     imageio, number = require_package("imageio", "watch"), 0
     with replace_file(path) as partial, imageio.get_writer(partial, **options) as writer:
         for frame in frames:
-            writer.append_data(np.asarray(resized(frame)))
+            writer.append_data(np.asarray(resize(frame)))
             number += 1
         if not number:
             raise UserValueError(f"{path}: there are no frames to write")

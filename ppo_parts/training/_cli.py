@@ -190,7 +190,7 @@ def _parse_all(
     constructors, registry = tyro.constructors, tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
-    def whole(info: Any) -> Any:
+    def read_whole(info: Any) -> Any:
         if info.type is not int:
             return None
         return constructors.PrimitiveConstructorSpec(
@@ -202,7 +202,7 @@ def _parse_all(
         )
 
     @registry.struct_rule
-    def described(info: Any) -> Any:
+    def describe(info: Any) -> Any:
         """Give each field the help text and the range that its annotation declares."""
         kinds = {"settings": type(default.settings), "preset": Literal[presets]}
         if info.type not in (Arguments, RunOptions, kinds["settings"]):

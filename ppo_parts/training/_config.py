@@ -19,7 +19,7 @@ from .._base.hyperparameters import check_count, check_number
 from ..functional._arguments import ANY, RANGES, check_as, is_known
 from ..functional._common import Range
 from ..functional._errors import did_you_mean
-from ._evaluate import EVALUATION, list_metrics
+from ._evaluate import EVALUATION, EpisodeResults
 from ._train import Train, count_updates
 
 M = TypeVar("M")
@@ -233,7 +233,7 @@ def validate(options: RunOptions, train: Train) -> None:
         play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
         played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
         if options.eval_every is not None:
-            measured |= {EVALUATION + name for name in list_metrics(played)}
+            measured |= {EVALUATION + name for name in (*EpisodeResults._fields[:-1], *played.info)}
     if best is not None and best not in measured:
         without = best.startswith(EVALUATION) and options.eval_every is None
         hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"

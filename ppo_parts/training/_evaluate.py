@@ -101,14 +101,9 @@ def compute_metrics(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any
 
     The leading `seed_axes` are kept; all later axes (episodes, and agents) are reduced.
     """
-    found = {}
-    for name in list_metrics(played):
-        x = getattr(played, name) if name in EpisodeResults._fields else played.info[name]
+    found, fields = {}, played._asdict()
+    info = fields.pop("info")
+    for name, x in (fields | info | fields).items():  # a field is in front of a number of `info` with its name
         reduction, dtype = (np.sum, int) if name in ("terminated", "truncated") else (np.mean, float)
         found[EVALUATION + name] = reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
     return found
-
-
-def list_metrics(played: EpisodeResults) -> list[str]:
-    """Return the names of the metrics of `compute_metrics`, without their prefix; `played` may hold shapes only."""
-    return list(dict.fromkeys([*EpisodeResults._fields[:-1], *played.info]))

@@ -41,7 +41,7 @@ class RunFolder:
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         if which == "best":
-            if (best := self.best()) is None:
+            if (best := self.find_best()) is None:
                 there = ", ".join(map(str, self.checkpoints.steps())) or "none"
                 reason = f"best_metric was {self.options.best_metric}"
                 raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
@@ -49,7 +49,7 @@ class RunFolder:
         number = None if which == "latest" else int(which)
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
-    def best(self, new: int | None = None) -> tuple[int, float] | None:
+    def find_best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without any.
 
         Of equal ones, it is the first. The value is that of the evaluation at the checkpoint, or the mean over the last
@@ -74,7 +74,7 @@ class RunFolder:
     def judge(self, rows: Iterable[_files.Row]) -> dict[int, float]:
         return {row["update"]: _files.average_finite(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
-    def rows(self, before: int) -> Iterator[_files.Row]:
+    def read_rows(self, before: int) -> Iterator[_files.Row]:
         """Yield the rows of the updates before a checkpoint; warn if the log lacks some."""
         known = 0
         for row in _files.read_rows(self.log_path):
@@ -133,7 +133,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
     if source is not None:  # `config.json` comes last: without it, the folder holds no run
         changed = _stored.find_changes(source.stored, config, options)
         stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-        _files.write_whole(folder.log_path, _files.format_rows(source.rows(done)))
+        _files.write_whole(folder.log_path, _files.format_rows(source.read_rows(done)))
         folder.write_checkpoint(done, state)
     return folder, *folder.begin(train)
 
@@ -152,7 +152,7 @@ class RunWriter(RunFolder):
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._find_aside(f"checkpoint-{later}"))
-        kept = _files.format_rows(self.rows(done))
+        kept = _files.format_rows(self.read_rows(done))
         if self.log_path.exists() and self.log_path.read_bytes() != kept:
             shutil.copy(self.log_path, self._find_aside("metrics.jsonl"))
             _files.write_whole(self.log_path, kept)
@@ -179,7 +179,7 @@ class RunWriter(RunFolder):
 
     def write_checkpoint(self, update: int, state: Any) -> None:
         """Write a checkpoint; the latest ones and the best one are kept."""
-        found = self.best(update)
+        found = self.find_best(update)
         self.checkpoints.save(update, state, best=found and found[0])
 
     def _find_aside(self, name: str) -> Path:
@@ -278,7 +278,7 @@ def load(
     train = make_train(config)
     update, state = run.restore(train, checkpoint)
     rows: list[_files.Row] = [{}] * update
-    for row in run.rows(update):
+    for row in run.read_rows(update):
         rows[row["update"]] = row
     metrics = {name: _files.column(rows, name) for name in sorted(set().union(*rows))}
     return LoadedRun(config, train, state, metrics, update)

@@ -162,7 +162,7 @@ def _mark_bounds(space: Any, action: Any, shape: tuple[int, ...], margin: float 
     The margin is a share of the range; if it is negative, components must lie so far beyond a bound.
     """
 
-    def of_one(space: Any, action: Array) -> Array:
+    def mark(space: Any, action: Array) -> Array:
         if is_discrete(space):
             return jnp.full((*shape, 1), jnp.nan)
         # NumPy's arrays: those of JAX become traced inside jit.
@@ -172,7 +172,7 @@ def _mark_bounds(space: Any, action: Any, shape: tuple[int, ...], margin: float 
         near = margin * (high - low)
         return jnp.asarray((action <= low + near) | (action >= high - near), jnp.float32).reshape(*shape, -1)
 
-    return jnp.concatenate(jax.tree.leaves(map_space(of_one, space, action)), axis=-1)
+    return jnp.concatenate(jax.tree.leaves(map_space(mark, space, action)), axis=-1)
 
 
 def _measure_memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | float:

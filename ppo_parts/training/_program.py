@@ -53,6 +53,9 @@ class Program:
         self.placed = place(self.train, self.options)
         self._keys = make_keys(self.seed, self.options.num_seeds)
         self._rows = min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
+        episodes, mode = self.options.eval_episodes, self.options.eval_mode
+        play = functools.partial(self.train.evaluate_policy, episodes=episodes, mode=mode)
+        self._play = self.placed.jit(vmap_over_seeds(play, self.options.num_seeds))  # compiled once for all evaluations
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
@@ -70,7 +73,7 @@ class Program:
             number, began = min(most, self._rows, self.updates), time.perf_counter()
             with host_errors():
                 state, measured = program(state, np.int32(number))
-                values = np.asarray(self.placed.gathered(measured.array))[:number]
+                values = np.asarray(self.placed.gather(measured.array))[:number]
             self.adapt(number, *agree(time.perf_counter() - began))
             return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
@@ -108,15 +111,8 @@ class Program:
         seeds = self.options.num_seeds
         key_of = vmap_over_seeds(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**20), update), seeds)
         with host_errors():
-            played = jax.device_get(self.placed.gathered(self._play(key_of(self._keys), state)))
+            played = jax.device_get(self.placed.gather(self._play(key_of(self._keys), state)))
         return compute_metrics(played, seed_axes=int(seeds > 1))
-
-    @functools.cached_property
-    def _play(self) -> Callable[[jax.Array, Any], Any]:
-        """One compiled program for all evaluations."""
-        episodes, mode = self.options.eval_episodes, self.options.eval_mode
-        play = functools.partial(self.train.evaluate_policy, episodes=episodes, mode=mode)
-        return self.placed.jit(vmap_over_seeds(play, self.options.num_seeds))
 
 
 def compiler_options() -> dict[str, Any]:
@@ -169,7 +165,7 @@ class Placement(NamedTuple):
             function = _shard_map(function, self.mesh, given, result)
         return jax.jit(function, compiler_options=compiler_options(), **options)
 
-    def gathered(self, x: Any) -> Any:
+    def gather(self, x: Any) -> Any:
         """Return arrays as each process can read them; all processes of the run must call this."""
         if self.mesh is None or jax.process_count() == 1:
             return x

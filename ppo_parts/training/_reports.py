@@ -150,7 +150,7 @@ def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dic
     """Write the result, with what follows from an evaluation, if any, from checkpoints and from metrics."""
     if played is not None:
         result["evaluation"] = summarize_evaluation(played, folder.options.eval_episodes)
-    if (best := folder.best()) is not None:
+    if (best := folder.find_best()) is not None:
         result["best"] = {"metric": folder.options.best_metric, "update": best[0], "value": best[1]}
     title = str(result["config"].get("env_id", ""))
     result |= summarize_metrics(folder.path / "curve.png", read_rows(folder.log_path), title)

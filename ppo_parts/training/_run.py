@@ -229,14 +229,14 @@ class Loop:
         late = time.monotonic() - self.last_save > 60 * self.options.checkpoint_minutes
         due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
         if evaluated and self.folder is not None:
-            best = self.folder.best(self.done)
+            best = self.folder.find_best(self.done)
             due = due or (best is not None and best[0] == self.done)
         if any(agree(due)):
             self.write_checkpoint()
             self.interrupt.save = False
 
     def write_checkpoint(self) -> None:
-        state = self.program.placed.gathered(self.state)
+        state = self.program.placed.gather(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
         self.saved, self.last_save = self.done, time.monotonic()

@@ -63,7 +63,7 @@ def compile_trials(make_train: Callable[[Any], Train], config: Any, num_seeds: i
     keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
 
     @functools.lru_cache(maxsize=16)
-    def programs(**fixed: Any) -> tuple[Any, Any]:
+    def compile_programs(**fixed: Any) -> tuple[Any, Any]:
         def init(numbers: Any) -> Any:
             train = make_train(dataclasses.replace(config, **fixed, **numbers))
             return jax.vmap(train.init)(keys), train.num_updates
@@ -75,12 +75,12 @@ def compile_trials(make_train: Callable[[Any], Train], config: Any, num_seeds: i
         options = compiler_options()
         return jax.jit(init, compiler_options=options), jax.jit(advance, static_argnums=2, compiler_options=options)
 
-    def of_trial(given: Mapping[str, Any]) -> tuple[Any, Any]:
+    def select(given: Mapping[str, Any]) -> tuple[Any, Any]:
         numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
-        init, advance = programs(**{name: x for name, x in given.items() if name not in numbers})
+        init, advance = compile_programs(**{name: x for name, x in given.items() if name not in numbers})
         return functools.partial(init, numbers), functools.partial(advance, numbers)
 
-    return of_trial
+    return select
 
 
 def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:

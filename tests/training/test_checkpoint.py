@@ -105,7 +105,7 @@ def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train,
         run = RunFolder(folder, {"num_updates": 10 * window}, options)
         run.judged = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
         run.checkpoints.steps = lambda: checkpoints
-        return run.best()
+        return run.find_best()
 
     assert best(range(1, 7)) == (2, 5.0)
     assert best([1, 3, 4, 6]) == (4, 3.0)  # the first of two, and nothing at 3
