@@ -58,9 +58,9 @@ class Transition(NamedTuple):
 
         `obs` is the observation of the previous step, and `each` is `(N,)`, or `(N, A)` with several agents.
         """
+        check_like("Transition: obs must be like the observation before", self.obs, obs)
         is_final = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
-        for name, remedy in (("obs", ""), ("final_obs", is_final)):
-            check_like(f"Transition: {name} must be like the observation before", getattr(self, name), obs, remedy)
+        check_like("Transition: final_obs must be like the observation before", self.final_obs, obs, is_final)
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
@@ -69,15 +69,15 @@ class Transition(NamedTuple):
             shape = each[:1] if name in ("episode_length", "ended") else each
             if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
                 continue
-            if not hasattr(x, "dtype") or x.shape != shape or not jnp.issubdtype(x.dtype, dtype):
-                kind = {np.bool_: "booleans", np.floating: "floats", np.number: "numbers"}[dtype]
-                other_shape, remedy = hasattr(x, "dtype") and x.shape != shape, ""
-                if name == "ended" and len(each) == 2:
-                    remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
-                elif kind == "booleans" and hasattr(x, "dtype") and not other_shape:
-                    remedy = f": return {name} > 0"
-                error = ShapeError if other_shape else UserTypeError
-                raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
+            is_array = hasattr(x, "dtype")
+            if is_array and x.shape == shape and jnp.issubdtype(x.dtype, dtype):
+                continue
+            kind = {np.bool_: "booleans", np.floating: "floats", np.number: "numbers"}[dtype]
+            remedy = f": return {name} > 0" if is_array and x.shape == shape and kind == "booleans" else ""
+            if name == "ended" and len(each) == 2:
+                remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
+            error = ShapeError if is_array and x.shape != shape else UserTypeError
+            raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
@@ -185,8 +185,7 @@ def check_env(where: str, env: Any) -> None:
         raise UserTypeError(f"{where}: env must be an environment, got the part {env.name!r}: pass it as pipeline=")
     if not isinstance(env, Env):
         raise UserTypeError(
-            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "
-            "envs.Env(...)"
+            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...) or envs.Env(...)"
         )
 
 

@@ -110,15 +110,14 @@ def auto_reset(
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
         shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
-            `reset` takes the key alone. The state contains it once, without the axis of environments: read it with
-            `optax.tree.get(state, "shared")`, where `state` is a `RolloutState` or the state of the environments, and
+            `reset` takes the key alone. The state contains it once. Read it with `optax.tree.get(state, "shared")`, and
             replace it with `optax.tree.set(state, shared=...)`, for which no field of your own may have this name;
-            episodes that begin later see the new one. So does `evaluation(state)`.
+            episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
         ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; (when traced)
-            `step` does not return a `Step`, or its state or observation is not like that of `reset`; `shared` was
-            replaced by a tree with other structure, shapes or dtypes.
+            `step` returns no `Step`, a state or an observation unlike that of `reset`; `shared` was replaced by another
+            structure, shape or dtype.
 
     Example:
         >>> import jax, jax.numpy as jnp

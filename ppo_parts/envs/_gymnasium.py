@@ -38,16 +38,10 @@ def make_gym(
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
 
-    Observations that are neither arrays nor integers, nor dicts or tuples of them, are flattened by
-    `gymnasium.wrappers.FlattenObservation`.
-
-    Args:
-        env_id: the name.
-        vectorization: "sync" steps one environment after another; "async" in processes. A script that makes them must
-            run its own code under `if __name__ == "__main__":`, because a new process imports the script.
-        wrappers: applied to each environment, such as Gymnasium's own.
-        info, action_mask: see `from_gymnasium`.
-        **kwargs: for `gymnasium.make`.
+    `vectorization="async"` steps in processes, which import the script that makes them, so it must run its own code
+    under `if __name__ == "__main__":`. `wrappers` are applied to each environment; `info` and `action_mask` are those
+    of `from_gymnasium`, and `kwargs` those of `gymnasium.make`. Observations that are neither arrays nor integers, nor
+    dicts or tuples of them, are flattened by `gymnasium.wrappers.FlattenObservation`.
     """
     check_as("make", "vectorization", vectorization, Vectorization)
     if ":" not in env_id:
@@ -55,7 +49,7 @@ def make_gym(
     limit = kwargs.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
         raise UserValueError(
-            f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
+            f"{env_id}: max_episode_steps must be a positive integer, or -1 for no limit, got {limit!r}"
         )
     kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
@@ -173,7 +167,6 @@ def make_ale(
     """
     roms, vector = require_package("ale_py.roms", "atari"), require_package("ale_py.vector_env", "atari")
     check_known(game, "Atari", roms.get_all_rom_ids())
-
     mode = {"autoreset_mode": "NextStep", "reward_clipping": False, "stack_num": 1, "use_fire_reset": False}
 
     def make_games(num_envs: int) -> _Games:

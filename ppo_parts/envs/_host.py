@@ -55,8 +55,7 @@ def from_gymnasium(
 
     Raises:
         UserTypeError: the environment is not a vector environment. UserValueError: it does not declare how it resets,
-            or its spaces are not supported. At a step: an error that names what is wrong with the value that the
-            environment returned.
+            or its spaces are not supported. At a step: an error that names the value and what is wrong with it.
 
     Example:
         >>> import gymnasium, jax
@@ -78,35 +77,36 @@ def from_gymnasium(
 
     example = make_vector(1)
     example.env.close()
-    options = 0 if action_mask is None else sum(example.options)
 
-    def observed(num_envs: int) -> tuple[Any, Any]:
-        """The shapes of observations and of action masks; None without masks."""
-        obs = jax.tree.map(lambda one: jax.ShapeDtypeStruct((num_envs, *one.shape), one.dtype), example.gives)
-        return obs, jax.ShapeDtypeStruct((num_envs, options), np.bool_) if options else None
+    def shapes_seen(num_envs: int) -> Observation:
+        obs = jax.tree.map(lambda one: jax.ShapeDtypeStruct((num_envs, *one.shape), one.dtype), example.observations)
+        mask = jax.ShapeDtypeStruct((num_envs, sum(example.options)), np.bool_)
+        return Observation(obs, None if action_mask is None else mask)
 
     def env_of(instances: Instances) -> Env:
         def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
-            shapes = jax.ShapeDtypeStruct((), np.int32), *observed(num_envs)
+            shapes = jax.ShapeDtypeStruct((), np.int32), shapes_seen(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            instance, obs, available = numpy_callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
-            obs = Observation(obs, available) if options else obs
-            return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
+            instance, seen = numpy_callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
+            state = EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs)
+            return state, seen.obs if action_mask is None else seen
 
         def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
             num_envs = state.episode_length.shape[-1]
-            obs, mask = observed(num_envs)
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
-            shapes = obs, obs, mask, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
-            obs, final_obs, available, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
-            ends = dict(zip(("terminated", "truncated", "ended"), numbers[1:4] > 0, strict=True))
-            if options:  # nothing is masked where an episode is over, because no action follows
-                final_obs = Observation(final_obs, available | (ends["terminated"] | ends["truncated"])[:, None])
-                obs = Observation(obs, available)
+            seen = shapes_seen(num_envs)
+            shapes = seen, seen.obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
+            seen, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
+            terminated, truncated, ended = numbers[1:4] > 0
+            if action_mask is None:
+                seen = seen.obs
+            else:  # nothing is masked where an episode is over, because no action follows
+                final = Observation(final, seen.available | (terminated | truncated)[:, None])
+            info = dict(zip(names, numbers[4:], strict=True))
+            fields = {"terminated": terminated, "truncated": truncated, "ended": ended, "info": info}
             inner = state.inner._replace(steps=state.inner.steps + 1)
-            fields = {"obs": obs, "final_obs": final_obs, "info": dict(zip(names, numbers[4:], strict=True)), **ends}
-            return state.advance(inner, ends["ended"], numbers[0], **fields)
+            return state.advance(inner, ended, numbers[0], obs=seen, final_obs=final, **fields)
 
         env = Env(
             reset,
@@ -132,7 +132,7 @@ class Instances:
     each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
-        """Reset a vector environment for each seed; return their numbers, observations and action masks."""
+        """Reset a vector environment for each seed; return their numbers and observations."""
         return _stacked([self._open(i, num_envs, int(one)) for i, one in enumerate(seed.ravel())], seed.shape)
 
     def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
@@ -142,7 +142,7 @@ class Instances:
         elif self.each[index].num_envs != num_envs:
             self.each[index].env.close()
             self.each[index] = self.make(num_envs)
-        return np.int32(index), *self.each[index].reset(seed % 2**31)
+        return np.int32(index), self.each[index].reset(seed % 2**31)
 
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.

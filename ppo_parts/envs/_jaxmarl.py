@@ -25,9 +25,6 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
     """Make one of `jaxmarl.registered_envs`, such as "MPE_simple_spread_v3"; `settings` go to `jaxmarl.make`.
 
     "SMAX/3m", with the name of a map, is played against the built-in opponent with the settings of JaxMARL's baselines.
-
-    Raises:
-        ValueError: unknown name, or the environment does not fit into arrays with an axis of agents.
     """
     import jaxmarl
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -48,10 +45,9 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
         state, _ = jax.eval_shape(lambda key: env.reset(key, 1), key := jax.random.key(0))
         jax.eval_shape(env.step, key, state, action_struct(env.action_space, (1, env.num_agents or 1)))
     except Exception as error:  # an environment with another interface may raise anything
-        raise UserValueError(
-            f"{name} cannot be played with the settings {settings} ({type(error).__name__}: {error}). A wrapper whose "
-            "reset and step_env return dicts keyed by agent can be passed to envs.from_jaxmarl"
-        ) from error
+        says = f"{name} cannot be played with the settings {settings} ({type(error).__name__}: {error})"
+        remedy = "A wrapper whose reset and step_env return dicts keyed by agent can be passed to envs.from_jaxmarl"
+        raise UserValueError(f"{says}. {remedy}") from error
     return env
 
 
@@ -87,7 +83,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         listed = ", ".join(f"{agent}: {x}" for agent, x in zip(agents, actions, strict=True))
         raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
     kinds = {base.__name__ for base in type(env).__mro__}
-    options = tuple(space.n for space in spaces) if discrete else ()
+    options = [space.n for space in spaces] if discrete else []
     family = next((family for family in FAMILIES if family.kinds & kinds), _Family())
     limited = discrete and (family.available is not None or len(set(options)) > 1)
     over_time = timed_out or functools.partial(family.timed_out, env)
@@ -100,45 +96,45 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         masks = [jnp.ones(n, bool) for n in options] if family.available is None else family.available(env, inner)
         return Observation(stacked, jnp.stack([jnp.pad(mask, (0, max(options) - mask.size)) for mask in masks]))
 
-    def reset_one(key: Array) -> tuple[Observation, Any]:
+    def reset_one(key: Array) -> Any:
+        """Reset one environment; its state is that of the game, and which agents are present."""
         obs, inner = env.reset(key)
-        return seen(obs, inner), without_weak_types(inner)
+        return (without_weak_types(inner), jnp.ones(len(agents), bool)), seen(obs, inner)
 
-    def step_one(key: Array, inner: Any, action: Array) -> Any:
+    def step_one(key: Array, state: Any, action: Array) -> Any:
+        inner, alive = state
         by_agent = {agent: action[i] for i, agent in enumerate(agents)}
         obs, inner, reward, done, _ = env.step_env(key, inner, by_agent)
-        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
-        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
         ended = jnp.asarray(done["__all__"], bool).reshape(())
-        return seen(obs, inner), without_weak_types(inner), rewards, gone, ended
+        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
+        if family.together:
+            gone = jnp.broadcast_to(ended, gone.shape)
+        died = gone & ~jnp.all(gone)  # at the end of an episode all agents are done
+        truncated = ended & jnp.asarray(over_time(inner)) & alive & ~died
+        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
+        fields = {
+            "reward": jnp.where(alive, rewards, 0),  # those that left may still be given some
+            "terminated": (gone | ended | ~alive) & ~truncated,
+            "truncated": truncated,
+            "mask": None if family.together else alive,
+            "ended": ended,
+            "info": {} if family.won is None else {"won": family.won(env, inner)},
+        }
+        return ((without_weak_types(inner), alive & ~gone), seen(obs, inner)), fields
 
     def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
-        """Reset N environments; the inner state is theirs, and which agents are present."""
-        obs, inner = jax.vmap(reset_one)(jax.random.split(key, num_envs))
-        everybody = jnp.ones((num_envs, len(agents)), bool)
-        return EpisodeState.begin((inner, everybody), num_envs, len(agents)), obs
+        inner, obs = jax.vmap(reset_one)(jax.random.split(key, num_envs))
+        return EpisodeState.begin(inner, num_envs, len(agents)), obs
 
-    def begin(keys: Array, ended: Array, old: Any) -> Any:
-        first_obs, first = jax.vmap(reset_one)(keys)
-        return choose(ended, (first_obs, first, jnp.ones_like(old[2])), old)
+    def begin(keys: Array, ended: Array, stepped: Any) -> Any:
+        return choose(ended, jax.vmap(reset_one)(keys), stepped)
 
     def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
-        inner, alive = state.inner
-        final_obs, inner, reward, gone, ended = jax.vmap(step_one)(step_keys, inner, action)
-        cut = ended & jax.vmap(lambda inner: jnp.asarray(over_time(inner)))(inner)
-        info = {} if family.won is None else {"won": jax.vmap(functools.partial(family.won, env))(inner)}
-        if family.together:
-            gone = jnp.broadcast_to(ended[:, None], gone.shape)
-        died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
-        truncated = cut[:, None] & alive & ~died
-        reward = jnp.where(alive, reward, 0)  # those that left may still be given some
-        stepped = final_obs, inner, alive & ~gone
-        obs, *after = cond_any(ended, begin, lambda keys, ended, old: old, reset_keys, ended, stepped)
-        terminated = (gone | ended[:, None] | ~alive) & ~truncated
-        fields = {"obs": obs, "final_obs": final_obs, "terminated": terminated, "truncated": truncated, "info": info}
-        mask = None if family.together else alive
-        return state.advance(tuple(after), ended, reward, mask=mask, ended=ended, **fields)
+        stepped, fields = jax.vmap(step_one)(step_keys, state.inner, action)
+        ended = fields["ended"]
+        inner, obs = cond_any(ended, begin, lambda keys, ended, stepped: stepped, reset_keys, ended, stepped)
+        return state.advance(inner, ended, obs=obs, final_obs=stepped[1], **fields)
 
     action_space = Discrete(max(options)) if discrete else spaces[0]
     wrapped = Env(reset, step, Box((obs_size,)), action_space, lambda state: wrapped, num_agents=len(agents))
@@ -154,11 +150,9 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
                 array_shape("actions", space)  # raises if there is none
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
-        raise UserValueError(
-            f"{env.name}: action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete "
-            f"actions), but they do not ({type(error).__name__}: {error}). Wrap it so that they do, and pass it to "
-            "envs.from_jaxmarl"
-        ) from error
+        says = "action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete actions)"
+        given = f"but they do not ({type(error).__name__}: {error}). Wrap it so that they do"
+        raise UserValueError(f"{env.name}: {says}, {given}, and pass it to envs.from_jaxmarl") from error
 
 
 def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:

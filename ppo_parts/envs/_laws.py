@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,10 +48,8 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)
     if env.zero_sum and (lacking := [name for name in SEATS if name not in out.info]):
-        raise UserValueError(
-            f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
-            "the first player, and -1 for the second"
-        )
+        says = "check: the policy plays both sides of this game (zero_sum), but info has no"
+        raise UserValueError(f"{says} {lacking[0]!r}: return 1 for the first player, and -1 for the second")
     kept = "check: so that loops can carry it, step must keep the structure, shapes and dtypes of the state of reset"
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
@@ -83,23 +81,17 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
     """Raise unless each mask is at the place of a discrete action and has its shape; a dict may lack some."""
 
-    def mask(space: Any) -> Any:
+    def valid_mask(space: Any, given: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    def fits(given: Any, valid: Any) -> bool:
-        if isinstance(given, Mapping) and isinstance(valid, dict):
-            return all(fits(x, valid.get(name)) for name, x in given.items())
-        if isinstance(given, tuple | list) and isinstance(valid, tuple) and len(given) == len(valid):
-            return all(map(fits, given, valid))
-        return given is None or describe(given) == describe(valid)
+    def by_place(tree: Any) -> dict[Any, str]:
+        return {place: describe(mask) for place, mask in jax.tree.leaves_with_path(tree)}
 
-    valid = map_space(mask, space)
-    if not fits(available, valid):
-        raise ShapeError(
-            f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available, got "
-            f"{describe(available)}"
-        )
+    valid = map_space(valid_mask, space, available)
+    if not by_place(available).items() <= by_place(valid).items():
+        says = f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available"
+        raise ShapeError(f"{says}, got {describe(available)}")
 
 
 Act = Callable[[Array, Any], Any]
@@ -165,35 +157,33 @@ def integers(played: Played) -> str | None:
             f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
             "give the space the dtype and the bounds of what reset and step return"
         )
-    outside = (obs < space.low) | (obs > space.high)
-    place = _place(outside)
-    return place and (
-        f"obs contains {obs[outside][0]} {place}, outside of the observation space, {space}: change its bounds, or "
-        "what step returns"
+    return _first(
+        (obs < space.low) | (obs > space.high),
+        "obs contains {1} {0}, outside of the observation space, {space}: change its bounds, or what step returns",
+        obs,
+        space=space,
     )
 
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     seen = (as_observation(obs).available for obs in (played.first, played.out.obs))
-    for first, after in zip(*map(jax.tree.leaves, seen), strict=True):
-        if place := _place(~np.concatenate([first[None], after]).any(axis=-1)):
-            return (
-                f"obs.available leaves no action {place}: at least one must be available wherever the policy acts (obs "
-                "is what it acts on next; where an episode ended it is the first observation of the next)"
-            )
-    return None
+    says = (
+        "obs.available leaves no action {0}: at least one must be available wherever the policy acts (obs is what it "
+        "acts on next; where an episode ended it is the first observation of the next)"
+    )
+    leaves = zip(*map(jax.tree.leaves, seen), strict=True)
+    broken = (_first(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)
+    return next(filter(None, broken), None)
 
 
 def flags(played: Played) -> str | None:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
-    if played.out.ended is None:
-        return None
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
-    place = _place(played.ended & ~over)
-    return place and (
-        f"ended is True {place}, but some agent is neither terminated nor truncated: set terminated, or, if a time "
-        "limit cut the episode, truncated"
+    return _first(
+        played.ended & ~over,
+        "ended is True {0}, but some agent is neither terminated nor truncated: set terminated, or, if a time limit "
+        "cut the episode, truncated",
     )
 
 
@@ -209,8 +199,6 @@ def final_observation(played: Played) -> str | None:
     over = played.ended
     if played.env.num_agents is None:  # a lost life may end an episode for the learner only
         over = over | played.out.terminated | played.out.truncated
-    if place := _place(~over & ~same):
-        return f"final_obs differs from obs {place}, where no episode ended: it must equal obs there"
     shown = _array(obs)
     changes = (shown[1:] != shown[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
@@ -219,18 +207,19 @@ def final_observation(played: Played) -> str | None:
             "and obs the first one of the next episode, after the automatic reset. The value of a truncated episode is "
             "taken from final_obs"
         )
-    return None
+    return _first(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
 
 
 def episode_length(played: Played) -> str | None:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
     reported = played.out.episode_length
     length = _sums(np.ones(played.ended.shape, int), played.ended)
-    wrong = reported != length
-    place = _place(wrong)
-    return place and (
-        f"episode_length is {reported[wrong][0]} {place}, but the episode has {length[wrong][0]} steps, including "
-        "this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
+    return _first(
+        reported != length,
+        "episode_length is {1} {0}, but the episode has {2} steps, including this one: count in the state, and start "
+        "from 0 where an episode ended (envs.auto_reset does)",
+        reported,
+        length,
     )
 
 
@@ -238,14 +227,13 @@ def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out = played.unscaled
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
-    reported = out.episode_return
     total = _sums(reward, np.asarray(out.episode_ends()[0]))
-    wrong = ~np.isclose(reported, total, rtol=1e-3, atol=1e-3)
-    place = _place(wrong)
-    return place and (
-        f"episode_return is {reported[wrong][0]:g} {place}, but the rewards of the episode add up to "
-        f"{total[wrong][0]:g}: add the reward of this step, and start from 0 where an episode ended (envs.auto_reset "
-        "does); env.evaluation(state) must not scale rewards"
+    return _first(
+        ~np.isclose(out.episode_return, total, rtol=1e-3, atol=1e-3),
+        "episode_return is {1:g} {0}, but the rewards of the episode add up to {2:g}: add the reward of this step, and "
+        "start from 0 where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards",
+        out.episode_return,
+        total,
     )
 
 
@@ -254,13 +242,14 @@ def seats(played: Played) -> str | None:
     if not played.env.zero_sum:
         return None
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
-    for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
-        wrong = (np.abs(seat) != 1) & known
-        if place := _place(wrong):
-            return f"info[{name!r}] is {seat[wrong][0]:g} {place}: return 1 for the first player, and -1 for the second"
-    place = _place((following[:-1] != moved[1:]) & ~played.ended[:-1])
-    return place and (
-        f"info['next_seat'] {place} is not the info['seat'] of the step after it: it must be the player to move in obs"
+    says = "info[{name!r}] is {1:g} {0}: return 1 for the first player, and -1 for the second"
+    return (
+        _first(np.abs(moved) != 1, says, moved, name=SEATS[0])
+        or _first((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
+        or _first(
+            (following[:-1] != moved[1:]) & ~played.ended[:-1],
+            "info['next_seat'] {0} is not the info['seat'] of the step after it: it must be the player to move in obs",
+        )
     )
 
 
@@ -428,12 +417,12 @@ def _equal(one: Any, other: Any) -> bool:
     return all(jax.tree.leaves(same))
 
 
-def _place(wrong: Any) -> str | None:
-    """Describe where the first True of `[T, N, ...]` is."""
+def _first(wrong: Any, says: str, *values: Any, **names: Any) -> str | None:
+    """Return what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
     if not wrong.any():
         return None
-    t, n, *_ = np.argwhere(wrong)[0]
-    return f"in step {t} of environment {n}"
+    place = t, n, *_ = tuple(np.argwhere(wrong)[0])
+    return says.format(f"in step {t} of environment {n}", *(x[place] for x in values), **names)
 
 
 def _sums(x: Any, ended: np.ndarray) -> np.ndarray:

@@ -45,6 +45,10 @@ class ShardMoments(NamedTuple):
 
         return jax.tree.map(rows, each)
 
+    def whole(self) -> Moments:
+        """Return the moments of all rows at the end of a rollout, in which the shards are merged."""
+        return self.before.appended(merged(self.since))
+
 
 class NormalizedState(NamedTuple):
     """State of a normalizing wrapper: the state of the inner environment, and running moments."""
@@ -54,20 +58,10 @@ class NormalizedState(NamedTuple):
     running_return: Any = None
 
 
-def divided_moments(env_state: Any, shards: int) -> Any:
-    """Give each shard its own moments in the state of an environment, at the beginning of a rollout."""
-    return _map_moments(lambda moments: ShardMoments.of(moments, shards), env_state)
+def map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
+    """Change the moments of every normalizing wrapper in the state of an environment."""
 
-
-def merged_moments(env_state: Any) -> Any:
-    """Merge the moments of all shards in the state of an environment, at the end of a rollout."""
-    return _map_moments(lambda moments: moments.before.appended(merged(moments.since)), env_state)
-
-
-def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
     def of_wrapper(x: Any) -> Any:
-        if not isinstance(x, NormalizedState):
-            return x
-        return x._replace(inner=_map_moments(f, x.inner), moments=f(x.moments))
+        return x._replace(inner=map_moments(f, x.inner), moments=f(x.moments)) if isinstance(x, NormalizedState) else x
 
     return jax.tree.map(of_wrapper, env_state, is_leaf=lambda x: isinstance(x, NormalizedState))

@@ -58,10 +58,9 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         keys = jax.random.split(key, state.episode_length.shape[0])
         stepped = jax.vmap(env.step, in_axes=(0, 0, 0, None))(keys, state.inner, action, env_params)
         if len(stepped) != 6 or "final_observation" not in stepped[-1]:
-            raise UserTypeError(
-                "from_gymnax: step must return what gymnax 1.0 does, (obs, state, reward, terminated, truncated, info) "
-                f'with info["final_observation"], but it returned {len(stepped)} items: update the environment'
-            )
+            expected = '(obs, state, reward, terminated, truncated, info), with info["final_observation"]'
+            says = f"from_gymnax: step must return {expected}, but it returned {len(stepped)} items"
+            raise UserTypeError(f"{says}: update the environment to gymnax 1.0")
         obs, inner, reward, terminated, truncated, info = stepped
         ends = {"terminated": terminated, "truncated": truncated, "final_obs": info["final_observation"]}
         return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
@@ -138,9 +137,6 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     Observations are a `Dict` of the entries except the action mask, as float32. Several simultaneous choices become one
     action per combination or, where each has a mask of its own, a `MultiDiscrete`. An episode that ends with a discount
     of 0 is terminated, and otherwise truncated.
-
-    Raises:
-        ValueError: several rewards, or actions that are not discrete.
     """
     import jumanji
 
@@ -183,10 +179,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
 
 
 def make_brax(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
-    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`.
-
-    The environment's `done` is a termination; after `time_limit` steps an episode is truncated.
-    """
+    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`."""
     from brax import envs
 
     check_known(name, "Brax", envs._envs)
@@ -268,9 +261,8 @@ def make_playground(
 ) -> Env:
     """Make one of `mujoco_playground.registry.ALL_ENVS`; `overrides` change its configuration, as in `ctrl_dt=0.02`.
 
-    An episode is truncated after `time_limit` actions; None: the configuration's `episode_length`, divided by its
-    `action_repeat`. With `impl="jax"` it runs on every device; "warp", on NVIDIA GPUs only, is faster. `reset_ratio` is
-    that of `auto_reset`, `obs_key` and `critic_obs_key` are those of `from_brax`.
+    The default `time_limit` is the configuration's `episode_length`, divided by its `action_repeat`. With `impl="jax"`
+    it runs on every device; "warp", on NVIDIA GPUs only, is faster. See `from_brax` for the other arguments.
     """
     from mujoco_playground import registry
 
@@ -297,11 +289,9 @@ def make_pgx(
 ) -> Env:
     """Make one of `pgx.available_envs()` with one player, or with two, one or both of whom the policy plays.
 
-    The player who begins is drawn at random in each episode. `won` is whether the policy won, or, with "self", whether
-    the first of the two players did.
-
-    `opponent(key, obs) -> action` takes one `Observation`; None: uniformly among the legal actions. See
-    `frozen_opponent`. "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against None.
+    The player who begins is drawn at random in each episode. Without an `opponent`, legal actions are drawn uniformly.
+    "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against uniform actions. `won` is whether the
+    policy won, or, with "self", whether the first player did.
     """
     import pgx
 
@@ -314,7 +304,7 @@ def make_pgx(
     both = opponent == "self"
     if not (opponent is None or both or callable(opponent)):
         raise UserValueError(
-            f'{name}: opponent must be "self", None or a function of a key and an observation, got {opponent!r}'
+            f'{name}: opponent must be "self", None or a function (key, obs) -> action, got {opponent!r}'
         )
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 

@@ -87,7 +87,7 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
         there = did_you_mean(prefix, prefixes()) or f"; the prefixes are {', '.join(prefixes())}"
         raise UnknownPrefixError(
-            f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds prefixes)"
+            f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds one)"
         )
     source = SOURCES[prefix]
     with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX in their modules

@@ -32,7 +32,7 @@ from ..functional._common import unsqueezed
 from ._env import Env, Transition, axes_of, check_env, describe
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
-from ._moments import divided_moments, merged_moments
+from ._moments import ShardMoments, map_moments
 from ._spaces import action_struct, count_options, is_tree, leaf_spaces
 
 
@@ -98,8 +98,7 @@ def rollout(
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    V of the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
-    environment was truncated (even under `vmap`).
+    V of final observations is computed only in steps in which some environment was truncated (even under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
@@ -107,8 +106,7 @@ def rollout(
             `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
             0, which it must zero before each step where `batch.reset` `[T, N]` is 1, and returns `(distribution, value,
             carry after the last step)`. If the policy has no value, the batch has none.
-        num_envs: N.
-        num_steps: T.
+        num_envs, num_steps: N and T.
         value_each_step: keep the value that is computed along with each step's action, as for recurrent policies,
             instead of computing all after the last step: faster if policy and value share layers.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
@@ -119,12 +117,12 @@ def rollout(
         noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
             rollout; `distributions.StateDependentNormal` then has the same noise matrix, others the same noise.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. With S > 1 final observations are evaluated, and the running statistics of normalizing
-            wrappers merged, after the last step, so that devices do not wait for each other.
+            separate device. With S > 1, what needs all devices waits until the last step: to evaluate final
+            observations, and to merge the running statistics of normalizing wrappers.
 
     Returns:
-        `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
-        terminated, truncated and next_value, for a recurrent policy carry and reset, and those that arguments add.
+        A batch has the fields obs, action, log_prob, value, reward, terminated, truncated and next_value, for a
+        recurrent policy carry and reset, and those that arguments add.
 
     Raises:
         TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
@@ -215,14 +213,14 @@ def rollout(
         check_key("rollout.collect", "key", key)
         first_carry = state.carry
         if shards > 1:
-            state = state._replace(env_state=divided_moments(state.env_state, shards))
+            state = state._replace(env_state=map_moments(lambda x: ShardMoments.of(x, shards), state.env_state))
         keys = _keys_of_steps(key, num_steps, noise_steps)
         state, steps = scan_hoisted(lambda state, keys: step(params, state, keys), state, keys)
         batch, values, final, episodes = steps
         values = estimates(evaluate_policy(policy, params, batch)) if values is None else values
         check_recorded(batch, values, (num_steps, *each))
         if shards > 1:
-            state = state._replace(env_state=merged_moments(state.env_state))
+            state = state._replace(env_state=map_moments(ShardMoments.whole, state.env_state))
             # Devices agree once on the steps in which there is a final observation, and do not wait in the others.
             cut = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
             final = jax.lax.map(lambda x: estimates_if_any(x[0], params, x[1]), (cut, final))
@@ -308,38 +306,27 @@ def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: st
 def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> None:
     """Raise unless a rollout can keep the carry of a policy and, if it has to, the distribution."""
     if initial_carry is None and output.carry is not None:
-        raise UserTypeError(
-            f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry: give it to "
-            "pp.Policy; what is not a carry belongs in Output(distribution, value, aux=...)"
-        )
+        says = f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry"
+        raise UserTypeError(f"{says}: give it to pp.Policy; what is not a carry belongs in Output(..., aux=...)")
     for x in jax.tree.leaves(output.distribution) if keep_distribution else ():
         if not (hasattr(x, "dtype") or isinstance(x, (int, float))):
-            raise UserTypeError(
-                f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(x)} is not: "
-                "use one of ppo_parts.distributions, or register it with jax.tree_util"
-            )
+            says = f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(x)} is not"
+            raise UserTypeError(f"{says}: use one of ppo_parts.distributions, or register it with jax.tree_util")
 
 
 def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, ...]) -> None:
     """Raise unless log-probabilities, values and recorded entries of aux have one number per element."""
     if jnp.shape(batch.log_prob) != shape:
-        raise ShapeError(
-            f"rollout: the log-probability of {shape[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; one "
-            "number for each is needed: sum over the action's dimensions"
-        )
+        says = f"the log-probability of {shape[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}"
+        raise ShapeError(f"rollout: {says}: sum over the action's dimensions, to one number for each")
     for leaf in jax.tree.leaves(batch.behavior):
         if jnp.shape(leaf)[:2] != shape[:2]:
-            raise ShapeError(
-                f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {shape[1:2]}, got "
-                f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
-            )
+            needs = f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {shape[1:2]}"
+            raise ShapeError(f"{needs}, got {jnp.shape(leaf)[1:]}: broadcast parameters that all elements share")
     for name, x in estimates.items():
         if not is_value(jnp.shape(x), shape):
-            raise ShapeError(
-                f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed, or one for each of several streams; drop a trailing axis of size 1 with "
-                "x[..., 0]"
-            )
+            says = f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations"
+            raise ShapeError(f"{says}: return one number for each (or K, of K streams), as in x[..., 0]")
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:

@@ -36,9 +36,7 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nvec, (tuple, list, np.ndarray)) or any(map(np.ndim, self.nvec)) or not len(self.nvec):
-            raise UserTypeError(
-                f"MultiDiscrete: nvec must be a tuple with the number of options of each choice, got {self.nvec!r}"
-            )
+            raise UserTypeError(f"MultiDiscrete: nvec must be a tuple of the options of each choice, got {self.nvec!r}")
         object.__setattr__(self, "nvec", tuple(check_count("MultiDiscrete", "nvec", n) for n in self.nvec))
 
     @property
@@ -57,9 +55,7 @@ class Box:
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, (tuple, list)):
-            raise UserTypeError(
-                f"Box: shape must be a tuple of whole numbers, got {self.shape!r}; the order is Box(shape, low, high)"
-            )
+            raise UserTypeError(f"Box: shape must be a tuple, got {self.shape!r}; the order is Box(shape, low, high)")
         object.__setattr__(self, "shape", tuple(check_count("Box", "shape", length, 0) for length in self.shape))
         for name, bound in (("low", self.low), ("high", self.high)):
             check_range("Box", name, bound, ANY)
@@ -199,8 +195,6 @@ def array_shape(what: str, space: Any) -> tuple[int, ...]:
     """Return the shape of a space of arrays."""
     shape = getattr(space, "shape", None)
     if shape is None:
-        raise UserValueError(
-            f"{space!r} is not a space of arrays: flatten its {what} in a wrapper around the environment, or use "
-            "functions that take its parts (a network of your own; check(env, action=...); check_laws(env, act=...))"
-        )
+        ways = "a network of your own, check(env, action=...) and check_laws(env, act=...)"
+        raise UserValueError(f"{space!r} is not a space of arrays: flatten its {what} in a wrapper, or use {ways}")
     return tuple(shape)

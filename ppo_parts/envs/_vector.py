@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from ._env import check_items, exactly
+from ._env import Observation, check_items, exactly
 from ._rendering import as_frame, opengl_errors
-from ._spaces import Discrete, MultiDiscrete, array_shape, count_options, map_space, space_of
+from ._spaces import Discrete, MultiDiscrete, count_options, map_space, space_of
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
@@ -27,46 +28,39 @@ class GymnasiumVector:
 
     def __init__(self, env: Any, info: tuple[str, ...] = (), action_mask: str | None = None) -> None:
         if not hasattr(env, "num_envs"):
-            raise UserTypeError(
-                f"from_gymnasium: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...)"
-            )
+            raise UserTypeError(f"from_gymnasium: {env} is not a vector environment: use gymnasium.make_vec")
         mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
         if mode != "SAME_STEP":
-            raise UserValueError(
-                f"from_gymnasium: the environment's autoreset mode is {mode}, but must be SAME_STEP: make it with "
-                "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
-            )
+            remedy = "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
+            raise UserValueError(f"from_gymnasium: autoreset mode is {mode}, but must be SAME_STEP: use {remedy}")
         self.env, self.num_envs = env, env.num_envs
-        self.action_space = counted_from_zero("actions", env.single_action_space)
-        self.observation_space = counted_from_zero("observations", env.single_observation_space)
-        self.takes = map_space(actions_for, env.single_action_space)
-        self.gives = map_space(Observations, env.single_observation_space)
+        self.actions = map_space(functools.partial(HostSpace, "actions"), env.single_action_space)
+        self.observations = map_space(functools.partial(HostSpace, "observations"), env.single_observation_space)
+        self.action_space = space_of(jax.tree.map(lambda one: one.space, self.actions))
+        self.observation_space = space_of(jax.tree.map(lambda one: one.space, self.observations))
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         self.count = 0  # steps since the latest reset
         self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
         self.failed = False  # a step failed, so the state is unknown
         if action_mask is not None and not self.options:
-            raise UserValueError(
-                f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes "
-                f"{env.single_action_space}: leave it out"
-            )
+            says = f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes"
+            raise UserValueError(f"{says} {env.single_action_space}: leave it out")
 
-    def reset(self, seed: int) -> tuple[Any, np.ndarray | None]:
-        """Start new episodes in all environments; return their observations and action masks."""
+    def reset(self, seed: int) -> Any:
+        """Start new episodes in all environments; return their observations."""
         self.count, self.latest, self.failed = 0, None, False
         obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
-        return self._cast("the obs of reset", obs, self.num_envs), self._available("reset", info)
+        return self._seen("reset", self._cast("the obs of reset", obs, self.num_envs), info)
 
-    def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray | None, np.ndarray]:
+    def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray]:
         """Step all environments once; the actions are the leaves of a tree.
 
-        Return the observations to act on next, those that followed the step, the masks of the next actions (or None),
-        and `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
+        Return the observations to act on next, those that followed the step, without masks, and `[4 + K, N]` of
+        float32: reward, terminated, truncated, ended and K numbers of `info`.
         """
         leaves = iter(action)
-        taken = jax.tree.map(lambda take: take(next(leaves)), self.takes)
         names = "reward", "terminated", "truncated"
-        returned = self.env.step(taken)
+        returned = self.env.step(jax.tree.map(lambda one: one.on_host(next(leaves)), self.actions))
         obs, *fields, info = check_items("from_gymnasium", "step", returned, ("obs", *names, "info"), GYMNASIUM)
         obs = self._cast("the obs of step", obs, self.num_envs)
         reward, terminated, truncated = map(self._checked, names, fields)
@@ -76,17 +70,15 @@ class GymnasiumVector:
         reported = [self._info(name, info, over) for name in self.info]
         packed = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
         final_obs = self._final_obs(obs, over, info) if np.count_nonzero(over) else obs  # much faster than over.any()
-        return obs, final_obs, self._available("step", info), packed
+        return self._seen("step", obs, info), final_obs, packed
 
     def step_once(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
         """Step the state that follows `count` steps, or repeat the result of the latest step."""
         if self.latest is not None and count == self.count - 1 and all(map(np.array_equal, self.latest[0], action)):
             return self.latest[1]
         if count != self.count:
-            raise UserValueError(
-                f"this state of an environment on the host is from step {count}, but the environment is at step "
-                f"{self.count} and cannot go back: step the latest state, or {BEGIN}"
-            )
+            says = f"this state is from step {count}, but the environment on the host is at step {self.count}"
+            raise UserValueError(f"{says} and cannot go back: step the latest state, or {BEGIN}")
         if self.failed:
             raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
         copies = [x.copy() for x in action]  # XLA will write to its memory
@@ -98,33 +90,28 @@ class GymnasiumVector:
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""
         if getattr(self.env, "render_mode", None) != "rgb_array":
-            raise UserValueError(
-                'this environment was made without render_mode="rgb_array", so it cannot be drawn: make it with '
-                'gymnasium.make_vec(..., render_mode="rgb_array")'
-            )
+            raise UserValueError('this environment was made without render_mode="rgb_array", which drawing it needs')
         with opengl_errors():
             frame, *_ = self.env.render()
         return as_frame("from_gymnasium", frame)
 
-    def _available(self, what: str, info: Any) -> np.ndarray | None:
-        """Return the action masks `[N, n]` that the environments report."""
+    def _seen(self, what: str, obs: Any, info: Any) -> Any:
+        """Return observations with the action masks `[N, n]` that the environments report, if there are any."""
         if self.action_mask is None:
-            return None
+            return obs
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
         for i, given in enumerate(self._reported(self.action_mask, info)):
             # The mask of several choices is one array, or one array for each choice.
             several = isinstance(given, (tuple, list))
             row = np.concatenate([np.ravel(x) for x in given]) if several else np.asarray(given)
             if row.shape != available.shape[1:] or not np.isin(row, (0, 1)).all():
-                raise UserValueError(
-                    f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options} in every reset "
-                    f"and step, but that of environment {i} is {given!r}"
-                )
+                says = f"{where} must have 0 or 1 for each of the options {self.options} in every reset and step"
+                raise UserValueError(f"from_gymnasium: {says}, but that of environment {i} is {given!r}")
             available[i] = row
         first_options = np.cumsum((0, *self.options[:-1]))
         if not np.logical_or.reduceat(available, first_options, axis=1).all():
             raise UserValueError(f"from_gymnasium: {where} leaves no action: at least one option must be available")
-        return available
+        return Observation(obs, available)
 
     def _info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
@@ -135,16 +122,13 @@ class GymnasiumVector:
             if x is not None:
                 one = np.asarray(x)
                 if one.size != 1 or one.dtype.kind not in "biuf":
-                    raise UserTypeError(
-                        f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {x!r}: leave it out "
-                        "of info=, or reduce it to a number in a wrapper"
-                    )
+                    says = f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {x!r}"
+                    raise UserTypeError(f"{says}: leave it out of info=, or reduce it to a number in a wrapper")
                 numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
-            raise UserValueError(
-                f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
-                f"info= asks for; it reports {_names(info, final, hidden={name, 'final_obs', 'final_info'})}"
-            )
+            reports = _names(info, final, hidden={name, "final_obs", "final_info"})
+            says = f"environment {missing[0]} ended an episode without a number info[{name!r}], which info= asks for"
+            raise UserValueError(f"from_gymnasium: {says}; it reports {reports}")
         return numbers
 
     def _reported(self, name: str, info: Any) -> list[Any]:
@@ -178,51 +162,53 @@ class GymnasiumVector:
         return x
 
     def _cast(self, name: str, obs: Any, *axes: int) -> Any:
-        return map_space(lambda space, one, x: one.cast(name, x, *axes), self.observation_space, self.gives, obs)
+        on_device = lambda space, one, x: one.on_device(name, x, *axes)  # noqa: E731
+        return map_space(on_device, self.observation_space, self.observations, obs)
 
 
-def actions_for(space: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function that returns a copy of the policy's actions, as an environment of this space takes them."""
-    starts, dtype = starts_of(space), np.dtype(space.dtype)
-    takes = f"the environment takes {dtype} ({space})"  # made once, because writing a space takes longer than a step
+class HostSpace:
+    """A space of an environment on the host that is not a tree, and `space`, that of the policy: integers from 0 on."""
 
-    def of(action: np.ndarray) -> np.ndarray:
-        if not np.can_cast(action.dtype, dtype, "same_kind"):
-            raise UserTypeError(f"from_gymnasium: {takes}, but the policy's actions are {action.dtype}")
-        cast = exactly("from_gymnasium: the action", action, dtype, takes)
-        if dtype == np.float64:  # an action at a bound, in the precision of the policy, is at the bound
-            inside = np.clip(cast, space.low, space.high)
-            cast = np.where(inside.astype(action.dtype) == action, inside, cast)
-        return cast if starts is None else cast + starts
-
-    return of
-
-
-class Observations:
-    """The observations of one space of an environment."""
-
-    def __init__(self, space: Any) -> None:
+    def __init__(self, what: str, space: Any) -> None:
+        axes = len(getattr(space, "shape", None) or ())
+        if hasattr(space, "low"):
+            self.space = space
+        elif hasattr(space, "nvec") and axes == 1:
+            self.space = MultiDiscrete(tuple(map(int, space.nvec)))
+        elif hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
+            self.space = MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
+        else:
+            known = "a Discrete or Box, a MultiDiscrete or MultiBinary with one axis, or a Dict or Tuple of them"
+            raise UserValueError(f"{space} is not supported: {what} must be {known}; change them in a wrapper")
+        starts = np.asarray(getattr(space, "start", 0))
+        self.starts = starts if starts.any() else None
+        self.host_dtype, self.shape = np.dtype(space.dtype), tuple(space.shape)
         # On the device, floats have 32 bits at most, and integers, too, unless x64 is on.
-        dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-        self.dtype = FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-        self.shape, self.starts = array_shape("observations", space), starts_of(space)
-        self.remedy = (
-            f"the observation space is {space}; give it the dtype of what the environment returns, or convert that in "
-            "a wrapper; integers keep 64 bits with jax_enable_x64"
-        )
+        narrow = FLOAT if self.host_dtype == np.float64 else jax.dtypes.canonicalize_dtype(self.host_dtype)
+        self.dtype = np.dtype(narrow)
+        self.host_space, self.text = space, str(space)  # writing a space takes longer than a step
 
-    def cast(self, name: str, obs: Any, *axes: int) -> np.ndarray:
-        """Return a copy of observations in the dtype that the device has for the space; integers count from 0."""
+    def on_host(self, action: np.ndarray) -> np.ndarray:
+        """Return a copy of the policy's actions, as the environment takes them."""
+        takes = f"the environment takes {self.host_dtype} ({self.text})"
+        if not np.can_cast(action.dtype, self.host_dtype, "same_kind"):
+            raise UserTypeError(f"from_gymnasium: {takes}, but the policy's actions are {action.dtype}")
+        cast = exactly("from_gymnasium: the action", action, self.host_dtype, takes)
+        if self.host_dtype == np.float64:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(cast, self.host_space.low, self.host_space.high)
+            cast = np.where(inside.astype(action.dtype) == action, inside, cast)
+        return cast if self.starts is None else cast + self.starts
+
+    def on_device(self, name: str, obs: Any, *axes: int) -> np.ndarray:
+        """Return a copy of observations, as the policy sees them."""
         if np.shape(obs) != (expected := (*axes, *self.shape)) or obs is None:
             got = None if obs is None else np.shape(obs)
             raise ShapeError(f"from_gymnasium: {name} must have shape {expected}, got {got}")
-        return numbers(name, np.asarray(obs), self.dtype, self.remedy, self.starts)
-
-
-def starts_of(space: Any) -> np.ndarray | None:
-    """Return the first of the integers of a space; None: 0."""
-    starts = np.asarray(getattr(space, "start", 0))
-    return starts if starts.any() else None
+        remedy = (
+            f"the observation space is {self.text}; give it the dtype of what the environment returns, or convert that "
+            "in a wrapper; integers keep 64 bits with jax_enable_x64"
+        )
+        return numbers(name, np.asarray(obs), self.dtype, remedy, self.starts)
 
 
 def numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts: Any = None) -> np.ndarray:
@@ -230,25 +216,6 @@ def numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts:
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
         raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
     return exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
-
-
-def counted_from_zero(what: str, space: Any) -> Any:
-    """Return the space of what a policy sees or does in an environment of this space: its integers count from 0."""
-
-    def of_leaf(space: Any) -> Any:
-        axes = len(getattr(space, "shape", None) or ())
-        if hasattr(space, "low"):
-            return space
-        if hasattr(space, "nvec") and axes == 1:
-            return MultiDiscrete(tuple(map(int, space.nvec)))
-        if hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
-            return MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
-        raise UserValueError(
-            f"{space} is not supported: {what} must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary "
-            "space with one axis, or a Dict or Tuple of them; change them in a wrapper"
-        )
-
-    return space_of(map_space(of_leaf, space))
 
 
 def _names(*infos: Any, hidden: Any = ()) -> str:

@@ -49,9 +49,8 @@ def rescale_action(env: Env) -> Env:
             center, half = (low + high) / 2, (high - low) / 2
             finite = np.isfinite(np.array([center, half], np.float32)).all()
         if not (finite and (half >= 0).all()):
-            raise UserValueError(
-                f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
-            )
+            bounds = f"low={space.low}, high={space.high}"
+            raise UserValueError(f"rescale_action: bounds must be finite, with low <= high, got {bounds}")
 
         def change(action: Array) -> Array:
             middle, scale, *bounds = _like(action, center, half, low, high)
@@ -127,16 +126,12 @@ def prepare(
     if not normalize:
         for name, given in (("per_agent", per_agent or None), ("obs_clip", obs_clip)):
             if given is not None:
-                raise UserValueError(
-                    f"prepare: {name}={given!r} changes how numbers are normalized: set normalize=True"
-                )
+                raise UserValueError(f"prepare: {name}={given!r} changes the normalization: set normalize=True")
         return env
     if gamma is None:
         raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
-    if obs_clip is not None:
-        env = normalize_observation(env, per_agent=per_agent, clip=obs_clip)
-    elif any(standardized_leaves(env)):
-        env = normalize_observation(env, per_agent=per_agent)
+    if obs_clip is not None or any(standardized_leaves(env)):
+        env = normalize_observation(env, per_agent=per_agent, **({} if obs_clip is None else {"clip": obs_clip}))
     return normalize_reward(env, gamma=gamma, per_agent=per_agent)
 
 
@@ -185,11 +180,9 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     axes = 1 if env.num_agents is None else 2
     rows = _rows("normalize_observation", env, per_agent)
     if env.num_agents is not None and env.privileged_space is not None:
-        raise UserValueError(
-            f"normalize_observation: observations of {env.num_agents} agents have a privileged part "
-            f"({env.privileged_space}), which has no statistics: set privileged and privileged_space to None, "
-            "and let a central critic see all agents' observations"
-        )
+        says = f"observations of {env.num_agents} agents have a privileged part ({env.privileged_space})"
+        remedy = "set privileged and privileged_space to None, and let a central critic see all agents' observations"
+        raise UserValueError(f"normalize_observation: {says}, which has no statistics: {remedy}")
 
     def standardized_space(tree: Any) -> Any:
         def of_leaf(space: Any) -> Any:
@@ -198,35 +191,28 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
         return None if tree is None else space_of(map_space(of_leaf, tree))
 
-    def standardized(moments: Any, obs: Any) -> Any:
+    def show(state: NormalizedState, obs: Any) -> Any:
         numbers = numbers_of(obs, picked, axes)
         x = rows(numbers)
-        mean, var, _ = moments.of_rows(x.shape[0])
+        mean, var, _ = state.moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
         return with_numbers(obs, scaled.reshape(numbers.shape), picked)
 
-    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
+    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
         x = rows(numbers_of(obs, picked, axes))
-        moments = (Moments.of(x[0], per_agent) if before is None else before.moments).updated(x)
-        return NormalizedState(inner, moments), standardized(moments, obs)
+        moments = Moments.of(x[0], per_agent) if before is None else before.moments
+        return NormalizedState(inner, moments.updated(x))
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
         following = numbers_of(out.obs, picked, axes), _present_next(out)
-        moments = state.moments.updated(*jax.tree.map(rows, following))
-        out = out._replace(obs=standardized(moments, out.obs), final_obs=standardized(moments, out.final_obs))
-        return NormalizedState(inner, moments), out
-
-    def observe(state: NormalizedState, obs: Any) -> Any:
-        return standardized(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
+        return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, following))), out
 
     def evaluation(state: NormalizedState) -> Env:
-        frozen = with_observations(env.evaluation(state.inner), lambda obs: standardized(state.moments, obs))
-        return frozen._replace(**spaces)
+        return with_observations(env.evaluation(state.inner), lambda obs: show(state, obs))._replace(**spaces)
 
     spaces = {name: standardized_space(getattr(env, name)) for name in ("observation_space", "privileged_space")}
-    wrapped = _with_state(env, begin, proceed)
-    return wrapped._replace(**spaces, observe=observe, evaluation=evaluation)
+    return _with_state(env, begin, proceed, show)._replace(**spaces, evaluation=evaluation)
 
 
 @checked
@@ -259,11 +245,10 @@ def normalize_reward(
     clip = check_number("normalize_reward", "clip", clip, POSITIVE, schedule=False)
     eps = check_number("normalize_reward", "eps", eps, schedule=False)
 
-    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
-        if before is not None:
-            return NormalizedState(inner, before.moments, jnp.zeros_like(before.running_return)), obs
+    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
         running = jnp.zeros(axes_of(env, len(jax.tree.leaves(obs)[0])))
-        return NormalizedState(inner, Moments.of(rows(running)[0], per_agent), running), obs
+        moments = Moments.of(rows(running)[0], per_agent) if before is None else before.moments
+        return NormalizedState(inner, moments, running)
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
         running = state.running_return * gamma + out.reward
@@ -283,7 +268,7 @@ def normalize_reward(
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
 
-    Each agent is a separate segment with its own episode return, and one policy plays all of them.
+    Each agent is a separate segment, with its own episode return.
 
     Args:
         env: multi-agent environment.
@@ -298,10 +283,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         raise UserValueError("fold_agents: this environment has one agent already")
     agents, shape = env.num_agents, getattr(env.observation_space, "shape", None)
     if agent_id and (shape is None or len(shape) != 1):
-        raise UserValueError(
-            f"fold_agents: agent_id=True appends to observations that are vectors, but those of an agent have shape "
-            f"{shape}: flatten them first"
-        )
+        says = f"agent_id=True appends to vectors, but those of an agent have shape {shape}: flatten them first"
+        raise UserValueError(f"fold_agents: {says}")
 
     def folded(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
@@ -319,11 +302,11 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            raise UserValueError(
-                "fold_agents: the number of environments (num_envs, the episodes of an evaluation, or the one that "
-                f"watch draws) counts agents, and must be a multiple of {agents}, got {num_envs}: give "
-                f"{agents * -(-num_envs // agents)}"
+            counts = (
+                "the number of environments (num_envs, episodes of an evaluation, or the one of watch) counts agents"
             )
+            remedy = f"must be a multiple of {agents}, got {num_envs}: give {agents * -(-num_envs // agents)}"
+            raise UserValueError(f"fold_agents: {counts}, and {remedy}")
         return inner.reset(key, num_envs // agents)
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
@@ -335,10 +318,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def observe(state: Any, obs: Any) -> Any:
         if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
-            raise UserValueError(
-                "fold_agents: observe takes the observations of all agents, envs.Observation with axes [N, A, ...]; to "
-                "export a policy, put normalize_observation around fold_agents"
-            )
+            says = "observe takes the observations of all agents, envs.Observation with axes [N, A, ...]"
+            raise UserValueError(f"fold_agents: {says}; to export, put normalize_observation around fold_agents")
         assert inner.observe is not None
         return inner.observe(state, obs)
 
@@ -407,55 +388,55 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
 
 def with_observations(env: Env, change: Callable[[Any], Any]) -> Env:
     """Change the observations that leave the environment."""
-
-    def begin(state: Any, obs: Any, before: Any) -> tuple[Any, Any]:
-        return state, change(obs)
-
-    def proceed(before: Any, state: Any, out: Transition) -> tuple[Any, Transition]:
-        return state, out._replace(obs=change(out.obs), final_obs=change(out.final_obs))
-
-    def observe(state: Any, obs: Any) -> Any:
-        return change(obs if env.observe is None else env.observe(state, obs))
-
-    return _with_state(env, begin, proceed, lambda state: state)._replace(observe=observe)
+    show = lambda state, obs: change(obs)  # noqa: E731
+    return _with_state(env, lambda inner, *_: inner, lambda _, inner, out: (inner, out), show, lambda state: state)
 
 
 def _with_state(
     env: Env,
-    begin: Callable[[Any, Any, Any], tuple[Any, Any]],
+    begin: Callable[[Any, Any, Any], Any],
     proceed: Callable[[Any, Any, Transition], tuple[Any, Transition]],
+    show: Callable[[Any, Any], Any] | None = None,
     inner: Callable[[Any], Any] = lambda state: state.inner,
 ) -> Env:
     """Put the state of the environment into that of a wrapper, which its `evaluation` does not have.
 
-    `begin(inner, obs, before)` follows a reset (before: None) or a restart, `proceed(state, inner, out)` a step.
+    `begin(inner, obs, before)` returns the state after a reset (before: None) or a restart, and `proceed(state, inner,
+    out)` the state and the transition after a step; `show(state, obs)` changes observations.
     """
 
     def of_inner(function: Callable[..., Any] | None) -> Any:
         return None if function is None else lambda state, *arguments: function(inner(state), *arguments)
 
-    def restart(key: Array, state: Any) -> tuple[Any, Any]:
-        assert env.restart is not None
-        return begin(*env.restart(key, inner(state)), state)
+    def shown(state: Any, obs: Any) -> Any:
+        return obs if show is None else show(state, obs)
 
+    def begun(before: Any, inner_state: Any, obs: Any) -> tuple[Any, Any]:
+        state = begin(inner_state, obs, before)
+        return state, shown(state, obs)
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = proceed(state, *env.step(key, inner(state), action))
+        return state, out._replace(obs=shown(state, out.obs), final_obs=shown(state, out.final_obs))
+
+    def observe(state: Any, obs: Any) -> Any:
+        return shown(state, obs if env.observe is None else env.observe(inner(state), obs))
+
+    restart = env.restart
     return env._replace(
-        reset=lambda key, num_envs: begin(*env.reset(key, num_envs), None),
-        step=lambda key, state, action: proceed(state, *env.step(key, inner(state), action)),
+        reset=lambda key, num_envs: begun(None, *env.reset(key, num_envs)),
+        step=step,
         evaluation=of_inner(env.evaluation),
-        restart=None if env.restart is None else restart,
-        observe=of_inner(env.observe),
+        restart=restart and (lambda key, state: begun(state, *restart(key, inner(state)))),
+        observe=of_inner(env.observe) if show is None else observe,
         render=of_inner(env.render),
     )
 
 
 def numbers_of(obs: Any, picked: list[bool], axes: int) -> Array:
-    """Return the numbers of the leaves of an observation, without its action mask, that are picked.
-
-    Those of several leaves become one array `[N, D]`, or, with 2 axes, `[N, A, D]`.
-    """
+    """Return the numbers of the leaves that are picked, not those of the action mask: `[N, D]`, or `[N, A, D]`."""
     leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
-    leaves = list(itertools.compress(leaves, picked))
-    return leaves[0] if len(leaves) == 1 else jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in leaves], axis=-1)
+    return jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in itertools.compress(leaves, picked)], axis=-1)
 
 
 def with_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
@@ -464,8 +445,7 @@ def with_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
     where = list(itertools.compress(range(len(leaves)), picked))
     ends = itertools.accumulate(math.prod(leaves[i].shape[x.ndim - 1 :]) for i in where)
-    parts = [x] if len(where) == 1 else jnp.split(x, list(ends)[:-1], axis=-1)
-    for i, part in zip(where, parts, strict=True):
+    for i, part in zip(where, jnp.split(x, list(ends)[:-1], axis=-1), strict=True):
         leaves[i] = part.reshape(leaves[i].shape)
     whole = jax.tree.unflatten(structure, leaves)._replace(available=whole.available)
     return whole if isinstance(obs, Observation) else whole.obs
@@ -475,7 +455,7 @@ def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
     """Make the function that merges the axes of environments and agents, `[N, A, ...]`, where they share statistics."""
     if per_agent and env.num_agents is None:
         raise UserValueError(
-            f"{where}: per_agent={per_agent!r} needs an axis of agents, but this environment has none: leave it out"
+            f"{where}: per_agent={per_agent!r} needs an axis of agents, and there is none: leave it out"
         )
     if env.num_agents is None or per_agent:
         return lambda x: x

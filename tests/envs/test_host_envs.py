@@ -482,11 +482,9 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, episodic_life, use_
     one, other = Game(*deaths), Game(100)
     games = GymnasiumVector(_Games([one, other], 2, episodic_life, use_fire_reset))
     start = 2 * use_fire_reset
-    obs, available = games.reset(seed=0)
-    assert obs.ravel().tolist() == [start] * 4
-    assert available is None
+    assert games.reset(seed=0).ravel().tolist() == [start] * 4
     for steps, row in enumerate(rows, 1):
-        obs, final_obs, _, (reward, terminated, truncated, ended) = games.step(np.array([3, 3]))
+        obs, final_obs, (reward, terminated, truncated, ended) = games.step(np.array([3, 3]))
         assert [*obs[0].ravel(), *final_obs[0].ravel(), reward[0], terminated[0], ended[0]] == list(row)
         assert (obs[1, -1].item(), reward[1], ended[1]) == (start + steps, start + steps, False)
         assert not truncated.any()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import envs
-from ppo_parts.envs._moments import NormalizedState, ShardMoments, merged_moments
+from ppo_parts.envs._moments import ShardMoments
 from tests.common import assert_close, assert_same, refused
 
 STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
@@ -202,7 +202,7 @@ def test_moments_take_only_finite_numbers_of_the_present():
     assert_same(after.updated(x, jnp.ones_like(present)), after)
     shards = ShardMoments.of(empty, 2).updated(x, present)
     assert_close(shards.of_rows(4).mean[..., 0], jnp.array([[2.0, 2.0]] * 2 + [[5.0, 0.0]] * 2))
-    assert_close(merged_moments(NormalizedState(None, shards)).moments, after)
+    assert_close(shards.whole(), after)
 
 
 def test_moments_hold_after_float32_has_ended_counting():
