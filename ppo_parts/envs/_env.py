@@ -101,11 +101,11 @@ SEATS = ("seat", "next_seat")
 def describe(tree: Any) -> str:
     """Describe a pytree by the shapes and dtypes of its leaves."""
 
-    def words(x: Any) -> str:
+    def describe_leaf(x: Any) -> str:
         is_array = hasattr(x, "dtype") or isinstance(x, (bool, int, float))
         return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if is_array else repr(x)
 
-    described = jax.tree.map(words, tree)
+    described = jax.tree.map(describe_leaf, tree)
     return described if isinstance(described, str) else repr(described)
 
 
@@ -212,7 +212,7 @@ def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], re
     raise UserTypeError(f"{where}: {what} must return ({', '.join(names)}){remedy}, got {got}")
 
 
-def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
+def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
     """Return a copy of `x` in another dtype, or raise if it lacks a number, as uint8 lacks 0.5; floats are rounded."""
     if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)

@@ -133,7 +133,7 @@ class Instances:
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
         """Reset a vector environment for each seed; return their numbers and observations."""
-        return _stacked([self._open(i, num_envs, int(one)) for i, one in enumerate(seed.ravel())], seed.shape)
+        return _stack([self._open(i, num_envs, int(one)) for i, one in enumerate(seed.ravel())], seed.shape)
 
     def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
         if not self.reuse or index == len(self.each):
@@ -156,9 +156,9 @@ class Instances:
             return self.each[index].step_once(count, *action)
         actions = [x.reshape(-1, *x.shape[which.ndim - 1 :]) for x in action]
         each = [self.step(*one) for one in zip(which.reshape(-1, 2), *actions, strict=True)]
-        return _stacked(each, which.shape[:-1])
+        return _stack(each, which.shape[:-1])
 
 
-def _stacked(results: list[tuple[Any, ...]], shape: tuple[int, ...]) -> tuple[Any, ...]:
+def _stack(results: list[tuple[Any, ...]], shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Stack the results of several vector environments along new axes of this shape."""
     return jax.tree.map(lambda *x: np.reshape(np.stack(x), (*shape, *np.shape(x[0]))), *results)

@@ -76,7 +76,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             "auto_reset=False"
         )
     agents = tuple(env.agents)
-    spaces, obs_size = _spaces(env)
+    spaces, obs_size = _read_spaces(env)
     discrete = is_discrete(spaces[0])
     actions = ["discrete" if is_discrete(x) else Box(x.shape, x.low, x.high) for x in spaces]
     if len(set(actions)) > 1:
@@ -88,7 +88,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     limited = discrete and (family.available is not None or len(set(options)) > 1)
     over_time = timed_out or functools.partial(family.timed_out, env)
 
-    def seen(obs: dict[str, Array], inner: Any) -> Observation:
+    def observe(obs: dict[str, Array], inner: Any) -> Observation:
         rows = [ravel_pytree(obs[agent])[0].astype(jnp.float32) for agent in agents]
         stacked = jnp.stack([jnp.pad(row, (0, obs_size - row.size)) for row in rows])
         if not limited:
@@ -99,7 +99,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     def reset_one(key: Array) -> Any:
         """Reset one environment; its state is that of the game, and which agents are present."""
         obs, inner = env.reset(key)
-        return (without_weak_types(inner), jnp.ones(len(agents), bool)), seen(obs, inner)
+        return (without_weak_types(inner), jnp.ones(len(agents), bool)), observe(obs, inner)
 
     def step_one(key: Array, state: Any, action: Array) -> Any:
         inner, alive = state
@@ -120,7 +120,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             "ended": ended,
             "info": {} if family.won is None else {"won": family.won(env, inner)},
         }
-        return ((without_weak_types(inner), alive & ~gone), seen(obs, inner)), fields
+        return ((without_weak_types(inner), alive & ~gone), observe(obs, inner)), fields
 
     def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
         inner, obs = jax.vmap(reset_one)(jax.random.split(key, num_envs))
@@ -141,7 +141,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     return wrapped
 
 
-def _spaces(env: Any) -> tuple[list[Any], int]:
+def _read_spaces(env: Any) -> tuple[list[Any], int]:
     """Return the action space of each agent, and the size of the largest observation."""
     try:
         spaces = [env.action_space(agent) for agent in env.agents]

@@ -115,7 +115,7 @@ Law = Callable[[Played], str | None]
 
 def reproducible(played: Played) -> str | None:
     """The same key gives the same episodes."""
-    reset, step = (_equal(one, again) for one, again in zip((played.first, played.out), played.again, strict=True))
+    reset, step = (_are_equal(one, again) for one, again in zip((played.first, played.out), played.again, strict=True))
     if reset and step:
         return None
     return (
@@ -127,9 +127,9 @@ def reproducible(played: Played) -> str | None:
 
 def separate(played: Played) -> str | None:
     """Environments that are reset together do not all begin with the same draw."""
-    if played.other is None or not _alike(_array(played.other)):
+    if played.other is None or not _are_alike(_first_leaf(played.other)):
         return None
-    if _equal(_array(played.first)[0], _array(played.other)[0]):
+    if _are_equal(_first_leaf(played.first)[0], _first_leaf(played.other)[0]):
         return None
     return (
         "reset gives all N environments the same first observation, although it depends on the key: give each "
@@ -151,13 +151,13 @@ def integers(played: Played) -> str | None:
     space = played.env.observation_space
     if not hasattr(space, "low") or np.dtype(getattr(space, "dtype", None) or np.float32).kind not in "iu":
         return None
-    obs = _array(played.out.obs)
+    obs = _first_leaf(played.out.obs)
     if obs.dtype.kind == "f":
         return (
             f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
             "give the space the dtype and the bounds of what reset and step return"
         )
-    return _first(
+    return _report(
         (obs < space.low) | (obs > space.high),
         "obs contains {1} {0}, outside of the observation space, {space}: change its bounds, or what step returns",
         obs,
@@ -173,14 +173,14 @@ def masks(played: Played) -> str | None:
         "acts on next; where an episode ended it is the first observation of the next)"
     )
     leaves = zip(*map(jax.tree.leaves, seen), strict=True)
-    broken = (_first(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)
+    broken = (_report(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)
     return next(filter(None, broken), None)
 
 
 def flags(played: Played) -> str | None:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
-    return _first(
+    return _report(
         played.ended & ~over,
         "ended is True {0}, but some agent is neither terminated nor truncated: set terminated, or, if a time limit "
         "cut the episode, truncated",
@@ -199,7 +199,7 @@ def final_observation(played: Played) -> str | None:
     over = played.ended
     if played.env.num_agents is None:  # a lost life may end an episode for the learner only
         over = over | played.out.terminated | played.out.truncated
-    shown = _array(obs)
+    shown = _first_leaf(obs)
     changes = (shown[1:] != shown[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
         return (
@@ -207,14 +207,14 @@ def final_observation(played: Played) -> str | None:
             "and obs the first one of the next episode, after the automatic reset. The value of a truncated episode is "
             "taken from final_obs"
         )
-    return _first(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
+    return _report(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
 
 
 def episode_length(played: Played) -> str | None:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
     reported = played.out.episode_length
-    length = _sums(np.ones(played.ended.shape, int), played.ended)
-    return _first(
+    length = _sum_episodes(np.ones(played.ended.shape, int), played.ended)
+    return _report(
         reported != length,
         "episode_length is {1} {0}, but the episode has {2} steps, including this one: count in the state, and start "
         "from 0 where an episode ended (envs.auto_reset does)",
@@ -227,8 +227,8 @@ def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out = played.unscaled
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
-    total = _sums(reward, np.asarray(out.episode_ends()[0]))
-    return _first(
+    total = _sum_episodes(reward, np.asarray(out.episode_ends()[0]))
+    return _report(
         ~np.isclose(out.episode_return, total, rtol=1e-3, atol=1e-3),
         "episode_return is {1:g} {0}, but the rewards of the episode add up to {2:g}: add the reward of this step, and "
         "start from 0 where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards",
@@ -244,9 +244,9 @@ def seats(played: Played) -> str | None:
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
     says = "info[{name!r}] is {1:g} {0}: return 1 for the first player, and -1 for the second"
     return (
-        _first(np.abs(moved) != 1, says, moved, name=SEATS[0])
-        or _first((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
-        or _first(
+        _report(np.abs(moved) != 1, says, moved, name=SEATS[0])
+        or _report((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
+        or _report(
             (following[:-1] != moved[1:]) & ~played.ended[:-1],
             "info['next_seat'] {0} is not the info['seat'] of the step after it: it must be the player to move in obs",
         )
@@ -346,7 +346,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
     again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
-    other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _alike(_array(first)) else None
+    other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(_first_leaf(first)) else None
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
     unscaled = out if same[0] else jax.device_get(played(evaluation)(key)[1])
     return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
@@ -396,28 +396,28 @@ def notes_on(played: Played) -> tuple[str, ...]:
         "if that is a time limit, terminated and truncated are swapped": (
             cut.any() and number > 3 and not (cut & longest).any()
         ),
-        "all observations are 0": not _array(played.out.obs).any() and not _array(played.first).any(),
+        "all observations are 0": not _first_leaf(played.out.obs).any() and not _first_leaf(played.first).any(),
         "all rewards of random actions are 0": not played.out.reward.any(),
     }
     return tuple(note for note, applies in notes.items() if applies)
 
 
-def _array(obs: Any) -> np.ndarray:
+def _first_leaf(obs: Any) -> np.ndarray:
     """Return the first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
 
 
-def _alike(x: np.ndarray) -> bool:
+def _are_alike(x: np.ndarray) -> bool:
     return bool((x == x[:1]).all())
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
     """Return whether all leaves of two trees are equal; NaN equals NaN."""
     same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
     return all(jax.tree.leaves(same))
 
 
-def _first(wrong: Any, says: str, *values: Any, **names: Any) -> str | None:
+def _report(wrong: Any, says: str, *values: Any, **names: Any) -> str | None:
     """Return what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
     if not wrong.any():
         return None
@@ -425,7 +425,7 @@ def _first(wrong: Any, says: str, *values: Any, **names: Any) -> str | None:
     return says.format(f"in step {t} of environment {n}", *(x[place] for x in values), **names)
 
 
-def _sums(x: Any, ended: np.ndarray) -> np.ndarray:
+def _sum_episodes(x: Any, ended: np.ndarray) -> np.ndarray:
     """Sum `x`, `[T, N, ...]`, over the steps of each episode so far."""
     sums, before = np.empty_like(x), np.zeros_like(x[0])
     for t, over in enumerate(ended):

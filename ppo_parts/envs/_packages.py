@@ -18,7 +18,7 @@ from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
-from ._rendering import gymnax_renderer, mujoco_renderer
+from ._rendering import make_gymnax_renderer, make_mujoco_renderer
 from ._spaces import Box, Discrete, MultiDiscrete, space_of
 
 
@@ -27,10 +27,10 @@ def make_gymnax(name: str, **params: Any) -> Env:
     gymnax = require_package("gymnax", "envs")
     check_known(name, "gymnax", gymnax.registered_envs)
     inner, env_params = gymnax.make(name)
-    return from_gymnax(inner, changed(name, env_params, params))
+    return from_gymnax(inner, change_params(name, env_params, params))
 
 
-def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
+def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
     """Return the parameters of an environment (a flax dataclass) with some of them changed."""
     unknown = [param for param in params if not hasattr(env_params, param)]
     if unknown:
@@ -68,7 +68,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
     space = copy.copy(env.observation_space(env_params))
     if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers, and returns floats
         space.dtype = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0].dtype
-    draw = gymnax_renderer(env, env_params)
+    draw = make_gymnax_renderer(env, env_params)
     render = None if draw is None else lambda state: draw(state.inner)
     wrapped = Env(reset, step, space, env.action_space(env_params), lambda state: wrapped, render=render)
     return wrapped
@@ -88,7 +88,7 @@ def make_craftax(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
 
     check_known(name, "Craftax", CRAFTAX)
     env = make_craftax_env_from_name(name, auto_reset=False)
-    env_params = changed(name, env.default_params, params)
+    env_params = change_params(name, env.default_params, params)
 
     def reset(key: Array) -> tuple[Any, Array]:
         obs, state = env.reset(key, env_params)
@@ -114,7 +114,7 @@ def make_xminigrid(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
 
     check_known(name, "XLand-MiniGrid", xminigrid.registered_environments())
     env, env_params = xminigrid.make(name)
-    env_params = changed(name, env_params, params)
+    env_params = change_params(name, env_params, params)
     shape = env.observation_shape(env_params)
     if not isinstance(shape, tuple):
         raise UserValueError(f"{name} has observations {shape}, but this adapter is for arrays: write one for it")
@@ -150,27 +150,27 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
         raise UserValueError(f"{name} has several agents, or actions {env.action_spec}: write an adapter for it")
     combined = shape == choices  # one mask for all combinations; otherwise one for each choice
 
-    def entries(x: Any) -> Any:
+    def get_entries(x: Any) -> Any:
         names = getattr(x, "_fields", getattr(x, "__dataclass_fields__", None))
         if names is None:
             return jnp.asarray(x, jnp.float32)
-        return {name: entries(getattr(x, name)) for name in names if name != "action_mask"}
+        return {name: get_entries(getattr(x, name)) for name in names if name != "action_mask"}
 
-    def seen(observation: Any) -> Observation:
+    def observe(observation: Any) -> Observation:
         if mask is None:
-            return Observation(entries(observation))
+            return Observation(get_entries(observation))
         available = observation.action_mask.reshape((1, -1) if combined else shape)
         available |= ~jnp.any(available, axis=1, keepdims=True)  # a trapped snake must act, and dies
-        return Observation(entries(observation), jnp.ravel(available))
+        return Observation(get_entries(observation), jnp.ravel(available))
 
     def reset(key: Array) -> tuple[Any, Any]:
         state, timestep = env.reset(key)
-        return state, seen(timestep.observation)
+        return state, observe(timestep.observation)
 
     def step(key: Array, state: Any, action: Array) -> Step:
         indices = jnp.unravel_index(action, choices) if combined else action
         state, out = env.step(state, indices[0] if len(choices) == 1 else jnp.stack(indices))
-        return Step(state, seen(out.observation), out.reward, out.last() & (out.discount == 0), out.last())
+        return Step(state, observe(out.observation), out.reward, out.last() & (out.discount == 0), out.last())
 
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1].obs)
     space = space_of(jax.tree.map(lambda x: Box(x.shape), obs))
@@ -208,21 +208,21 @@ def from_brax(
     names = ("reset", "step", "action_size")
     check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
 
-    def entry(obs: Any, argument: str, key: str) -> Array:
+    def get_entry(obs: Any, argument: str, key: str) -> Array:
         if isinstance(obs, Mapping) and key in obs:
             return obs[key]
         has = f"have the entries {', '.join(obs)}" if isinstance(obs, Mapping) else "are a single array: leave it out"
         raise UserValueError(f"{argument}={key!r}: the observations {has}")
 
-    def seen(state: Any) -> Any:
-        obs = entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs
+    def observe(state: Any) -> Any:
+        obs = get_entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs
         if critic_obs_key is None:
             return obs
-        return Observation(obs, privileged=entry(state.obs, "critic_obs_key", critic_obs_key))
+        return Observation(obs, privileged=get_entry(state.obs, "critic_obs_key", critic_obs_key))
 
     def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(key)
-        return state, seen(state)
+        return state, observe(state)
 
     def step_once(carry: Any, action: Array) -> Any:
         state, reward = carry
@@ -237,12 +237,12 @@ def from_brax(
         else:
             actions = jnp.broadcast_to(action, (action_repeat, *action.shape))
             (state, reward), _ = jax.lax.scan(step_once, (state, jnp.zeros_like(state.reward)), actions)
-        return Step(state, seen(state), reward, state.done > 0)
+        return Step(state, observe(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
     obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
     optional: dict[str, Any] = {
-        "render": None if model is None else mujoco_renderer(model),
+        "render": None if model is None else make_mujoco_renderer(model),
         "privileged_space": None if privileged is None else Box(privileged.shape),
     }
     spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
@@ -280,18 +280,13 @@ Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
-def make_pgx(
-    name: str,
-    *,
-    opponent: Opponent | Literal["self"] | None = None,
-    time_limit: int | None = None,
-    reset_ratio: int = 1,
-) -> Env:
+def make_pgx(name: str, *, opponent: Opponent | Literal["self"] | None = None, **limits: Any) -> Env:
     """Make one of `pgx.available_envs()` with one player, or with two, one or both of whom the policy plays.
 
     The player who begins is drawn at random in each episode. Without an `opponent`, legal actions are drawn uniformly.
     "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against uniform actions. `won` is whether the
-    policy won, or, with "self", whether the first player did.
+    policy won, or, with "self", whether the first player did. `limits` are `time_limit` and `reset_ratio` of
+    `auto_reset`.
     """
     import pgx
 
@@ -308,10 +303,10 @@ def make_pgx(
         )
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
-    def seen(state: Any) -> Observation:
+    def observe(state: Any) -> Observation:
         return Observation(state.observation.astype(jnp.float32), state.legal_action_mask)
 
-    def others(key: Array, state: Any) -> tuple[Any, Array]:
+    def let_opponent_move(key: Array, state: Any) -> tuple[Any, Array]:
         """Let the opponent move until it is the turn of player 0; return the reward of player 0 since its move."""
         if env.num_players == 1 or both:
             return state, state.rewards[0]
@@ -323,7 +318,7 @@ def make_pgx(
         def wait(carry: Any) -> Any:
             key, state, reward = carry
             key, action_key, step_key = jax.random.split(key, 3)
-            state = env.step(state, choose_action(action_key, seen(state)), step_key)
+            state = env.step(state, choose_action(action_key, observe(state)), step_key)
             return key, state, reward + state.rewards[0]
 
         return jax.lax.while_loop(waits, wait, (key, state, state.rewards[0]))[1:]
@@ -333,22 +328,22 @@ def make_pgx(
 
     def reset(key: Array) -> tuple[Any, Observation]:
         key, others_key = jax.random.split(key)
-        state, _ = others(others_key, env.init(key))
-        return state, seen(state)
+        state, _ = let_opponent_move(others_key, env.init(key))
+        return state, observe(state)
 
     def step(key: Array, state: Any, action: Array) -> Step:
         key, others_key = jax.random.split(key)
         moved = sign(state)
-        state, reward = others(others_key, env.step(state, action, key))
+        state, reward = let_opponent_move(others_key, env.step(state, action, key))
         info = {"won": reward > 0} if env.num_players > 1 else {}
         info |= {"seat": moved, "next_seat": sign(state)} if both else {}
-        return Step(state, seen(state), reward, state.terminated, state.truncated, info)
+        return Step(state, observe(state), reward, state.terminated, state.truncated, info)
 
     spaces = Box(tuple(env.observation_shape)), Discrete(env.num_actions)
-    game = auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, zero_sum=both)
+    game = auto_reset(reset, step, *spaces, zero_sum=both, **limits)
     if not both:
         return game
-    against_random = make_pgx(name, time_limit=time_limit, reset_ratio=reset_ratio)
+    against_random = make_pgx(name, **limits)
     return game._replace(evaluation=lambda state: against_random)
 
 

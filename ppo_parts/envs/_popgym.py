@@ -54,30 +54,30 @@ def make(name: str) -> Env:
     return auto_reset(reset, step, space, Discrete(counts if "query" in seen else 4))
 
 
-def shuffled(key: Array, decks: int, kinds: int = 4) -> Array:
+def shuffle(key: Array, decks: int, kinds: int = 4) -> Array:
     """Return the kinds of the cards of some decks of 52, in random order."""
     return jax.random.permutation(key, jnp.arange(52 * decks, dtype=jnp.int16) % kinds)
 
 
 def repeat_first(key: Array, decks: int) -> Dealt:
-    cards = shuffled(key, decks)
+    cards = shuffle(key, decks)
     return {"card": cards}, jnp.full_like(cards[1:], cards[0])
 
 
 def repeat_previous(key: Array, decks: int, k: int) -> Dealt:
-    cards = shuffled(key, decks)
+    cards = shuffle(key, decks)
     return {"card": cards}, jnp.concatenate([jnp.full_like(cards[: k - 1], -1), cards[:-k]])
 
 
 def autoencode(key: Array, decks: int) -> Dealt:
-    cards = shuffled(key, decks)
+    cards = shuffle(key, decks)
     watch = jnp.arange(2 * len(cards)) < len(cards) - 1
     answers = jnp.concatenate([jnp.full_like(cards[1:], -1), cards[::-1]])
     return {"card": jnp.append(cards, jnp.zeros_like(cards)), "watch": watch}, answers
 
 
 def count_recall(key: Array, decks: int, kinds: int) -> Dealt:
-    cards, queries = (shuffled(x, decks, kinds) for x in jax.random.split(key))
+    cards, queries = (shuffle(x, decks, kinds) for x in jax.random.split(key))
     dealt = jnp.cumsum(jax.nn.one_hot(cards, kinds, dtype=jnp.int16), axis=0, dtype=jnp.int16)
     return {"card": cards, "query": queries}, jnp.take_along_axis(dealt, jnp.int32(queries[:, None]), axis=1)[:-1, 0]
 

@@ -71,7 +71,7 @@ def make(env_id: str, **settings: Any) -> Env:
     """
     env_id, settings = split_settings(env_id, settings)
     prefix, name = env_id.split(":", 1) if ":" in env_id else ("gymnax", env_id)
-    make_env = _registered.get(prefix) or _adapter(env_id, prefix)
+    make_env = _registered.get(prefix) or _load_adapter(env_id, prefix)
     try:
         env = make_env(name, **settings)
     except TypeError as error:
@@ -83,7 +83,7 @@ def make(env_id: str, **settings: Any) -> Env:
     return env
 
 
-def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
+def _load_adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
         there = did_you_mean(prefix, prefixes()) or f"; the prefixes are {', '.join(prefixes())}"
         raise UnknownPrefixError(
@@ -162,7 +162,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     name, comma, text = env_id.partition(",")
     if not comma:
         return env_id, settings
-    quoted, named, valid = WORD.sub(_quoted, text), {}, False
+    quoted, named, valid = WORD.sub(_quote, text), {}, False
     with contextlib.suppress(SyntaxError, ValueError, AttributeError):  # AttributeError: it is not a call
         call: Any = ast.parse(f"_({quoted})", mode="eval").body
         named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
@@ -177,7 +177,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     return name, settings | named
 
 
-def _quoted(match: re.Match[str]) -> str:
+def _quote(match: re.Match[str]) -> str:
     """Put a bare word in quotes, so that shells need none; "inf" is a number."""
     word = match["bare"]
     if word in ("true", "false", "none", "null"):

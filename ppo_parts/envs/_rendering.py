@@ -14,7 +14,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from ._env import exactly
+from ._env import cast_exactly
 
 renders: contextvars.ContextVar[bool] = contextvars.ContextVar("renders", default=False)
 """Whether the Gymnasium environments that are made now can render."""
@@ -44,10 +44,11 @@ def opengl_errors() -> Iterator[None]:
 
 def as_frame(where: str, image: Any) -> np.ndarray:
     """Return an image that an environment rendered, whose numbers are those of uint8."""
-    return exactly(f"{where}: the image of render", np.asarray(image), np.dtype(np.uint8), "return uint8, 0 to 255")
+    where = f"{where}: the image of render"
+    return cast_exactly(where, np.asarray(image), np.dtype(np.uint8), "return uint8, 0 to 255")
 
 
-def mujoco_renderer(model: Any) -> Callable[[Any], np.ndarray]:
+def make_mujoco_renderer(model: Any) -> Callable[[Any], np.ndarray]:
     """Return `draw(state)` for a `mujoco.MjModel` and the states of Playground or Brax.
 
     The camera is the model's first, which follows the body in most models. The renderers of Brax and of Playground make
@@ -80,7 +81,7 @@ CELL = 32
 """Width of a cell of a grid, in pixels."""
 
 
-def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
+def make_gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
     """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if it cannot be drawn.
 
     Gymnasium draws the classic control tasks; MinAtar's observations are drawn with one color for each channel.

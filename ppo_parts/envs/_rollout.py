@@ -158,25 +158,25 @@ def rollout(
 
     def sharding(mesh: jax.sharding.Mesh) -> RolloutState:
         of_axis = axis_sharding("Rollout.sharding", mesh, shards)
-        return _shardings(jax.eval_shape(init, jax.random.key(0)), of_axis, num_envs, shards)
+        return _shard(jax.eval_shape(init, jax.random.key(0)), of_axis, num_envs, shards)
 
-    def estimates(output: Output) -> dict[str, Array]:
+    def estimate(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
         check_entries("record", record, output.aux, "the policy's aux", "Output(..., aux={'NAME': ...})")
         value = {} if output.value is None else {"value": output.value}
         return value | {name: output.aux[name] for name in record}
 
     @jax.jit  # called in three places, traced once
-    def estimates_after(params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
+    def estimate_after(params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
         """Compute the estimates of observations `(obs, carry, keys)`."""
         obs, carry, keys = followed
-        return estimates(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool), keys))
+        return estimate(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool), keys))
 
-    def estimates_if_any(wanted: Array, params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
+    def estimate_if_any(wanted: Array, params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
         """Compute the estimates if any is wanted, and otherwise return zeros."""
-        shapes = jax.eval_shape(estimates_after, params, followed)
+        shapes = jax.eval_shape(estimate_after, params, followed)
         zeros = lambda *_: jax.tree.map(jnp.zeros_like, shapes)  # noqa: E731
-        return cond_any(wanted, estimates_after, zeros, params, followed)
+        return cond_any(wanted, estimate_after, zeros, params, followed)
 
     def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, those of final observations, and the episodes.
@@ -186,7 +186,7 @@ def rollout(
         own_keys = policy_keys(policy, keys[0], num_envs)
         output = apply_policy(policy, params, state.obs, state.carry, state.reset, own_keys)
         check_kept(output, initial_carry, keep_distribution)
-        action, log_prob = _sampled(output.distribution, keys[0])
+        action, log_prob = _sample(output.distribution, keys[0])
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)
         out.check(state.obs, each)
@@ -195,7 +195,7 @@ def rollout(
         carry = carry_after(policy, output, action)
         final: Any = (out.final_obs, carry, own_keys)
         if shards == 1:
-            final = estimates_if_any(out.truncated, params, final)
+            final = estimate_if_any(out.truncated, params, final)
         fields: dict[str, Any] = {name: getattr(out, name) for name in ("reward", "terminated", "truncated", "mask")}
         fields["extras"] = {name: out.info[name] for name in keep_info} | own_keys
         if keep_next_obs:
@@ -206,7 +206,7 @@ def rollout(
         at_once = initial_carry is not None or value_each_step or bool(record)
         measured = {"return": out.episode_return, "length": out.episode_length, **out.info}
         episodes = out.episode_ends()[0], measured
-        values = estimates(output) if at_once else None
+        values = estimate(output) if at_once else None
         return state.after(env_state, out, carry), (recorded, values, final, episodes)
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
@@ -214,26 +214,26 @@ def rollout(
         first_carry = state.carry
         if shards > 1:
             state = state._replace(env_state=map_moments(lambda x: ShardMoments.of(x, shards), state.env_state))
-        keys = _keys_of_steps(key, num_steps, noise_steps)
+        keys = _split_keys(key, num_steps, noise_steps)
         state, steps = scan_hoisted(lambda state, keys: step(params, state, keys), state, keys)
         batch, values, final, episodes = steps
-        values = estimates(evaluate_policy(policy, params, batch)) if values is None else values
+        values = estimate(evaluate_policy(policy, params, batch)) if values is None else values
         check_recorded(batch, values, (num_steps, *each))
         if shards > 1:
             state = state._replace(env_state=map_moments(ShardMoments.whole, state.env_state))
             # Devices agree once on the steps in which there is a final observation, and do not wait in the others.
             cut = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
-            final = jax.lax.map(lambda x: estimates_if_any(x[0], params, x[1]), (cut, final))
+            final = jax.lax.map(lambda x: estimate_if_any(x[0], params, x[1]), (cut, final))
         if values:
             last_keys = {name: x[-1] for name, x in batch.extras.items() if name == "policy_key"}
-            last = estimates_after(params, (state.obs, state.carry, last_keys))
-            batch = _with_estimates(batch, values, last, final)
+            last = estimate_after(params, (state.obs, state.carry, last_keys))
+            batch = _write_estimates(batch, values, last, final)
         return state, batch.replace(carry=first_carry, shards=shards), episode_metrics(*episodes)
 
     return Rollout(init, collect, sharding, None if env.restart is None else restart)
 
 
-def _shardings(state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int) -> RolloutState:
+def _shard(state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int) -> RolloutState:
     """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
 
     def of_leaf(x: Any) -> Any:
@@ -248,7 +248,7 @@ def _shardings(state: RolloutState, of_axis: Callable[[int | None], Any], num_en
     return jax.tree.map(of_leaf, state, is_leaf=lambda x: isinstance(x, Moments | EpisodeState))
 
 
-def _keys_of_steps(key: Array, num_steps: int, noise_steps: int) -> Array:
+def _split_keys(key: Array, num_steps: int, noise_steps: int) -> Array:
     """Return the keys for actions and for environments, `[T, 2]`; the former change every `noise_steps` steps."""
     # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
     keys = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2)
@@ -258,7 +258,7 @@ def _keys_of_steps(key: Array, num_steps: int, noise_steps: int) -> Array:
     return jnp.stack([keys[index - index % noise_steps, 0], keys[:, 1]], axis=1)
 
 
-def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
+def _sample(distribution: Any, key: Array) -> tuple[Any, Array]:
     """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
@@ -267,7 +267,7 @@ def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
     return action, distribution.log_prob(action)
 
 
-def _with_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batch:
+def _write_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batch:
     """Write the estimates of each step, and of the observation that followed: the last, a final or that of a step."""
 
     def following(x: Array, last: Array, final: Array) -> Array:

@@ -33,20 +33,20 @@ def make(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
     """
     check_known(name, "tasks", ("golf",))
 
-    def seen(ball: Array) -> Array:
+    def observe(ball: Array) -> Array:
         return jnp.clip(ball[None] / REACH[:, None], -1, 1).ravel()
 
     def reset(key: Array) -> tuple[Array, Array]:
         angle = jax.random.uniform(key, maxval=2 * jnp.pi)
         ball = TEE * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
-        return ball, seen(ball)
+        return ball, observe(ball)
 
     def step(key: Array, ball: Array, action: Any) -> Step:
         stroke = action["stroke"][action["club"]]
         stroke = stroke / jnp.maximum(jnp.linalg.norm(stroke), 1)
         after = ball + jnp.asarray(REACH)[action["club"]] * stroke * (1 + noise * jax.random.normal(key, (2,)))
         distance = jnp.linalg.norm(after)
-        return Step(after, seen(after), jnp.linalg.norm(ball) - distance - 1, distance < HOLE)
+        return Step(after, observe(after), jnp.linalg.norm(ball) - distance - 1, distance < HOLE)
 
     def render(ball: Array) -> np.ndarray:
         frame = np.full((120, 120, 3), (60, 140, 60), np.uint8)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from ._env import Observation, check_items, exactly
+from ._env import Observation, cast_exactly, check_items
 from ._rendering import as_frame, opengl_errors
 from ._spaces import Discrete, MultiDiscrete, count_options, map_space, space_of
 
@@ -50,7 +50,7 @@ class GymnasiumVector:
         """Start new episodes in all environments; return their observations."""
         self.count, self.latest, self.failed = 0, None, False
         obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
-        return self._seen("reset", self._cast("the obs of reset", obs, self.num_envs), info)
+        return self._add_masks("reset", self._cast("the obs of reset", obs, self.num_envs), info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray]:
         """Step all environments once; the actions are the leaves of a tree.
@@ -63,14 +63,14 @@ class GymnasiumVector:
         returned = self.env.step(jax.tree.map(lambda one: one.on_host(next(leaves)), self.actions))
         obs, *fields, info = check_items("from_gymnasium", "step", returned, ("obs", *names, "info"), GYMNASIUM)
         obs = self._cast("the obs of step", obs, self.num_envs)
-        reward, terminated, truncated = map(self._checked, names, fields)
+        reward, terminated, truncated = map(self._check_field, names, fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
         # Pack what is small, which also copies what the environment may overwrite when it steps again.
-        reported = [self._info(name, info, over) for name in self.info]
+        reported = [self._read_info(name, info, over) for name in self.info]
         packed = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
-        final_obs = self._final_obs(obs, over, info) if np.count_nonzero(over) else obs  # much faster than over.any()
-        return self._seen("step", obs, info), final_obs, packed
+        any_over = np.count_nonzero(over)  # much faster than over.any()
+        return self._add_masks("step", obs, info), self._read_final_obs(obs, over, info) if any_over else obs, packed
 
     def step_once(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
         """Step the state that follows `count` steps, or repeat the result of the latest step."""
@@ -95,12 +95,12 @@ class GymnasiumVector:
             frame, *_ = self.env.render()
         return as_frame("from_gymnasium", frame)
 
-    def _seen(self, what: str, obs: Any, info: Any) -> Any:
+    def _add_masks(self, what: str, obs: Any, info: Any) -> Any:
         """Return observations with the action masks `[N, n]` that the environments report, if there are any."""
         if self.action_mask is None:
             return obs
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
-        for i, given in enumerate(self._reported(self.action_mask, info)):
+        for i, given in enumerate(self._read_entry(self.action_mask, info)):
             # The mask of several choices is one array, or one array for each choice.
             several = isinstance(given, (tuple, list))
             row = np.concatenate([np.ravel(x) for x in given]) if several else np.asarray(given)
@@ -113,25 +113,25 @@ class GymnasiumVector:
             raise UserValueError(f"from_gymnasium: {where} leaves no action: at least one option must be available")
         return Observation(obs, available)
 
-    def _info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
+    def _read_info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        final = tuple(self._reported("final_info", info)) if isinstance(info, tuple) else info.get("final_info", {})
+        final = tuple(self._read_entry("final_info", info)) if isinstance(info, tuple) else info.get("final_info", {})
         numbers = np.full(self.num_envs, np.nan, np.float32)
-        given = zip(over, self._reported(name, final), self._reported(name, info), strict=True)
+        given = zip(over, self._read_entry(name, final), self._read_entry(name, info), strict=True)
         for i, x in enumerate(last if ended else now for ended, last, now in given):
             if x is not None:
                 one = np.asarray(x)
                 if one.size != 1 or one.dtype.kind not in "biuf":
                     says = f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {x!r}"
                     raise UserTypeError(f"{says}: leave it out of info=, or reduce it to a number in a wrapper")
-                numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
+                numbers[i] = cast_exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
-            reports = _names(info, final, hidden={name, "final_obs", "final_info"})
+            reports = _list_names(info, final, hidden={name, "final_obs", "final_info"})
             says = f"environment {missing[0]} ended an episode without a number info[{name!r}], which info= asks for"
             raise UserValueError(f"from_gymnasium: {says}; it reports {reports}")
         return numbers
 
-    def _reported(self, name: str, info: Any) -> list[Any]:
+    def _read_entry(self, name: str, info: Any) -> list[Any]:
         """Return what each environment reports as `info[name]`, in one dict for all or one for each; None: nothing."""
         if isinstance(info, tuple):
             return [one and one.get(name) for one in info]
@@ -140,9 +140,9 @@ class GymnasiumVector:
         there = info.get(f"_{name}", np.ones(self.num_envs, bool))
         return [x if reports else None for x, reports in zip(info[name], there, strict=True)]
 
-    def _final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
+    def _read_final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
         """Return `obs`, or what `info` reports instead where an episode ended."""
-        finals, given = jax.tree.map(np.copy, obs), self._reported("final_obs", info)
+        finals, given = jax.tree.map(np.copy, obs), self._read_entry("final_obs", info)
         for i in map(int, np.flatnonzero(over)):
             name = f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,'
             last = self._cast(name, given[i])
@@ -150,13 +150,13 @@ class GymnasiumVector:
                 final[i] = x
         return finals
 
-    def _checked(self, name: str, x: Any) -> np.ndarray:
+    def _check_field(self, name: str, x: Any) -> np.ndarray:
         """Return a field of a step with one number for each environment, or one flag if it is not the reward."""
         x = np.asarray(x)
         if x.shape != (self.num_envs,):
             raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
         if name == "reward":
-            return numbers("reward of step", x, FLOAT, "scale it in a wrapper")
+            return cast_numbers("reward of step", x, FLOAT, "scale it in a wrapper")
         if x.dtype.kind != "b":
             raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         return x
@@ -193,7 +193,7 @@ class HostSpace:
         takes = f"the environment takes {self.host_dtype} ({self.text})"
         if not np.can_cast(action.dtype, self.host_dtype, "same_kind"):
             raise UserTypeError(f"from_gymnasium: {takes}, but the policy's actions are {action.dtype}")
-        cast = exactly("from_gymnasium: the action", action, self.host_dtype, takes)
+        cast = cast_exactly("from_gymnasium: the action", action, self.host_dtype, takes)
         if self.host_dtype == np.float64:  # an action at a bound, in the precision of the policy, is at the bound
             inside = np.clip(cast, self.host_space.low, self.host_space.high)
             cast = np.where(inside.astype(action.dtype) == action, inside, cast)
@@ -208,17 +208,17 @@ class HostSpace:
             f"the observation space is {self.text}; give it the dtype of what the environment returns, or convert that "
             "in a wrapper; integers keep 64 bits with jax_enable_x64"
         )
-        return numbers(name, np.asarray(obs), self.dtype, remedy, self.starts)
+        return cast_numbers(name, np.asarray(obs), self.dtype, remedy, self.starts)
 
 
-def numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts: Any = None) -> np.ndarray:
-    """Return `exactly` these numbers, counted from `starts`, in another dtype."""
+def cast_numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts: Any = None) -> np.ndarray:
+    """Return `cast_exactly` of these numbers, counted from `starts`, in another dtype."""
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
         raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
-    return exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
+    return cast_exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
 
 
-def _names(*infos: Any, hidden: Any = ()) -> str:
+def _list_names(*infos: Any, hidden: Any = ()) -> str:
     every = [one for info in infos for one in (info if isinstance(info, tuple) else (info,))]
     keys = {key for one in every for key in one or () if not key.startswith("_")}
     return ", ".join(sorted(keys.difference(hidden))) or "nothing"

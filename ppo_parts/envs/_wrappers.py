@@ -192,20 +192,20 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         return None if tree is None else space_of(map_space(of_leaf, tree))
 
     def show(state: NormalizedState, obs: Any) -> Any:
-        numbers = numbers_of(obs, picked, axes)
+        numbers = get_numbers(obs, picked, axes)
         x = rows(numbers)
         mean, var, _ = state.moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
-        return with_numbers(obs, scaled.reshape(numbers.shape), picked)
+        return set_numbers(obs, scaled.reshape(numbers.shape), picked)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
-        x = rows(numbers_of(obs, picked, axes))
+        x = rows(get_numbers(obs, picked, axes))
         moments = Moments.of(x[0], per_agent) if before is None else before.moments
         return NormalizedState(inner, moments.updated(x))
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
-        following = numbers_of(out.obs, picked, axes), _present_next(out)
+        following = get_numbers(out.obs, picked, axes), _present_next(out)
         return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, following))), out
 
     def evaluation(state: NormalizedState) -> Env:
@@ -286,17 +286,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         says = f"agent_id=True appends to vectors, but those of an agent have shape {shape}: flatten them first"
         raise UserValueError(f"fold_agents: {says}")
 
-    def folded(x: Any) -> Any:
+    def fold(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
 
-    def unfolded(x: Any) -> Any:
+    def unfold(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, agents, *leaf.shape[1:]), x)
 
     def each_agent(obs: Any) -> Any:
         obs = as_observation(obs)
         if agent_id:
             obs = obs._replace(obs=with_agent_id(obs.obs))
-        return folded(obs.obs if obs.available is None and obs.privileged is None else obs)
+        return fold(obs.obs if obs.available is None and obs.privileged is None else obs)
 
     inner = with_observations(env, each_agent)
 
@@ -310,9 +310,9 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         return inner.reset(key, num_envs // agents)
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
-        state, out = inner.step(key, state, unfolded(action))
+        state, out = inner.step(key, state, unfold(action))
         per_agent = ("reward", "terminated", "truncated", "episode_return", "mask")  # and not for the whole environment
-        each = {name: folded(getattr(out, name)) for name in per_agent}
+        each = {name: fold(getattr(out, name)) for name in per_agent}
         whole = {name: getattr(out, name) for name in ("episode_length", "ended", "info")}
         return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
 
@@ -433,14 +433,14 @@ def _with_state(
     )
 
 
-def numbers_of(obs: Any, picked: list[bool], axes: int) -> Array:
+def get_numbers(obs: Any, picked: list[bool], axes: int) -> Array:
     """Return the numbers of the leaves that are picked, not those of the action mask: `[N, D]`, or `[N, A, D]`."""
     leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
     return jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in itertools.compress(leaves, picked)], axis=-1)
 
 
-def with_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
-    """Return the observation with other numbers in place of `numbers_of(obs)`."""
+def set_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
+    """Return the observation with other numbers in place of `get_numbers(obs)`."""
     whole = as_observation(obs)
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
     where = list(itertools.compress(range(len(leaves)), picked))
