@@ -65,18 +65,10 @@ def test_claims_what_makes_the_preset_learn_on_humanoid():
         name.removeprefix("humanoid"): [seed["evaluation"][3] for seed in seeds.values()]  # after 800,000 steps
         for name, seeds in results("humanoid", "ablation")["variants"].items()
     }
-    for name in ("-all", "+noise", "-noise", "-network", "-values", "-rate", "-batches", "mujoco_ppo, log_std=0"):
+    for name in ("-all", "+noise", "-noise", "-network"):
         *some, last = (f"{x:,.0f}" for x in runs[name])
         assert (f"{', '.join(some)} and {last}" if some else last) in page
     assert max(*runs["-all"], *runs["-noise"], *runs["-network"]) < reached[0] < min(runs["+noise"])
-    changes = ("minibatches of 256", "standardized advantages", "both", "both, gae_lambda=0.95")
-    found = [f"{runs[f'mujoco_ppo, log_std=0, {change}'][0]:,.0f}" for change in changes]
-    assert (
-        "seed 301 reaches {}, with standardized advantages {}, with both {}, and with λ = 0.95 as well {}.".format(
-            *found
-        )
-        in page
-    )
 
 
 def test_claims_which_memory_is_for_which_task():
