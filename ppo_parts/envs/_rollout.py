@@ -185,7 +185,7 @@ def rollout(
         """
         own_keys = policy_keys(policy, keys[0], num_envs)
         output = apply_policy(policy, params, state.obs, state.carry, state.reset, own_keys)
-        check_kept(output, initial_carry, keep_distribution)
+        check_kept(output, initial_carry, num_envs, keep_distribution)
         action, log_prob = _sample(output.distribution, keys[0])
         check_action(output.distribution, action, env.action_space, each)
         env_state, out = env.step(keys[1], state.env_state, action)
@@ -303,7 +303,7 @@ def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: st
             raise UserValueError(f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy}")
 
 
-def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> None:
+def check_kept(output: Output, initial_carry: Any, num_envs: int, keep_distribution: bool) -> None:
     """Raise unless a rollout can keep the carry of a policy and, if it has to, the distribution."""
     if initial_carry is None and output.carry is not None:
         says = f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry"
@@ -312,6 +312,9 @@ def check_kept(output: Output, initial_carry: Any, keep_distribution: bool) -> N
         if not (hasattr(x, "dtype") or isinstance(x, (int, float))):
             says = f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(x)} is not"
             raise UserTypeError(f"{says}: use one of ppo_parts.distributions, or register it with jax.tree_util")
+        if jnp.shape(x)[:1] != (num_envs,):
+            needs = f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = [{num_envs}]"
+            raise ShapeError(f"{needs}, got {jnp.shape(x)}: broadcast parameters that all elements share")
 
 
 def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, ...]) -> None:
@@ -319,10 +322,6 @@ def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, 
     if jnp.shape(batch.log_prob) != shape:
         says = f"the log-probability of {shape[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}"
         raise ShapeError(f"rollout: {says}: sum over the action's dimensions, to one number for each")
-    for leaf in jax.tree.leaves(batch.behavior):
-        if jnp.shape(leaf)[:2] != shape[:2]:
-            needs = f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {shape[1:2]}"
-            raise ShapeError(f"{needs}, got {jnp.shape(leaf)[1:]}: broadcast parameters that all elements share")
     for name, x in estimates.items():
         if not is_value(jnp.shape(x), shape):
             says = f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations"
