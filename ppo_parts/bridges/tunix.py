@@ -58,7 +58,7 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
         register_loss(prefix + name, loss, **hyperparameters)
     for name, settings in ADVANTAGES.items():
         register_advantage(prefix + name, **settings)
-    _registry().register("advantage_estimator", prefix + "gae")(gae)
+    _find_registry().register("advantage_estimator", prefix + "gae")(gae)
     return tuple(prefix + name for name in (*LOSSES, *ADVANTAGES, "gae"))
 
 
@@ -92,15 +92,15 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
                 "switch sequence packing off"
             )
 
-        def setting(name: str, default: Any) -> Any:
+        def read_setting(name: str, default: Any) -> Any:
             value = getattr(algo_config, name, None)
             return default if value is None else value
 
         def aggregate(tokens: Array) -> Array:
-            return common.aggregate_loss(tokens, mask, setting("loss_agg_mode", "token-mean"))
+            return common.aggregate_loss(tokens, mask, read_setting("loss_agg_mode", "token-mean"))
 
         sequences = {"prompt_tokens": x.prompt_ids, "completion_tokens": x.completion_ids, **packed}
-        how = {"stop_gradient": False, "return_logits": True, "temperature": setting("temperature", 1.0)}
+        how = {"stop_gradient": False, "return_logits": True, "temperature": read_setting("temperature", 1.0)}
         computed = common.compute_per_token_logps(*nnx.split(model), **sequences, pad_id=pad_id, eos_id=eos_id, **how)
         log_prob, logits = (array.astype(jnp.float32) for array in computed)
         acted = jax.lax.stop_gradient(log_prob) if x.old_per_token_logps is None else x.old_per_token_logps
@@ -112,12 +112,12 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
 
         kl = jnp.zeros_like(log_prob)
         if x.ref_per_token_logps is not None:
-            estimator, limit = setting("kl_loss_mode", "kl"), setting("kl_clamp_value", None)
+            estimator, limit = read_setting("kl_loss_mode", "kl"), read_setting("kl_clamp_value", None)
             kl = common.compute_kl_divergence(log_prob, x.ref_per_token_logps, estimator, clamp_value=limit)
-        kl_coef = setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
+        kl_coef = read_setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
         kl_loss = aggregate(kl)
         total = policy + kl_coef * kl_loss
-        entropy_coef = setting("entropy_coef", 0.0)
+        entropy_coef = read_setting("entropy_coef", 0.0)
         entropy = aggregate(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
         if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
             total = total - entropy_coef * entropy
@@ -126,7 +126,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         metrics |= {"entropy": entropy, "loss/entropy": entropy}
         return total, metrics
 
-    _registry().register("policy_loss_fn", name)(policy_loss)
+    _find_registry().register("policy_loss_fn", name)(policy_loss)
 
 
 def _measure(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _measure(log_ratio: Array, advantage: Array, weights: Array, mask: Array) ->
     log_ratio, counts = jax.lax.stop_gradient(log_ratio), mask.astype(bool)
     ratio = jnp.exp(log_ratio)
 
-    def largest(x: Array) -> Array:
+    def find_largest(x: Array) -> Array:
         return jnp.max(x, where=counts, initial=-jnp.inf)
 
     means = {
@@ -148,11 +148,11 @@ def _measure(log_ratio: Array, advantage: Array, weights: Array, mask: Array) ->
     }
     return {
         **{name: masked_mean(x, mask) for name, x in means.items()},
-        "is_ratio/max": largest(ratio),
-        "is_ratio/min": -largest(-ratio),
-        "advantage/max": largest(advantage),
-        "advantage/min": -largest(-advantage),
-        "sampler_is/weight_min": -largest(-weights),
+        "is_ratio/max": find_largest(ratio),
+        "is_ratio/min": -find_largest(-ratio),
+        "advantage/max": find_largest(advantage),
+        "advantage/min": -find_largest(-advantage),
+        "sampler_is/weight_min": -find_largest(-weights),
         **dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"), jnp.nan),
     }
 
@@ -170,7 +170,7 @@ def register_advantage(name: str, **settings: Any) -> None:
         reward = jnp.asarray(rewards, jnp.result_type(float))
         return functional.group_advantage(reward, jnp.arange(len(reward)) // num_generations, **settings)
 
-    _registry().register("advantage_estimator", name)(estimator)
+    _find_registry().register("advantage_estimator", name)(estimator)
 
 
 def gae(rewards: Array, values: Array, completion_mask: Array, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
@@ -193,7 +193,7 @@ def from_registry(name: str, *, group: int, score: str = "score") -> Part:
 
     Place: before the sampler.
     """
-    estimator = _registry().get("advantage_estimator", name)
+    estimator = _find_registry().get("advantage_estimator", name)
 
     def update(batch: Batch) -> Batch:
         tokens = jnp.broadcast_to(estimator(batch.per_segment[score], group), batch.log_prob.shape)
@@ -205,6 +205,6 @@ def from_registry(name: str, *, group: int, score: str = "score") -> Part:
     )
 
 
-def _registry() -> Any:
+def _find_registry() -> Any:
     require_package("tunix.rl.algo_core", "tunix")  # registers Tunix's own functions
     return require_package("tunix.rl.function_registry", "tunix").default_registry
