@@ -59,10 +59,12 @@ def grouped(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
     return groups
 
 
-def results(benchmark: str) -> list[Record]:
-    """The results of all records of a benchmark, each with the address of its record."""
-    found = records(benchmark).values()
-    return [record["results"] | {"address": f"{benchmark}.jsonl#{record['name']}"} for record in found]
+def results(benchmark: str, *names: str) -> list[Record]:
+    """The results of these records of a benchmark (none named: of all), or their rows, with the address of each."""
+    found = records(benchmark)
+    given = {f"{benchmark}.jsonl#{name}": found[name]["results"] for name in names or found}
+    listed = {address: result if isinstance(result, list) else [result] for address, result in given.items()}
+    return [row | {"address": address} for address, rows in listed.items() for row in rows]
 
 
 def reached(result: Record, what: str) -> str:
@@ -76,9 +78,8 @@ def reached(result: Record, what: str) -> str:
 def learning(link: Link, *names: str) -> list[str]:
     """Returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
     rows = []
-    for name in names:
-        found = records("learning")[name]["results"]
-        task = f"{found['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
+    for found in results("learning", *names):
+        task = f"{found['config']['env_id']}, " + link("`{task}`".format(**found), found["address"])
         returns = (reached(found, f"{what}_episodes_return") for what in ("last_100", "evaluation_100"))
         rows.append([task, f"{found['env_steps']:,}", first_to_last(found["seeds"]), *returns])
     return table(
@@ -89,11 +90,11 @@ def learning(link: Link, *names: str) -> list[str]:
 def published(link: Link, *names: str) -> list[str]:
     """Returns of new episodes beside the published result that is the threshold of the task."""
     rows = []
-    for name in names:
-        found, task = records("learning")[name]["results"], task_of(name)
+    for found in results("learning", *names):
+        task = task_of(found["task"])
         returns = (found[f"{how}_100_episodes_return"] for how in ("evaluation", "evaluation_mode"))
         evaluated = (interval(x, 1 if abs(task.threshold) >= 1 else 3) for x in returns)
-        linked, steps = link(found["config"]["env_id"], f"learning.jsonl#{name}"), f"{found['env_steps']:,}"
+        linked, steps = link(found["config"]["env_id"], found["address"]), f"{found['env_steps']:,}"
         rows.append([linked, steps, first_to_last(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
     return table(
         ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"], rows
@@ -217,13 +218,12 @@ def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     order, found = list(names), []
     short = [run for run in runs(benchmark) if run["env_steps"] < 900_000 and run["variant"] in order]
     for group in grouped(sorted(short, key=lambda run: order.index(run["variant"])), "task").values():
-        base, *others = group
         curves = {run["variant"]: np.array([row["evaluation"] for row in run["curve"]]) for run in group}
-        first, *later = curves.values()
-        last = {run["variant"]: difference(x[-1], first[-1]) for run, x in zip(others, later, strict=True)}
-        mean = {run["variant"]: difference(x.mean(0), first.mean(0)) for run, x in zip(others, later, strict=True)}
-        named = {run["variant"]: run for run in group}
-        found.append(Comparison(base["task"], base["env_steps"], first_to_last(base["seeds"]), named, last, mean))
+        base, *others = curves
+        last = {name: difference(curves[name][-1], curves[base][-1]) for name in others}
+        mean = {name: difference(curves[name].mean(0), curves[base].mean(0)) for name in others}
+        named, seeds = {run["variant"]: run for run in group}, first_to_last(group[0]["seeds"])
+        found.append(Comparison(group[0]["task"], group[0]["env_steps"], seeds, named, last, mean))
     return found
 
 
@@ -256,10 +256,9 @@ def libraries(link: Link) -> list[str]:
 def explain(link: Link, *names: str) -> list[str]:
     """What the gap between two libraries is made of, the largest effects first."""
     rows = []
-    for name in names:
-        found = records("explain")[name]["results"]
+    for found in results("explain", *names):
         ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
-        linked = link(f"{ends}, seeds {first_to_last(found['seeds'])}", f"explain.jsonl#{name}")
+        linked = link(f"{ends}, seeds {first_to_last(found['seeds'])}", found["address"])
         rows += [["", choice, signed(change)] for choice, change in explained(found).items()]
         rows[-len(found["choices"]) - 1][0] = linked
     return table(["from, to", "choice", "effect on the return of the last 100 episodes"], rows)
@@ -312,12 +311,6 @@ def study(link: Link) -> list[str]:
     return table(["arm", *head], rows)
 
 
-def rows_of(benchmark: str, *names: str) -> list[Record]:
-    """The rows of some records of a benchmark, each with the address of its record."""
-    found = [(name, row) for name in names for row in records(benchmark)[name]["results"]]
-    return [row | {"address": f"{benchmark}.jsonl#{name}"} for name, row in found]
-
-
 def by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
     """A table with a line for each label and a column for each size."""
     sizes = {sized(row): (math.prod(row["size"]), row["size"]) for row in rows}
@@ -335,7 +328,7 @@ def label_of(row: Record) -> str:
 
 def parts(link: Link, name: str, *sizes: str) -> list[str]:
     """Ours, inside one program: microseconds, and relative to the floor."""
-    ours = [row for row in rows_of("parts", name) if row["method"] == "ours" and sized(row) in sizes]
+    ours = [row for row in results("parts", name) if row["method"] == "ours" and sized(row) in sizes]
 
     def times(row: Record) -> str:
         return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){'?' * row['disturbed']}"
@@ -345,7 +338,7 @@ def parts(link: Link, name: str, *sizes: str) -> list[str]:
 
 def rivals(link: Link, name: str) -> list[str]:
     """Other implementations: their time relative to ours."""
-    others = [row for row in rows_of("parts", name) if row["method"] not in ("ours", "floor")]
+    others = [row for row in results("parts", name) if row["method"] not in ("ours", "floor")]
 
     def ratio(row: Record) -> str:
         return short(row["over_ours"]["median"]) + "?" * row["disturbed"]
@@ -356,7 +349,7 @@ def rivals(link: Link, name: str) -> list[str]:
 def update(link: Link, *names: str) -> list[str]:
     """A whole update against one written by hand."""
     rows = []
-    for row in rows_of("update", *names):
+    for row in results("update", *names):
         linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
         rows.append([linked, sized(row), ours, *(span(ratio) for ratio in row["ours_over"].values())])
     return table(["update", "size", "ours, ms", "over handwritten", "over it with diagnostics"], rows)
@@ -369,7 +362,7 @@ def budget(link: Link, name: str) -> list[str]:
         digits = max(3, len(str(int(row["ms"]))))
         return f"{row['ms']:.{digits}g} (x{short(row['ms'] / row['floor_ms'])})"
 
-    return by_size(rows_of("budget", name), times, lambda row: row["piece"])
+    return by_size(results("budget", name), times, lambda row: row["piece"])
 
 
 def sized(row: Record) -> str:
@@ -386,7 +379,7 @@ def speed(link: Link, *names: str) -> list[str]:
     """How many times faster the recipe is, from records of whole runs of one seed."""
     rivals = {"purejaxrl": "PureJaxRL", "rejax": "rejax", "sbx": "sbx", "sb3": "stable-baselines3"}
     ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
-    for row in rows_of("train", *names):
+    for row in results("train", *names):
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
             where = f"{row['env']}, {row['num_envs']}"
             ratios.setdefault(where, {})[row["program"]] = span(row["over_cleanrl"])
@@ -397,7 +390,7 @@ def speed(link: Link, *names: str) -> list[str]:
 def train(link: Link, *names: str) -> list[str]:
     """Whole runs."""
     lines = []
-    for row in rows_of("train", *names):
+    for row in results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])
         seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
         speed, built = f"{row['steps_per_second']:,.0f}", compiling(row.get("compile_seconds"))
@@ -410,7 +403,7 @@ def hosts(link: Link, name: str) -> list[str]:
     """Steps per second with environments on the host."""
     rows = [
         [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", span(row["over_recipe"])]
-        for row in rows_of("hosts", name)
+        for row in results("hosts", name)
     ]
     return table(["task, 8 environments", "program", "steps per second", "time relative to the recipe"], rows)
 

@@ -158,10 +158,11 @@ FLOORS = [
     {"_parts", "envs"},
     {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"},
     {"__init__"},
-    {"networks", "testing", "bridges"},
+    {"networks", "bridges"},
     {"training"},
     {"commands"},
     {"evaluate", "watch", "compare", "export", "doctor", "recipes"},
+    {"testing"},
 ]
 DOCSTRING = re.compile(r'^ *""".*?"""', re.MULTILINE | re.DOTALL)
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -7,10 +7,10 @@ from ._check import check_hyperparameters as check_hyperparameters
 from ._check import check_part as check_part
 from ._choices import CHAIN as CHAIN
 from ._choices import OPTIMIZER as OPTIMIZER
-from ._compare import Difference as Difference
 from ._compare import UpdateComparison as UpdateComparison
 from ._compare import compare_update as compare_update
 from ._example import example_batch as example_batch
 from ._example import example_context as example_context
 from ._laws import LAWS as LAWS
 from ._laws import Subject as Subject
+from ._replay import Difference as Difference

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._base.errors import UserTypeError, UserValueError
@@ -192,24 +192,27 @@ RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adap
 
 def _exchange(
     stages: str, says: str, at: tuple[str, ...], text: str, *, drop: tuple[str, ...] = (), unless: str = "",
-    last: str = "",
+    last: str = "", arguments: Mapping[str, str] | None = None,
 ) -> Change:  # fmt: skip
     """Exchange the first call of these names for a text.
 
-    In it, `{this}` is the call, and `{x}` an argument x, that of the call or else of any other. The calls `drop` are
-    removed, nothing changes if there is a call `unless` already, and the call `last` is added to the chain.
+    In it, `{this}` is the call, with `arguments` in the place of its own, and `{x}` an argument x, that of the call or
+    else of any other. The calls `drop` are removed, nothing changes if there is a call `unless` already, and the call
+    `last` is added to the chain.
     """
 
     def edit(update: Update) -> Update:
         old = update.find(*at)
         if old is None or update.find(unless):
             return update
-        parameters = inspect.signature(evaluated(parsed(old)[0])).parameters
+        function, own, _ = parsed(old)
+        this = call(function, {**own, **arguments}.items()) if arguments else old
+        parameters = inspect.signature(evaluated(function)).parameters
         given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
         for each in (*update.calls(), old):
             given |= parsed(each)[1]
         try:
-            new = read_calls(text.format(**given, this=old))
+            new = read_calls(text.format(**given, this=this))
         except KeyError:  # no call has such an argument
             return update
         for name in drop:
@@ -219,6 +222,11 @@ def _exchange(
         return dataclasses.replace(update, chain=(*update.chain, *ends))
 
     return Change(tuple(stages.split()), says, edit)
+
+
+def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
+    """Set arguments of the first call of this name."""
+    return _exchange(stages, says, (name,), "{this}", arguments=arguments)
 
 
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
@@ -233,27 +241,6 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
     options = f"name='changed', requires={requires!r}, provides={tuple(values)!r}, reads=('shared',), needs_time=True"
     text = f"pp.stateless(lambda batch: batch.replace({made}), {options})"
     return _add("advantage", says, text, ESTIMATORS, before=True, again=True)
-
-
-def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
-    """Set arguments of the first call of this name."""
-
-    def edit(update: Update) -> Update:
-        if (old := update.find(name)) is None:
-            return update
-        function, given, _ = parsed(old)
-        return update.swap(old, call(function, (given | arguments).items()))
-
-    return Change(tuple(stages.split()), says, edit)
-
-
-def _normalized(update: Update) -> Update:
-    """Run everything up to the estimator in the units of rewards."""
-    if (estimator := update.find("gae", "vtrace")) not in update.chain:
-        return update
-    end = update.chain.index(estimator) + 1
-    normalized = f"parts.normalized_values(estimator={joined(update.chain[:end])}, eps=0.0, ddof=1)"
-    return dataclasses.replace(update, chain=(normalized, *update.chain[end:]))
 
 
 def with_number(name: tuple[str, str], value: float) -> Change:
@@ -297,7 +284,8 @@ CHOICES: tuple[Change, ...] = (
            "reward"),
     _write("every step bootstraps from its own value", {"next_value": "batch.value"}),
     _write("ends of episodes are ignored", {"terminated": "0 * batch.terminated"}),
-    Change(("advantage",), "the value is in units of running moments of values and targets", _normalized),
+    _exchange("advantage", "the value is in units of running moments of values and targets", ("gae", "vtrace"),
+              "parts.normalized_values(estimator={this}, eps=0.0, ddof=1)", unless="normalized_values"),
     _set("advantage", "the running moments have epsilon 1e-5 and ddof 0", "normalized_values", eps="1e-05", ddof="0"),
     _exchange("advantage sampler loss", "V-trace", ("gae",), "pp.vtrace(gamma={gamma}, gae_lambda={gae_lambda})"),
     _exchange("advantage", "the advantage is the reward and the next lambda-return of the current policy, less V",

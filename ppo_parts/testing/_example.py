@@ -154,13 +154,11 @@ def poisoned(batch: Batch, kind: str) -> Batch:
 
     def other(x: Array, keep: Any = keep) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
+            noise: Any = 1 - x
+        else:
+            noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
         return jnp.where(unsqueezed(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
 
-    changed = {field: jax.tree.map(other, getattr(batch, field)) for field in (*FLOATS, *TREES)}
-    flags = {field: getattr(batch, field) for field in ("terminated", "truncated")}
-    changed |= {field: other(x) if kind == "nan" else jnp.where(keep, x, 1 - x) for field, x in flags.items()}
-    action = jnp.where(unsqueezed(keep, batch.action.ndim), batch.action, 1 - batch.action)
-    per_segment = jax.tree.map(lambda x: other(x, keep.any(axis=0)), batch.per_segment)
-    return batch.replace(**changed, action=action, per_segment=per_segment)
+    fields = (*FLOATS, *TREES, "action", "terminated", "truncated")
+    changed = {field: jax.tree.map(other, getattr(batch, field)) for field in fields}
+    return batch.replace(**changed, per_segment=jax.tree.map(lambda x: other(x, keep.any(axis=0)), batch.per_segment))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import experimental
 
-from .. import functional
-from .._core.batch import PER_STEP, Array, Batch, field_at, with_field_at
+from .._core.batch import Array, Batch, field_at, with_field_at
+from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
@@ -201,9 +201,7 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
 
     def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
         out, after = subject.part.update(batch.replace(current=current), state, context)
-        counted = {out.mask.shape: out.mask, out.mask.shape[1:]: jnp.any(out.mask.astype(bool), axis=0), (): None}
-        means = [functional.masked_mean(loss, counted[loss.shape]) for loss in out.losses.values()]
-        return sum(means, jnp.zeros(())), (out, after)
+        return sum((reduce_loss(loss, out) for loss in out.losses.values()), jnp.zeros(())), (out, after)
 
     def results(batch: Batch) -> Any:
         current = subject.seen(batch, context).current  # None before the sampler: there is nothing to differentiate
@@ -285,20 +283,10 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     if not subject.part.elementwise:
         return None
     batch, state, context = subject.inputs()
-    seen, shape = subject.seen(batch, context), batch.log_prob.shape
-    order = np.arange(batch.log_prob.size)
-    kept = order % 2 == 0
-
-    def mixed(x: Array) -> Array:
-        """Replace every second element with the first one."""
-        if x.shape[: len(shape)] != shape:
-            return x
-        return x.reshape(-1, *x.shape[len(shape) :])[order * kept].reshape(x.shape)
-
-    fields = (*PER_STEP, "current")
-    changed = seen.replace(**{name: jax.tree.map(mixed, getattr(seen, name)) for name in fields})
-    kept = kept.reshape(shape)
-    expected, actual = (subject.part.update(given, state, context)[0].losses for given in (seen, changed))
+    shape = batch.log_prob.shape
+    kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
+    changed = poisoned(batch.replace(mask=kept), "noise").replace(mask=batch.mask)
+    expected, actual = (subject.apply(given, state, context)[0].losses for given in (batch, changed))
     for name, loss in expected.items():
         if loss.shape != shape:
             return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"

@@ -1,0 +1,89 @@
+"""A recorded update of any program: the quantities that it may have, and what it must have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._base.errors import ShapeError, UserValueError
+from ..functional._errors import did_you_mean
+
+STAGE_OF = {
+    **dict.fromkeys(("log_prob", "value"), "policy"),
+    **dict.fromkeys(("advantage", "target"), "advantage"),
+    "weight": "sampler",
+    **dict.fromkeys(("minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl"), "loss"),
+    **dict.fromkeys(("clip_fraction", "loss", "loss_without_entropy"), "loss"),
+    **dict.fromkeys(("gradient", "grad_norm"), "gradient"),
+    "params_after": "optimizer",
+}
+"""The quantities that are compared, in this order, each with its stage."""
+STAGES = tuple(dict.fromkeys(STAGE_OF.values()))
+OF_ROLLOUT = ("policy", "advantage")
+"""The stages whose quantities have an axis of time; those of the others have one of gradient steps."""
+OF_MINIBATCH = tuple(name for name, stage in STAGE_OF.items() if stage not in OF_ROLLOUT)
+PER_STEP = ("log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
+KEYS = (
+    "obs", "action", *PER_STEP, "done", "next_obs", "last_value", "last_done", "params", "behavior", "step", "indices",
+    "segments", "keys", "moments", "advantage", "target", *OF_MINIBATCH,
+)  # fmt: skip
+
+
+def read(record: Any) -> dict[str, Any]:
+    """Return the record with trees as nested dictionaries; raise if it lacks something or does not fit together."""
+    found: dict[str, Any] = {}
+    for key, x in (dict(np.load(record)) if isinstance(record, (str, Path)) else record).items():
+        *path, last = key.split("/")
+        if (name := key.partition("/")[0]) not in KEYS:
+            hint = did_you_mean(name, KEYS) or f"; the keys are {', '.join(KEYS)}"
+            raise UserValueError(f"compare_update: the record has the unknown key {key!r}{hint}")
+        tree = found
+        for each in path:
+            tree = tree.setdefault(each, {})
+        tree[last] = jax.tree.map(np.asarray, x)
+    if "done" in found:
+        found.setdefault("terminated", found.pop("done"))
+    for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "params"):
+        if name not in found:
+            what = {"terminated": "1 where step t ended the episode, [T, N]", "params": "the tree before the update"}
+            raise UserValueError(f"compare_update: the record lacks {name!r}: add {what.get(name, 'it, [T, N, ...]')}")
+    for name in (*PER_STEP, "advantage", "target"):
+        if name in found and found[name].shape != found["reward"].shape:
+            shapes = f"shape {found[name].shape}, and 'reward' {found['reward'].shape}"
+            raise ShapeError(f"compare_update: {name!r} has {shapes}: both must be [T, N]")
+    if not {"next_value", "next_obs", "last_value"} & found.keys():
+        raise UserValueError(
+            "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
+            "after the last step, or, if time limits cut episodes, 'next_obs' or 'next_value' [T, N, ...]"
+        )
+    _check_steps(found)
+    return found
+
+
+def _check_steps(record: dict[str, Any]) -> None:
+    """Raise unless each quantity of minibatches is recorded in as many gradient steps as the others."""
+    indices = record.get("segments", record.get("indices"))
+    of_minibatches = [x for x in OF_MINIBATCH if x in record]
+    if of_minibatches and indices is None:
+        raise UserValueError(
+            f"compare_update: the record has {of_minibatches[0]!r}, which is of minibatches, but lacks "
+            "their rows: add 'indices' [E, K, M], t * N + n of each element"
+        )
+    if has_no_steps(record, "gradient"):
+        raise ShapeError("compare_update: 'gradient' needs a leading axis: record it in each gradient step")
+    without_steps = ("weight", "params_after") if has_no_steps(record, "params_after") else ("weight",)
+    lengths = {x: len(jax.tree.leaves(record[x])[0]) for x in of_minibatches if x not in without_steps}
+    given = int(np.prod(np.shape(indices)[:-1]))
+    if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > given:
+        raise UserValueError(
+            f"compare_update: the record has the rows of {given} minibatches, and {lengths} gradient steps: "
+            "record each quantity once in each step"
+        )
+
+
+def has_no_steps(record: dict[str, Any], name: str) -> bool:
+    """Return whether the leaves of a tree have the shapes of the parameters, without an axis of gradient steps."""
+    return name in record and np.ndim(jax.tree.leaves(record[name])[0]) == np.ndim(jax.tree.leaves(record["params"])[0])

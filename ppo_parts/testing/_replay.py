@@ -1,0 +1,358 @@
+"""The stages of a recorded update, each computed by a chain from what is recorded before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .._base.errors import ShapeError, UserValueError
+from .._base.moments import Moments
+from .._core.batch import Batch
+from .._core.chain import chain as chain_of
+from .._core.chain import fold, init_parts
+from .._core.gradient import reduce_loss
+from .._core.optimizer import transformation
+from .._core.part import Context, Part
+from .._core.phase_state import Estimates
+from .._core.phases import divide
+from .._core.policy import evaluate_current, evaluate_policy
+from .._parts.samplers import given_indices
+from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
+from ._choices import Update, call, evaluated, parsed
+from ._record import OF_MINIBATCH, OF_ROLLOUT, PER_STEP, STAGE_OF, STAGES, has_no_steps
+
+
+class Difference(NamedTuple):
+    """How far a quantity of the chain is from the recorded one.
+
+    Attributes:
+        stage: "policy", "advantage", "sampler", "loss", "gradient" or "optimizer".
+        quantity: its key in the record.
+        step: the first gradient step in which it differs; None: it has no steps, or does not differ.
+        ours, recorded: the numbers that differ most.
+        residual: all differences, in units of what is allowed.
+    """
+
+    stage: str
+    quantity: str
+    step: int | None
+    ours: float
+    recorded: float
+    residual: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The largest difference in units of what is allowed: the quantity differs if it is greater than 1."""
+        return float(np.max(np.where(np.isfinite(self.residual), np.abs(self.residual), np.inf), initial=0))
+
+    def __str__(self) -> str:
+        where = "" if self.step is None else f" in gradient step {self.step}"
+        return f"{self.quantity}{where}: {self.ours:.6g}, recorded {self.recorded:.6g}"
+
+
+def first_of(found: list[Difference]) -> Difference | None:
+    """Return the first quantity that differs."""
+    return next((x for x in found if x.error > 1), None)
+
+
+def worst(found: list[Difference]) -> float:
+    """Return the largest error."""
+    return max((x.error for x in found), default=0.0)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(function: Callable[..., Any], evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(function, evaluate))
+
+
+class Replay:
+    """A record, and the quantities of a chain beside it.
+
+    JAX runs the stages operation by operation, which compiles nothing but the network, whatever chain is tried.
+    """
+
+    def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
+        self.record, self.rtol, self.params = {**record}, rtol, jax.tree.map(jnp.asarray, record["params"])
+        self.network, self.current = (_compiled(x, evaluate) for x in (evaluate_policy, evaluate_current))
+        step = record.get("step", 0)
+        self.context = Context(key=jax.random.key(0), step=step, params=self.params, evaluate=self.network)
+        # What does not change with the optimizer is computed once for each chain that is tried.
+        self.rollout = functools.lru_cache(64)(self._rollout)
+        self.minibatches = functools.lru_cache(64)(self._minibatches)
+        self.estimates = functools.cache(self._estimates)
+        # The rollout, and how the policy that acted evaluates it.
+        fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
+        batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
+        output, next_value = self.network(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
+        if next_value is None and batch.next_obs is not None:
+            next_value = self.network(acted, Batch(obs=batch.next_obs, action=batch.action)).value
+        elif next_value is None:
+            next_value = next_values(batch.value, jnp.asarray(record["last_value"], batch.value.dtype))
+        last_done = jnp.asarray(record.get("last_done", np.zeros(batch.reward.shape[1:])))
+        self.batch = batch.replace(next_value=next_value, behavior=output.distribution, shared={"last_done": last_done})
+        self.eps = float(jnp.finfo(batch.value.dtype).eps)
+        # The elements of each minibatch, [E, K, M], and what else is recorded of each, [E * K, ...].
+        self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
+        indices = record.get("segments", record.get("indices"))
+        self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
+        self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
+        for name in {"weight", "keys"} & record.keys():
+            self.record[name] = record[name].reshape((-1, *record[name].shape[np.ndim(indices) - 1 :]))
+        # The parameters before each gradient step; where those after it are not recorded, there is only the first.
+        self.before = jax.tree.map(lambda x: np.asarray(x)[None], self.params)
+        self.is_last = has_no_steps(record, "params_after")
+        if self.is_last:
+            self.record["params_after"] = jax.tree.map(lambda x: x[None], record["params_after"])
+        elif "params_after" in record:
+            self.before = jax.tree.map(lambda x, y: np.concatenate([x, y[:-1]]), self.before, record["params_after"])
+        self.steps = len(jax.tree.leaves(self.before)[0])
+        log_prob = output.distribution.log_prob(batch.action)
+        self.policy = [*self._compare("log_prob", log_prob), *self._compare("value", output.value)]
+
+    def compared(self, found: list[Difference]) -> tuple[str, ...]:
+        """Return the quantities that were compared, and say of which only the first gradient step was."""
+        several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
+        first_alone = several and (self.is_last or "params_after" not in self.record)
+        cut = {*OF_MINIBATCH} - {"params_after"} if first_alone else set()
+        says = " (of the first gradient step)"
+        return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
+
+    def with_sizes(self, update: Update) -> Update:
+        """Return the update with the recorded numbers of epochs and minibatches."""
+        old = update.find("shuffled_minibatches", "segment_minibatches")
+        if old is None or self.indices is None:
+            return update
+        epochs, minibatches, size = self.indices.shape
+        arguments = parsed(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
+        name = "pp.shuffled_minibatches" if self.axis == "step" else "pp.segment_minibatches"
+        if "weight" in self.record:
+            name = "pp.prioritized_sampler"
+            arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
+        return update.swap(old, call(name, arguments.items()))
+
+    def differences(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
+        """Compare everything up to a stage; that of the optimizer in so many steps."""
+        stages, chain = STAGES[: STAGES.index(upto) + 1], dataclasses.replace(update, optimizer=())
+        found = self.policy + self.rollout(chain)[1]
+        wanted = [x for x in OF_MINIBATCH if x in self.record and STAGE_OF[x] in stages]
+        if self.indices is None or not wanted:
+            return found
+        ours = dict(self.minibatches(chain, "gradient" in stages))
+        if "params_after" in wanted:
+            ours["params_after"] = self._params_after(update, ours, steps or self.steps)
+        size = 1 + np.mean(np.abs(ours["minibatch_advantage"]))
+        for name in (x for x in wanted if x in ours):
+            factors = (1, 2) if name == "value_loss" else (1,)  # it may be recorded without the factor 1/2
+            each = [self._compare(name, jax.tree.map(lambda x, y=y: y * x, ours[name]), size) for y in factors]
+            found += min(each, key=worst)
+        return found
+
+    def _rollout(self, update: Update) -> tuple[Batch, list[Difference]]:
+        """Run the parts before the sampler; what is recorded replaces the estimates that it was compared with.
+
+        Recorded advantages are those after the last estimator, or after all parts: whichever are closer.
+        """
+        parts, _ = _divided(update)
+        makers = [i + 1 for i, x in enumerate(parts) if "advantage" in x.provides and "advantage" not in x.requires]
+        recorded = {x: jnp.asarray(self.record[x]) for x in ("advantage", "target") if x in self.record}
+        if recorded and not makers:
+            raise UserValueError(
+                f"compare_update: the record has {min(recorded)!r}, which the chain does not compute before its "
+                "sampler: leave it out of the record, or add an estimator, such as gae()"
+            )
+        states = self._states(parts)
+
+        def run(batch: Batch, begin: int, end: int | None = None) -> Batch:
+            return fold(parts[begin:end], batch, states[begin:end], self.context)[0]
+
+        def compared(batch: Batch) -> list[Difference]:
+            return [x for name in recorded for x in self._compare(name, getattr(batch, name))]
+
+        end = makers[-1] if makers else len(parts)
+        estimated = run(self.batch, 0, end)
+        whole = run(estimated, end)
+        found, of_whole = compared(estimated), compared(whole)
+        if worst(of_whole) < worst(found):
+            return whole.replace(**recorded), of_whole
+        return run(estimated.replace(**recorded), end), found
+
+    def _states(self, parts: Any) -> Any:
+        """Return the first states of parts, with the recorded running moments."""
+
+        states = init_parts(parts, self.params)
+        if "moments" not in self.record:
+            return states
+        moments, kind = Moments(*map(jnp.asarray, self.record["moments"])), lambda x: isinstance(x, Moments)
+        return jax.tree.map(lambda x: moments if kind(x) else x, states, is_leaf=kind)
+
+    def _minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
+        """Return what the chain computes in each gradient step, from the recorded parameters before it."""
+        states, step = self._step_of(update, grad)
+        given = self.before, jnp.arange(self.steps)
+        if jax.tree.leaves(states):
+            return jax.device_get(jax.lax.scan(step, states, given)[1])
+        return jax.device_get(jax.vmap(lambda *given: step(states, given)[1])(*given))  # all at once
+
+    def _step_of(self, update: Update, grad: bool) -> tuple[Any, Callable[..., Any]]:
+        """Return the first states of the parts after the sampler, and what the chain computes in a gradient step."""
+        parts, phase = _divided(update)
+        rollout_of = self._rollouts(update, parts, phase.sampler.refresh)
+        alpha, beta = (update.number("prioritized_sampler", x) for x in ("alpha", "beta"))
+        weights, keys = (jnp.asarray(self.record[x]) if x in self.record else None for x in ("weight", "keys"))
+
+        def step(states: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
+            params, index = given
+            epoch, number = divmod(index, self.indices.shape[1])
+            rollout, rows = rollout_of(index).replace(metrics={}, reductions=()), self._rows(update.rows, index)
+            minibatch = self.sampler.take(rollout, rows, None if weights is None else weights[index])
+            context = self.context.replace(epoch=epoch, minibatch=number, num_minibatches=self.indices.shape[1])
+            after = phase.after if keys is None else tuple(_with_key(x, keys[index]) for x in phase.after)
+
+            def loss(params: Any) -> Any:
+                batch = minibatch.replace(current=self._current(params, minibatch))
+                batch, new = fold(after, batch, states, context.replace(params=params))
+                numbers = _numbers_of(batch)
+                return numbers["loss"], (new, numbers)
+
+            if grad:
+                (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+                numbers |= {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
+            else:
+                new, numbers = loss(params)[1]
+            if alpha is not None:
+                probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
+                numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
+            return new, numbers
+
+        return init_parts(phase.after, self.params), step
+
+    def _rollouts(self, update: Update, parts: Any, refresh: str) -> Callable[[Any], Batch]:
+        """Return the function of a gradient step that returns the rollout before it."""
+        if refresh == "rollout":
+            rollout = self.rollout(update)[0]
+            return lambda index: rollout
+        states = self._states(parts)
+
+        def run(estimates: Estimates, params: Any) -> Batch:
+            batch = self.batch.replace(**estimates._asdict())
+            return fold(parts, batch, states, self.context.replace(params=params))[0]
+
+        return functools.partial(_row, jax.vmap(run)(self.estimates(refresh, update.rows), self.before))
+
+    def _estimates(self, refresh: str, rows: str) -> Estimates:
+        """Return what a sampler with this `refresh` knows of the rollout before each step."""
+        estimates, sampler, found = Estimates.recorded(self.batch), self.sampler, []
+        for index in range(self.steps):
+            params = _row(self.before, index)
+            evaluates = refresh == "every_epoch" or (refresh == "epoch" and index > 0)
+            if evaluates and index % self.indices.shape[1] == 0:
+                estimates = Estimates.evaluated(self.network, params, self.batch)
+            found.append(estimates)
+            if refresh == "minibatch":
+                drawn = self._rows(rows, index)
+                minibatch = sampler.take(self.batch, drawn, None)
+                minibatch = minibatch.replace(current=self._current(params, minibatch))
+                estimates = estimates.written_back(self.batch, sampler, minibatch, drawn)
+        return jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+    def _rows(self, rows: str, index: Any) -> Any:
+        """Return the indices of a minibatch."""
+        time, segments = self.batch.log_prob.shape[:2]
+        found = jnp.asarray(self.indices).reshape(-1, self.indices.shape[2])[index]
+        return found if rows == "t * N + n" else found % time * segments + found // time
+
+    def _current(self, params: Any, minibatch: Batch) -> Any:
+        names = ("obs", "action", "next_obs", "log_prob", "value", "mask")
+        return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
+
+    def _params_after(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
+        """Return the parameters after each of so many steps, from those recorded before it.
+
+        Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
+        """
+        optimizer = optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
+        params, opt_state, after = self.params, optimizer.init(self.params), []
+        recorded = ours | {"gradient": self.record.get("gradient", ours["gradient"])}
+        if self.is_last:
+            if (refresh := _divided(update)[1].sampler.refresh) != "rollout":
+                raise UserValueError(
+                    f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add "
+                    "'params_after' of each gradient step to the record"
+                )
+            steps = self.indices.shape[0] * self.indices.shape[1]
+            states, step = self._step_of(dataclasses.replace(update, optimizer=()), True)
+        for index in range(steps):
+            if self.is_last:
+                states, numbers = step(states, (params, index))
+            else:
+                numbers, params = _row((recorded, self.before), index)
+            given = {"step": self.context.step, "value": numbers["loss"], "metrics": numbers["metrics"]}
+            updates, opt_state = optimizer.update(numbers["gradient"], opt_state, params, **given)
+            params = optax.apply_updates(params, updates)
+            after.append(jax.device_get(params))
+        return jax.tree.map(lambda *x: np.stack(x), *after[-1:] if self.is_last else after)
+
+    def _compare(self, name: str, ours: Any, size: Any = 1.0) -> list[Difference]:
+        """Compare each leaf of a quantity.
+
+        What is allowed is relative to the largest number, for a gradient that of its step, and for parameters to the
+        distance traveled in the step. Terms of a `size` may cancel, and leave their rounding.
+        """
+        stage, theirs, found = STAGE_OF[name], self.record[name], []
+        begin = self.before if name == "params_after" else jax.tree.map(np.zeros_like, theirs)
+        has_steps = stage not in OF_ROLLOUT and not (self.is_last and name == "params_after")
+        leaves = jax.tree.leaves_with_path(theirs), jax.tree.leaves(ours), jax.tree.leaves(begin)
+        for (path, x), mine, first in zip(*leaves, strict=True):
+            label, mine = "/".join([name, *(str(entry.key) for entry in path)]), np.asarray(mine, np.float64)
+            x, first = np.asarray(x[: len(mine)], np.float64), first[: len(mine)]
+            if mine.shape != x.shape:
+                raise ShapeError(f"compare_update: {label!r} has shape {x.shape} in the record, expected {mine.shape}")
+            if name in ("gradient", "params_after"):
+                moved = np.max(np.abs(x - first), axis=tuple(range(1, x.ndim)), keepdims=True, initial=0)
+                allowed = self.rtol * moved + 4 * self.eps * np.max(np.abs(first)) + np.finfo(np.float32).tiny
+            else:
+                allowed = self.rtol * np.max(np.abs(x), initial=0) + 8 * self.eps * size
+            residual = (mine - x) / allowed
+            off = np.abs(np.where(np.isfinite(residual), residual, np.inf))
+            differing: Any = np.flatnonzero(off.reshape(len(off), -1).max(axis=1) > 1) if has_steps else []
+            step = int(differing[0]) if len(differing) else None
+            at = np.argmax(off) if step is None else step * off[0].size + np.argmax(off[step])
+            found.append(Difference(stage, label, step, float(mine.flat[at]), float(x.flat[at]), residual.ravel()))
+        return found
+
+
+def _divided(update: Update) -> tuple[tuple[Part, ...], Any]:
+    """Return the parts before the sampler, and the phase of the chain."""
+    shared, (phase,) = divide(chain_of(*map(evaluated, update.chain)))
+    return (*shared, *phase.before), phase
+
+
+def _numbers_of(batch: Batch) -> dict[str, Any]:
+    """Return the quantities of a minibatch after the parts of the chain, and its metrics."""
+    losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
+    total = sum(losses.values())
+    return {
+        **{x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics},
+        "minibatch_advantage": batch.advantage,
+        "loss": total,
+        "loss_without_entropy": total - losses.get("entropy", 0),
+        "approx_kl": batch.metrics.get("early_stop_kl", masked_mean(approx_kl(batch.current_log_ratio()), batch.mask)),
+        "metrics": dict(batch.metrics),
+    }
+
+
+def _with_key(part: Part, key: Any) -> Part:
+    """Return a part that draws its random numbers from this key."""
+    run = part.update
+    return dataclasses.replace(part, update=lambda batch, state, context: run(batch, state, context.replace(key=key)))
+
+
+def _row(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
