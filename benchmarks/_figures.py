@@ -16,8 +16,6 @@ from .differences import DIFFERENCES
 from .explain import explained
 from .learning import POPGYM, ends_of_points, task_of
 
-GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
-
 
 def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 95 % bootstrap interval of the mean over seeds, `[points, seeds]`: within what the seeds reach."""
@@ -121,7 +119,7 @@ def explain(path: Path, name: str) -> None:
     save(figure, path)
 
 
-def atari(path: Path) -> None:
+def atari(path: Path, games_averaged: int = 20) -> None:
     """A panel for each game: moving means of the returns of games, a line for each seed."""
     by_task = grouped(results("atari"), "task")
     figure, panels = canvas(len(by_task), width=4.6)
@@ -130,10 +128,10 @@ def atari(path: Path) -> None:
             for number, run in enumerate(run for result in found for run in result["runs"][name]):
                 steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
                 steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
-                means = np.convolve(returns, np.ones(GAMES_AVERAGED) / GAMES_AVERAGED, "valid")
+                means = np.convolve(returns, np.ones(games_averaged) / games_averaged, "valid")
                 x = steps[len(steps) - len(means) :] / 1000
                 panel.plot(x, means, color=color, lw=1.2, label=None if number else f"{who}, each seed")
-        panel.set(title=task, xlabel="thousand environment steps", ylabel="mean return of 20 games")
+        panel.set(title=task, xlabel="thousand environment steps", ylabel=f"mean return of {games_averaged} games")
         panel.legend(fontsize=8)
     save(figure, path)
 
@@ -228,10 +226,9 @@ def pareto(path: Path) -> None:
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {
-    "learning_cartpole.png": functools.partial(learning, names=["cartpole"]),
     **{
         f"learning_{name}.png": functools.partial(learning, names=[name])
-        for name in ("ippo_spread", "ippo_smax_3m", "ippo_riddle")
+        for name in ("cartpole", "ippo_spread", "ippo_smax_3m", "ippo_riddle")
     },
     "results_memory.png": functools.partial(
         learning, names=[f"popgym_{name}" for name in POPGYM], published="best of 13 memories, 15M steps"

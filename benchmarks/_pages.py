@@ -58,14 +58,12 @@ def signed(change: dict[str, Any]) -> str:
 def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
     """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     matplotlib.rc_file(STYLE)
     columns = min(columns or panels, panels)
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, 4 * rows))
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[panels:]:
         axis.remove()

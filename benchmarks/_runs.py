@@ -14,8 +14,6 @@ import numpy as np
 from ppo_parts import training
 from ppo_parts.training._program import compiler_options
 
-EPISODES = 100  # new ones, that are played after training
-
 
 def seeds_of(options: Any) -> range:
     """The seeds of a command line."""

@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def store(address: str | Path, record: Record) -> None:
     if not name:
         raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
     path = ROOT / file  # `file`, if it is absolute
-    records = read(path) | {name: {"name": name} | plain(record) | {"name": name}}
+    records = read(path) | {name: {"name": name} | plain(record)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
@@ -140,12 +140,13 @@ def size(text: str) -> tuple[int, int]:
     return steps, environments
 
 
-SHARED: dict[str, tuple[Callable[[str], Any], str]] = {
-    "seeds": (positive, "how many seeds"),
-    "first_seed": (int, "the first of them"),
-    "steps": (positive, "environment steps of each seed"),
-    "rounds": (positive, "interleaved rounds; a third of them where one takes long"),
-    "json": (str, "FILE#NAME: write the record here"),
+SHARED: dict[str, dict[str, Any]] = {
+    "seeds": {"type": positive, "help": "how many seeds"},
+    "first_seed": {"type": int, "help": "the first of them"},
+    "steps": {"type": positive, "help": "environment steps of each seed"},
+    "sizes": {"type": size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
+    "rounds": {"type": positive, "help": "interleaved rounds; a third of them where one takes long"},
+    "json": {"metavar": "FILE#NAME", "help": "write the record here"},
 }
 
 
@@ -153,6 +154,5 @@ def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A command line with the shared options that have a default here."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        kind, what = SHARED[name]
-        made.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=what)
+        made.add_argument(f"--{name.replace('_', '-')}", default=default, **SHARED[name])
     return made

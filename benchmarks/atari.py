@@ -3,9 +3,9 @@
     python -m benchmarks atari ale:breakout --steps 200_000 --seeds 1
     python -m benchmarks atari ale:pong --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_atari.py
 
-Both train one seed after another. The script runs unchanged under a Python of its own, because it needs Gymnasium 0.29;
-its ale-py 0.8.1 comes without games, and `ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. A
-record of benchmarks/results/atari.jsonl has the returns of whole games against environment steps.
+Both train one seed after another, and the script runs as in `hosts`. Its ale-py 0.8.1 comes without games:
+`ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. A record of benchmarks/results/atari.jsonl has
+the returns of whole games against environment steps.
 """
 
 from __future__ import annotations

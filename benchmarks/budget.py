@@ -22,7 +22,7 @@ from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing, parts, update
-from ._shared import collect, parser, size
+from ._shared import collect, parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # larger minibatches are evaluated in pieces
@@ -132,7 +132,5 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
 
 def main() -> None:
     """Print a row for each piece at each size; write them with `--json`."""
-    options = parser(__doc__, rounds=15, json=None)
-    options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
-    given = options.parse_args()
+    given = parser(__doc__, sizes=SIZES, rounds=15, json=None).parse_args()
     collect(given.json, (row for sized in given.sizes for row in measure(*sized, given.rounds)))

@@ -32,9 +32,9 @@ class Config(cleanrl_ppo.Config):
     log_std: float = 0.0  # initial logarithm of the standard deviation of continuous actions
 
 
-def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
+def make_train(config: Config) -> training.Train:
     """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
-    env = envs.prepare(envs.make(config.env_id) if env is None else env)
+    env = envs.prepare(envs.make(config.env_id))
     if config.normalize_env and config.normalize_observations:
         env = envs.normalize_observation(env)
     if config.normalize_env and config.normalize_rewards:

@@ -115,13 +115,6 @@ def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False
     }
 
 
-def configured(config: Any, scaling: str, num_devices: int) -> Any:
-    """The configuration of a measurement."""
-    sizes = {name: x for name, x in SIZES.items() if hasattr(config, name)}
-    shards = num_devices if scaling == "weak" else DEVICES[-1]
-    return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
-
-
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
     given = parser(__doc__, json=None).parse_args()
@@ -131,9 +124,11 @@ def main() -> None:
 
     def rows() -> Iterator[dict[str, Any]]:
         for name, (module, config) in RECIPES.items():
+            sizes = {field: x for field, x in SIZES.items() if hasattr(config, field)}
             for scaling in ("one shard", "strong", "weak"):
                 for devices in [COMPARED] if scaling == "one shard" else DEVICES:
-                    sized = configured(config, scaling, devices)
+                    shards = devices if scaling == "weak" else DEVICES[-1]
+                    sized = dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
                     row = {"recipe": name, "scaling": scaling, "devices": devices}
                     row |= {"num_envs": sized.num_envs, "num_steps": sized.num_steps}
                     yield row | measured(module, sized, devices, scaling == "one shard")

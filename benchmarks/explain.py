@@ -80,10 +80,11 @@ def between(config: differences.Config, first: str, second: str, of_second: Sequ
     return differences.make_train(dataclasses.replace(config, **fields), **given)
 
 
-def walks(names: Sequence[str], seed: int) -> Iterator[list[str]]:
-    """The order in which a seed makes the choices, and the reverse."""
+def walks(names: Sequence[str], seed: int) -> Iterator[list[list[str]]]:
+    """The stops of both walks of a seed, each with the choices of the second library that are made so far."""
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
-    yield from (order, order[::-1])
+    for each in (order, order[::-1]):
+        yield [each[:made] for made in range(len(each) + 1)]
 
 
 def code(names: Sequence[str], of_second: Sequence[str]) -> str:
@@ -96,9 +97,9 @@ def effects(result: Record) -> dict[str, np.ndarray]:
     names, seeds, returns = result["choices"], result["seeds"], result["returns"]
     found = {name: np.zeros(len(seeds)) for name in names}
     for i, seed in enumerate(seeds):
-        for order in walks(names, seed):
-            stops = [returns[code(names, order[:n])][str(seed)] for n in range(len(names) + 1)]
-            for name, (before, after) in zip(order, itertools.pairwise(stops), strict=True):
+        for stops in walks(names, seed):
+            reached = [returns[code(names, of_second)][str(seed)] for of_second in stops]
+            for name, (before, after) in zip(stops[-1], itertools.pairwise(reached), strict=True):
                 found[name][i] += (after - before) / 2
     return found | {"gap": np.sum(list(found.values()), axis=0)}
 
@@ -111,8 +112,8 @@ def explained(result: Record) -> dict[str, Record]:
     from scipy import stats
 
     def interval(values: np.ndarray, comparisons: int) -> Record:
-        half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
-        return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
+        ends = stats.t.interval(1 - 0.05 / comparisons, len(values) - 1, values.mean(), stats.sem(values))
+        return {"mean": float(values.mean()), "95": [*map(float, ends)]}
 
     *choices, (_, gap) = effects(result).items()
     changes = {name: interval(values, len(choices)) for name, values in choices}
@@ -139,9 +140,8 @@ def main() -> None:
     }  # fmt: skip
     wanted: dict[str, tuple[list[str], set[int]]] = {}
     for seed in seeds:
-        for order in walks(names, seed):
-            for n in range(len(names) + 1):
-                wanted.setdefault(code(names, order[:n]), (order[:n], set()))[1].add(seed)
+        for of_second in itertools.chain(*walks(names, seed)):
+            wanted.setdefault(code(names, of_second), (of_second, set()))[1].add(seed)
     for number, (stop, (of_second, who)) in enumerate(wanted.items()):
         missing = sorted(seed for seed in who if str(seed) not in returns.get(stop, {}))
         if not missing:

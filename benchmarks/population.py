@@ -22,7 +22,7 @@ from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
 from ._pages import difference, interval
-from ._runs import EPISODES, evaluation_key, keys_of, seeds_of
+from ._runs import evaluation_key, keys_of, seeds_of
 from ._shared import RESULTS, parser, write
 
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
@@ -48,7 +48,7 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         train = make_train(config)
 
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
-            return jnp.mean(train.evaluate_policy(evaluation_key(key), train(key).state, EPISODES).episode_return)
+            return jnp.mean(train.evaluate_policy(evaluation_key(key), train(key).state, episodes=100).episode_return)
 
         # One seed after another, because a CPU is busy with one, and nested vmaps compile for twice as long.
         program = jax.jit(lambda keys: jax.lax.map(run, keys), compiler_options=compiler_options())

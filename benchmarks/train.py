@@ -25,6 +25,7 @@ from unittest import mock
 
 import gymnax
 import jax
+from gymnax.wrappers import purerl
 
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
@@ -57,18 +58,13 @@ ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
 
-def five_tuple(env: Any) -> Any:
+class FiveTuple(purerl.GymnaxWrapper):
     """A gymnax environment with the `step` of gymnax 0.0, which has one flag for both ends of an episode."""
 
-    class FiveTuple:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(env, name)
-
-        def step(self, *args: Any) -> Any:
-            obs, state, reward, terminated, truncated, _ = env.step(*args)
-            return obs, state, reward, terminated | truncated, {}
-
-    return FiveTuple()
+    def step(self, *args: Any) -> Any:
+        """Take a step."""
+        obs, state, reward, terminated, truncated, _ = self._env.step(*args)
+        return obs, state, reward, terminated | truncated, {}
 
 
 def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
@@ -77,7 +73,7 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
 
     env, env_params = gymnax.make(env_id)
     algorithm = PPO.create(
-        env=five_tuple(env), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
+        env=FiveTuple(env), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
         num_minibatches=MINIBATCHES, max_grad_norm=0.5, learning_rate=2.5e-4,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (HIDDEN, HIDDEN)},
     )  # fmt: skip
@@ -95,7 +91,7 @@ def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[
 
     def make_five_tuple(name: str) -> Any:
         env, env_params = make(name)
-        return five_tuple(env), env_params
+        return FiveTuple(env), env_params
 
     absent = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
     with (

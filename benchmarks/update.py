@@ -23,7 +23,7 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
-from ._shared import collect, parser, size
+from ._shared import collect, parser
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
 PRIORITY_EPS = 1e-6
@@ -62,16 +62,6 @@ def rollout(train: training.Train, key: jax.Array) -> pp.Batch:
         truncated=truncated & ~terminated,
         next_value=batch.value + noise[2],
     )
-
-
-def annealed(rate: float, config: Any, epochs: int) -> Callable[[jax.Array], jax.Array]:
-    """A learning rate that falls linearly with each update, of the number of gradient steps."""
-    return lambda count: rate * (1 - count // (epochs * config.num_minibatches) / config.num_updates)
-
-
-def clipped_adam(rate: Any, config: Any) -> optax.GradientTransformation:
-    """CleanRL's optimizer."""
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
 
 
 def advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
@@ -186,8 +176,14 @@ class Phase(NamedTuple):
 
 def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> tuple[Any, Callable[..., Any]]:
     """The optimizers and the update: epochs of each phase, which trains the parameters of its name ("": all)."""
-    rates = {name: annealed(phase.rate, config, phase.epochs) for name, phase in phases.items()}
-    optimizers = {name: clipped_adam(rate, config) for name, rate in rates.items()}
+
+    def adam(phase: Phase) -> optax.GradientTransformation:
+        def rate(count: jax.Array) -> jax.Array:  # falls linearly with each update
+            return phase.rate * (1 - count // (phase.epochs * config.num_minibatches) / config.num_updates)
+
+        return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
+
+    optimizers = {name: adam(phase) for name, phase in phases.items()}
 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
         params, opt_state = state.params, dict(state.opt_state)
@@ -341,9 +337,8 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
 
 def main() -> None:
     """Print a row for each recipe and size; write them with `--json`."""
-    options = parser(__doc__, rounds=41, json=None)
+    options = parser(__doc__, sizes=SIZES, rounds=41, json=None)
     options.add_argument("recipes", nargs="+", choices=RECIPES)
-    options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
     given = options.parse_args()
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     sized = [(recipe, *each) for recipe in given.recipes for each in given.sizes]

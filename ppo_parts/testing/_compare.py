@@ -9,7 +9,7 @@ from typing import Any
 
 from .._base.errors import UserTypeError
 from .._core.part import Part
-from ._choices import CHAIN, OPTIMIZER, Update, evaluated, read_calls
+from ._choices import CHAIN, OPTIMIZER, Update, call, evaluated, parsed, read_calls
 from ._explain import explain
 from ._record import read
 from ._replay import Difference, Replay, first_of
@@ -105,9 +105,23 @@ def compare_update(
     if not (isinstance(chain, str) and isinstance(optimizer, str)):
         found = replay.differences(Update((evaluated(chain),), (evaluated(optimizer),)))
         return UpdateComparison(replay.compared(found), first_of(found), (), first_of(found), "")
-    update = replay.with_sizes(Update(read_calls(chain), read_calls(optimizer)))
+    update = _with_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
     found = replay.differences(update)
     explained, changes, left = explain(replay, update)
     return UpdateComparison(
         replay.compared(found), first_of(found), tuple(x.says for x in changes), left, str(explained)
     )
+
+
+def _with_sizes(update: Update, replay: Replay) -> Update:
+    """Return the update with the recorded numbers of epochs and minibatches, and the sampler that draws such ones."""
+    old = update.find("shuffled_minibatches", "segment_minibatches")
+    if old is None or replay.indices is None:
+        return update
+    epochs, minibatches, size = replay.indices.shape
+    arguments = parsed(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
+    name = "pp.segment_minibatches" if "segments" in replay.record else "pp.shuffled_minibatches"
+    if "weight" in replay.record:
+        name = "pp.prioritized_sampler"
+        arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
+    return update.swap(old, call(name, arguments.items()))

@@ -65,7 +65,7 @@ def read(record: Any) -> dict[str, Any]:
 
 def _check_steps(record: dict[str, Any]) -> None:
     """Raise unless each quantity of minibatches is recorded in as many gradient steps as the others."""
-    indices = record.get("segments", record.get("indices"))
+    indices: Any = record.get("segments", record.get("indices"))
     of_minibatches = [x for x in OF_MINIBATCH if x in record]
     if of_minibatches and indices is None:
         raise UserValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
-from ._choices import Update, call, evaluated, parsed
+from ._choices import Update, evaluated
 from ._record import OF_MINIBATCH, OF_ROLLOUT, PER_STEP, STAGE_OF, STAGES, has_no_steps
 
 
@@ -62,14 +62,13 @@ def first_of(found: list[Difference]) -> Difference | None:
     return next((x for x in found if x.error > 1), None)
 
 
-def worst(found: list[Difference]) -> float:
+def worst(found: Iterable[Difference]) -> float:
     """Return the largest error."""
     return max((x.error for x in found), default=0.0)
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(function: Callable[..., Any], evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(functools.partial(function, evaluate))
+NETWORK, CURRENT = (jax.jit(x, static_argnums=0) for x in (evaluate_policy, evaluate_current))
+"""Compiled once for each network."""
 
 
 class Replay:
@@ -80,7 +79,7 @@ class Replay:
 
     def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
         self.record, self.rtol, self.params = {**record}, rtol, jax.tree.map(jnp.asarray, record["params"])
-        self.network, self.current = (_compiled(x, evaluate) for x in (evaluate_policy, evaluate_current))
+        self.network, self.current = (functools.partial(x, evaluate) for x in (NETWORK, CURRENT))
         step = record.get("step", 0)
         self.context = Context(key=jax.random.key(0), step=step, params=self.params, evaluate=self.network)
         # What does not change with the optimizer is computed once for each chain that is tried.
@@ -99,10 +98,10 @@ class Replay:
         self.batch = batch.replace(next_value=next_value, behavior=output.distribution, shared={"last_done": last_done})
         self.eps = float(jnp.finfo(batch.value.dtype).eps)
         # The elements of each minibatch, [E, K, M], and what else is recorded of each, [E * K, ...].
-        self.axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
-        indices = record.get("segments", record.get("indices"))
+        axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
+        indices: Any = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
-        self.sampler: Any = None if indices is None else given_indices(indices, axis=self.axis)
+        self.sampler: Any = None if indices is None else given_indices(indices, axis=axis)
         for name in {"weight", "keys"} & record.keys():
             self.record[name] = record[name].reshape((-1, *record[name].shape[np.ndim(indices) - 1 :]))
         # The parameters before each gradient step; where those after it are not recorded, there is only the first.
@@ -123,19 +122,6 @@ class Replay:
         cut = {*OF_MINIBATCH} - {"params_after"} if first_alone else set()
         says = " (of the first gradient step)"
         return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
-
-    def with_sizes(self, update: Update) -> Update:
-        """Return the update with the recorded numbers of epochs and minibatches."""
-        old = update.find("shuffled_minibatches", "segment_minibatches")
-        if old is None or self.indices is None:
-            return update
-        epochs, minibatches, size = self.indices.shape
-        arguments = parsed(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
-        name = "pp.shuffled_minibatches" if self.axis == "step" else "pp.segment_minibatches"
-        if "weight" in self.record:
-            name = "pp.prioritized_sampler"
-            arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
-        return update.swap(old, call(name, arguments.items()))
 
     def differences(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
         """Compare everything up to a stage; that of the optimizer in so many steps."""
@@ -185,7 +171,6 @@ class Replay:
 
     def _states(self, parts: Any) -> Any:
         """Return the first states of parts, with the recorded running moments."""
-
         states = init_parts(parts, self.params)
         if "moments" not in self.record:
             return states
