@@ -112,8 +112,8 @@ def explained(result: Record) -> dict[str, Record]:
     from scipy import stats
 
     def interval(values: np.ndarray, comparisons: int) -> Record:
-        ends = stats.t.interval(1 - 0.05 / comparisons, len(values) - 1, values.mean(), stats.sem(values))
-        return {"mean": float(values.mean()), "95": [*map(float, ends)]}
+        half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
+        return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
 
     *choices, (_, gap) = effects(result).items()
     changes = {name: interval(values, len(choices)) for name, values in choices}
