@@ -15,7 +15,7 @@ from ppo_parts._core.policy import apply_policy
 from ppo_parts.commands import export
 from ppo_parts.errors import UserValueError
 from tests.commands import recipe
-from tests.envs.test_agents import probe
+from tests.envs.common import probe
 from tests.networks.test_flax_networks import asymmetric
 
 pytest.importorskip("onnx")

@@ -20,7 +20,7 @@ from ppo_parts._core.pieces import evaluate_shards
 from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, mesh_of_all, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 from tests.envs import test_host_envs
-from tests.envs.test_agents import probe
+from tests.envs.common import probe
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))

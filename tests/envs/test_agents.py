@@ -11,43 +11,11 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs import _registry
-from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.recipes import ippo
 from tests.common import compiled, refused
+from tests.envs.common import AGENTS, probe
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
-AGENTS, EPISODE = 2, 4
-
-
-def probe(mortal: bool = False) -> envs.Env:
-    """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
-
-    Episodes end after four steps, by a time limit. Shared networks have to know which agent they play for. If `mortal`,
-    agent 1 is gone after its second step.
-    """
-
-    def see(key, num_envs):
-        return jax.random.bernoulli(key, shape=(num_envs, AGENTS, 1)).astype(jnp.float32)
-
-    def reset(key, num_envs):
-        obs = see(key, num_envs)
-        return EpisodeState.begin(obs, num_envs, AGENTS), envs.Observation(obs)
-
-    def step(key, state, action):
-        wanted, time = jnp.abs(state.inner[..., 0] - jnp.arange(AGENTS)), state.episode_length + 1
-        reward, new = (action == wanted).astype(jnp.float32), see(key, len(time))
-        ended, mortals = time == EPISODE, mortal & (jnp.arange(AGENTS) == 1)
-        gone = (time >= 2)[:, None] & mortals
-        fields = {"obs": envs.Observation(new), "final_obs": envs.Observation(new + 0.5), "ended": ended}
-        fields |= {"terminated": gone, "truncated": ended[:, None] & ~gone}
-        fields |= {"mask": ~((time > 2)[:, None] & mortals) if mortal else None}
-        fields |= {"info": {"first": state.episode_return[:, 0] + reward[:, 0] > 0}}
-        return state.advance(new, ended, reward, **fields)
-
-    env = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: env, num_agents=AGENTS)
-    return env
-
-
 SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
 import ppo_parts as pp
 from ppo_parts import envs, training
@@ -18,68 +18,15 @@ from ppo_parts.envs._callback import numpy_callback
 from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical, P, assert_same, mesh_of_all, refused
+from tests.envs.common import Scripted, by_name, host
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # of what the tests make on purpose
 LIMITS = (2, 3, 100)
 KEY = jax.random.key(0)
 
 
-class Scripted(gymnasium.Env):
-    """Obs = (episode, time); reward = 10 * episode + time + 1; ends after `limit` steps, by turns in two ways.
-
-    Functions of the environment: `see`, for other observations; `info`; and `act`, before a step does anything.
-    """
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, limit=3, *, obs_space=None, action_space=None, see=None, info=None, act=None, reward=None):
-        self.limit, self.see, self.info, self.act, self.reward = limit, see, info, act, reward
-        self.observation_space = obs_space or self.observation_space
-        self.action_space = action_space or self.action_space
-        self.episode, self.arrived = -1, []
-
-    def seen(self):
-        obs = np.array([self.episode, self.time], float) if self.see is None else self.see(self)
-        return obs, {} if self.info is None else self.info(self)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.time, self.over = self.episode + 1, 0, False
-        return self.seen()
-
-    def step(self, action):
-        self.arrived.append(action)
-        if self.act is not None:
-            self.act(self)
-        reward = 10 * self.episode + self.time + 1
-        self.time += 1
-        self.over = self.time >= self.limit
-        truncated = self.over and self.episode % 2 == 0
-        obs, info = self.seen()
-        return obs, self.reward or float(reward), self.over and not truncated, truncated, info
-
-
-def host(*made, mode=AutoresetMode.SAME_STEP, **settings):
-    """An `Env` of functions that make environments, or of environments, however many are asked for.
-
-    Each step overwrites the observations of the one before.
-    """
-    functions = [env if callable(env) else (lambda env=env: env) for env in made]
-    return envs.from_gymnasium(lambda n: SyncVectorEnv(functions[:n], autoreset_mode=mode, copy=False), **settings)
-
-
 def scripted(limits=LIMITS, **settings):
     return host(*[lambda limit=limit: Scripted(limit) for limit in limits], **settings)
-
-
-def by_name(make, settings="", **more):
-    """An `Env` of `envs.make`, of what the function makes."""
-    gymnasium.register("Fake-v0", make)
-    try:
-        return envs.make(f"gym:Fake-v0{settings}", **more)
-    finally:
-        del gymnasium.registry["Fake-v0"]
 
 
 def valued(params, batch):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from types import SimpleNamespace
-from typing import Any
 
 import distrax
 import jax
@@ -14,9 +13,9 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.envs._episodes import EpisodeState
 from ppo_parts.envs._rollout import episode_metrics
 from tests.common import Categorical, refused
+from tests.envs.common import clock, echo
 
 
 def test_values_are_the_same_with_each_step_and_after_the_last():
@@ -41,25 +40,6 @@ def test_values_are_the_same_with_each_step_and_after_the_last():
     np.testing.assert_allclose(batch.log_prob, jnp.take_along_axis(log_prob, batch.action[..., None], 2)[..., 0], 1e-4)
     assert batch.terminated.any()
     assert batch.truncated.any()
-
-
-def clock(limit: Any, kind: str = "truncated") -> envs.Env:
-    """Everything known: obs = reward = time in the episode, which ends at the limit of each environment."""
-
-    def reset(key, num_envs):
-        time = jnp.zeros((num_envs, 1))
-        return EpisodeState.begin(time, num_envs), time
-
-    def step(key, state, action):
-        time = state.inner + 1
-        over = time[:, 0] >= limit
-        ends = {"terminated": over & False, "truncated": over & False, kind: over}
-        after = jnp.where(over[:, None], 0, time)
-        shown = {"obs": after, "final_obs": time, "info": {"cost": 10 * state.inner[:, 0]}}
-        return state.advance(after, over, state.inner[:, 0], **shown, **ends)
-
-    made = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: made)
-    return made
 
 
 def uniform(params, batch):
@@ -107,18 +87,6 @@ def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
     # One is cut in steps 3, 7 and 11, the other in 5 and 11: each of these 4 is computed, for both.
     nested = jax.vmap(jax.vmap(collected, (None, 0)), (0, None))
     assert extra(nested, jnp.array([4, 6]), jnp.ones(2), seeds=4) == 4
-
-
-def echo(space: Any) -> envs.Env:
-    """The observation is the action that arrived."""
-    dtype = jnp.int32 if envs.is_discrete(space) else jnp.float32
-
-    def step(key, state, action):
-        zeros = jnp.zeros(action.shape[0])
-        return state, envs.Transition(action, zeros, zeros > 0, zeros > 0, action, zeros, zeros.astype(int))
-
-    made = envs.Env(lambda key, n: ((), jnp.zeros((n, 2), dtype)), step, envs.Box((2,)), space, lambda state: made)
-    return made
 
 
 @pytest.mark.lenient_ranks  # distrax

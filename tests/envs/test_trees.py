@@ -14,7 +14,7 @@ from ppo_parts.commands import export, watch
 from ppo_parts.envs._wrappers import with_observations
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import refused
-from tests.envs.test_host_envs import Scripted, by_name, host
+from tests.envs.common import Scripted, by_name, host
 from tests.runs import tiny
 
 KEY = jax.random.key(0)

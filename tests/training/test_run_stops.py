@@ -18,7 +18,7 @@ from ppo_parts.training import _processes, _run
 from ppo_parts.training._folder import RunFolder
 from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
-from tests.envs.test_host_envs import Scripted, host
+from tests.envs.common import Scripted, host
 from tests.runs import EVALUATED, acting, assert_same_run, checkpoint, go, rows, steps, tiny
 
 

@@ -11,7 +11,7 @@ from ppo_parts import training
 from ppo_parts._base.batching import sequential_vmap_on_cpu
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import Categorical, assert_same
-from tests.envs.test_rollout import clock
+from tests.envs.common import clock
 from tests.runs import UPDATES, checkpoint, evaluations, rows, scalars, tiny
 
 
