@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +18,15 @@ from ppo_parts.testing import _example
 ACTIONS, OBS, SEGMENTS, TIME = _example.ACTIONS, _example.OBS, _example.SEGMENTS, _example.TIME
 evaluate, evaluate_gaussian, make_params = _example.evaluate, _example.evaluate_gaussian, _example.make_params
 poisoned, rollout, Categorical = _example.poisoned, _example.rollout, distributions.Categorical
+
+
+def estimator_inputs(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
+    """What estimators read, by name; a step may also both terminate and be truncated."""
+    rng = np.random.default_rng(seed)
+    normal = {name: rng.normal(size=shape) for name in ("log_ratio", "reward", "value", "next_value")}
+    shares = {"terminated": 0.2, "truncated": 0.2, "mask": 0.7}
+    flags = {name: rng.random(shape) < share for name, share in shares.items()}
+    return {name: jnp.asarray(x, dtype if name in normal else jnp.float32) for name, x in (normal | flags).items()}
 
 
 def assert_same(actual: Any, expected: Any) -> None:

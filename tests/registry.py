@@ -115,6 +115,7 @@ CASES = (
     rollout(pp.tokens.reward_to_go, gamma=0.9),
     minibatch(pp.exploration.self_imitation, coef=0.5, value_coef=0.1),
     rollout(pp.exploration.rnd_reward, _draw, _embed, gamma=0.9, num_envs=SEGMENTS, predictor="policy"),
+    minibatch(pp.exploration.rnd_loss, _embed, coef=0.5, predictor="policy"),
     minibatch(pp.clipped_value_loss, clip_eps=0.2, coef=0.5),
     minibatch(pp.value_loss, coef=0.5),
     minibatch(pp.critics.critic_loss, pp.functional.huber_value_loss, coef=0.5, delta=0.3),
@@ -147,7 +148,6 @@ BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside of the r
     "dual_clip": (1.0,),
 }
 ELSEWHERE = {"phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
-ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see tests/parts/test_critics.py
 
 
 @functools.cache
@@ -164,4 +164,5 @@ def given_batch(
 ) -> pp.Batch:
     """A batch with everything that any part reads, except the fields `without`."""
     batch = example_batch(seed, dtype, after_sampler=after, continuous=continuous)
-    return batch.replace(current=None, **dict.fromkeys(without))
+    embedded = _embed(jnp.ones((OBS, 2), dtype), batch.obs)  # as `rnd_reward` does
+    return batch.add_extras(rnd_target=embedded).replace(current=None, **dict.fromkeys(without))

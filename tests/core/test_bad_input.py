@@ -213,8 +213,7 @@ VALUE_ERRORS = {
         (GAE, pp.given_indices([[0, 1]], "segment"), VALUE, given(shards=2)),
     "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it":
         lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
-    "gamma must be one number ... (2,) ... vmap": lambda: pp.gae(gamma=np.array([0.9, 0.99]), gae_lambda=0.9),
-    "gamma must be one number ... (3,)":
+    "gamma must be one number ... (3,) ... vmap":
         lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
     "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
     "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
@@ -257,7 +256,6 @@ VALUE_ERRORS = {
         lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
     "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
-    "prioritized_sampler writes weight, and no": (GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "shuffled_minibatches before it cuts the time axis":
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
@@ -290,8 +288,6 @@ VALUE_ERRORS = {
     },
     "advantage_normalize: axis=None ... shape (1,) ... always 0 ... fewer minibatches":
         (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
-    "advantage_normalize: axis=-1 ... shape (6, 1)":
-        (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
 }  # fmt: skip
 
 TYPE_ERRORS = {
@@ -303,9 +299,6 @@ TYPE_ERRORS = {
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
         lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
-    "linear_schedule() got ... did you mean 'transition_steps'?": lambda: pp.linear_schedule(1, 0, transition_step=9),
-    "clipped_adam() got ... did you mean 'max_grad_norm'?": lambda: pp.clipped_adam(0.1, max_grad_nrm=1.0),
-    "phase() got ... did you mean 'every'?": lambda: pp.phase(ACTOR, evry=2),
     "Policy: evaluate must take (params, batch); this one takes (params)":
         lambda: pp.Policy(lambda key: {}, lambda params: params),
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
@@ -358,7 +351,6 @@ TYPE_ERRORS = {
     "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
     "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
-    "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
@@ -368,7 +360,6 @@ TYPE_ERRORS = {
     "short: update must take (batch, state, context); this one takes (batch)":
         lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
-    "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
         "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
     ),
@@ -378,20 +369,11 @@ TYPE_ERRORS = {
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
     "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
-    "zero_sum ... got the sampler full_batch": lambda: pp.agents.zero_sum(pp.chain(GAE, FULL)),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'":
         lambda: pp.kl_penalty(coef=pp.field("extras.w"), target_kl=0.01),
-    **{
-        f"gae: gamma must be a number ... schedule ... {wrong!r}": functools.partial(estimate, gamma=wrong)
-        for wrong in (np.True_, None, [0.9, "x"], {}, b"0.9")
-    },
     "linear_schedule: init_value must be a number": lambda: pp.linear_schedule("0.2", 1.0, 9),
-    **{
-        f"num_minibatches must be a whole number ... {wrong!r}": functools.partial(pp.segment_minibatches, wrong)
-        for wrong in (2.5, "4", True)
-    },
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
     "gae: gamma must be a number, but its schedule is '0.9' at step 0": lambda: estimate(gamma=lambda step: "0.9"),
 }  # fmt: skip
@@ -401,8 +383,6 @@ SHAPE_ERRORS = {
         lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
     "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
-    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
-        (STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR),
     "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)":
         (GAE, WEIGHTED, ACTOR, given(extras={"w": BATCH.reward[..., None]})),
     "prioritized_sampler ... (6, 4, 2) ... combine the streams":
@@ -418,7 +398,6 @@ SHAPE_ERRORS = {
     "add_stop: discard must be one boolean, got shape ... jnp.any": lambda: BATCH.add_stop(discard=BATCH.reward > 0),
     "[T, N] ... (6,) ... axis of size 1": (jax.tree.map(lambda x: x[:, 0], BATCH),),
     "obs ... (6, 4) ... (6, 3, 3)": (given(obs={"image": BATCH.obs[:, 1:]}),),
-    "action ... (5, 4)": (given(action=BATCH.action[1:]),),
     "carry ... (4,) ... (3, 2)": (GAE, SEGMENT, VALUE, given(carry=jnp.zeros((3, 2)))),
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
     "log_prob has shape (6, 4, 1) ... distributions.Normal":

@@ -332,17 +332,6 @@ def test_a_large_number_in_a_masked_place_has_no_gradient():
     assert_same(run(pipeline, huge, policy=to_the_fourth), run(pipeline, batch, policy=to_the_fourth))
 
 
-def test_a_window_that_begins_later_forgets_what_was_before():
-    """Its carry is the one before the first step of the segment."""
-    steps = jnp.broadcast_to(jnp.arange(TIME)[:, None], (TIME, SEGMENTS))
-    batch = rollout().replace(reset=jnp.zeros((TIME, SEGMENTS)), carry=jnp.zeros(SEGMENTS), extras={"step": steps})
-    context = pp.Context(key=KEY, params=make_params(), evaluate=evaluate)
-    windows, _ = pp.time_chunks(1, length=3).update(batch, (), context)
-    assert set(np.unique(windows.extras["step"][0])) == {0, 3}
-    np.testing.assert_array_equal(windows.reset[0], windows.extras["step"][0] > 0)
-    assert not windows.reset[1:].any()
-
-
 def test_a_policy_may_attend_to_masked_steps():
     def attending(params, batch):
         return evaluate(params, batch.replace(obs=batch.obs + jnp.cumsum(batch.obs, axis=0)))

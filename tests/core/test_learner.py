@@ -64,16 +64,6 @@ def test_learner_state_is_stable(refresh, dtype):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
-def test_traced_flags_other_than_0_and_1_are_counted():
-    learner, batch = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE), optax.sgd(0.1)), rollout()
-    update, state = jax.jit(learner.update), learner.init(make_params())
-    first = jnp.argmax(jnp.ravel(batch.mask))  # the first unmasked step
-    for name, value, count in (("mask", 0.5, 1), ("truncated", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0)):
-        flag = jnp.ravel(getattr(batch, name)).at[first].set(value).reshape(batch.mask.shape)
-        _, metrics = update(KEY, state, batch.replace(**{name: flag}))
-        assert metrics["nonfinite/log_prob"] == count, name
-
-
 def test_masked_places_are_neutral():
     head = GAE, pp.given_indices(ORDER, refresh="epoch"), pp.advantage_normalize()
     losses = SURROGATE, pp.clipped_value_loss(clip_eps=0.2), pp.entropy_bonus(coef=0.01), pp.kl_early_stop(1.0)
@@ -299,10 +289,14 @@ def test_only_what_counts_is_counted():
         for name in ("reward", "log_prob", "value", "next_value")
     }
     pipeline = pp.chain(pp.full_batch(), probe("x", lambda batch, context: jnp.zeros(())), growing_loss())
-    _, metrics = run(pipeline, batch.replace(**spoil))
+    counted = jax.jit(lambda batch: run(pipeline, batch)[1])
+    metrics = counted(batch.replace(**spoil))
     # masked at [0, 0]; what follows a termination at [1, 1] may be anything
     expected = {"reward": 2, "log_prob": 2, "value": 2, "next_value": 1}
     assert {name: int(metrics[f"nonfinite/{name}"]) for name in expected} == expected
+    for name, value, count in (("mask", 0.5, 1), ("truncated", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0)):
+        flag = getattr(batch, name).at[2, 2].set(value)  # of a step that counts; flags are 0 or 1
+        assert counted(batch.replace(**{name: flag}))["nonfinite/log_prob"] == count, name
 
 
 def test_the_report_names_phases_and_parts_of_ones_own():
@@ -323,34 +317,36 @@ def policy(params, batch):
     return pp.Output(distributions.Categorical(distribution.logits), value, aux={"second": batch.obs @ params["value"]})
 
 
+def numbered(batch):
+    """What `policy` reads."""
+    return batch.replace(shared={"one": jnp.ones(())}, extras={"row": ROWS * 1.0})
+
+
+def own_part(change, *reads, **declared):
+    """A part that changes the minibatch after the policy was evaluated."""
+    return pp.stateless(change, reads=reads, place="after_sampler", **declared)
+
+
+def own_loss(name, loss, *reads):
+    """A part that adds `loss(batch)`, of single elements."""
+    return own_part(lambda batch: batch.add_loss(name, loss(batch)), *reads, provides=("losses",), elementwise=True)
+
+
 @pytest.mark.parametrize(("sampler", "microbatch", "elementwise"), [("full", 12, False), ("weighted", 6, True)])
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     """Losses of single elements need one evaluation of each piece, others two."""
     samplers = {"full": pp.full_batch(2), "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5)}
-    batch = rollout()
-    batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    decay = pp.stateless(
-        lambda batch, context: batch.add_loss("decay", optax.tree.norm(context.params), per="batch"),
-        provides=("losses",),
-        reads=(),
-        place="after_sampler",
-    )
-    second = pp.stateless(
-        lambda batch: batch.add_loss("second", jnp.square(batch.current.aux["second"] - batch.reward)),
-        provides=("losses",),
-        place="after_sampler",
-        elementwise=True,
-    )
+    batch = numbered(rollout())
+    norm = lambda batch, context: batch.add_loss("norm", optax.tree.norm(context.params), per="batch")  # noqa: E731
+    second = own_loss("second", lambda b: jnp.square(b.current.aux["second"] - b.reward), "current.aux", "reward")
     first, *others = (pp.advantage_normalize(), *LOSSES, second, pp.entropy_bonus(coef=0.1))
     if sampler == "weighted":
-
-        def weighted(batch):
-            return batch.add_loss("weighted", batch.weight[None] * jnp.square(batch.current.value))
-
-        others.insert(0, pp.advantage_weight())
-        others.append(pp.stateless(weighted, provides=("losses",), place="after_sampler", elementwise=True))
+        weighted = lambda batch: batch.weight[None] * jnp.square(batch.current.value)  # noqa: E731
+        others = [pp.advantage_weight(), *others, own_loss("weighted", weighted, "weight", "current.value")]
     assert pp.chain(*LOSSES, second).elementwise  # so that a part that wraps a chain is evaluated once, too
-    pipeline = pp.chain(GAE, samplers[sampler], first, *[decay] * (not elementwise), *others)
+    if not elementwise:
+        others.append(own_part(norm, provides=("losses",)))
+    pipeline = pp.chain(GAE, samplers[sampler], first, *others)
     policies = (pp.microbatched(policy, microbatch), policy)
     assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=each) for each in policies))
     learner = pp.learner(policies[0], pipeline, optax.adam(0.1))
@@ -358,36 +354,29 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     assert ("remat" not in program) == elementwise
 
 
-def test_pieces_keep_the_gradient_of_what_is_made_before_the_losses():
-    scale = pp.stateless(
-        lambda b, context: b.replace(reward=jnp.exp(context.params["value"][0] + 0 * b.log_prob)),
-        provides=("reward",),
-        reads=("log_prob",),
-        place="after_sampler",
-    )
-    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    pipeline = pp.chain(GAE, pp.full_batch(), scale, pp.value_loss(coef=pp.field("reward")))
-    assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 12), policy)))
+def drop(dropped, *reads):
+    """A part that masks some elements."""
+    change = lambda batch: batch.replace(mask=jnp.where(dropped(batch), 0, batch.mask))  # noqa: E731
+    return own_part(change, "mask", *reads, provides=("mask",), elementwise=True)
 
 
-@pytest.mark.parametrize("reads", ["extras.row", "current.log_prob"])
-def test_microbatches_follow_a_change_of_the_mask(reads):
-    def drop(batch):
-        dropped = batch.extras["row"] if reads == "extras.row" else batch.current_log_ratio() > 0
-        return batch.replace(mask=jnp.where(dropped, 0, batch.mask))
+def scaled(batch, context):
+    return batch.replace(reward=jnp.exp(context.params["value"][0] + 0 * batch.log_prob))
 
-    place = {"reads": (reads, "mask"), "provides": ("mask",), "place": "after_sampler"}
-    pipeline = pp.chain(GAE, pp.full_batch(2), pp.stateless(drop, elementwise=True, **place), *LOSSES)
-    row = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS) % 3 == 0
-    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": row})
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (own_part(scaled, "log_prob", provides=("reward",)), pp.value_loss(coef=pp.field("reward"))),  # with a gradient
+        (drop(lambda batch: batch.extras["row"] % 3 == 0, "extras.row"), *LOSSES),
+        (drop(lambda batch: batch.current_log_ratio() > 0, "current.log_prob"), *LOSSES),
+        (own_part(lambda batch: batch.replace(obs=2 * batch.obs)), *LOSSES),  # which is not declared
+    ],
+    ids=["reward", "mask", "mask of current", "undeclared"],
+)
+def test_microbatches_follow_what_parts_change(parts):
+    pipeline, batch = pp.chain(GAE, pp.full_batch(2), *parts), numbered(rollout())
     assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 6), policy)))
-
-
-def test_microbatches_notice_a_change_that_is_not_declared():
-    late = pp.stateless(lambda b: b.replace(obs=2 * b.obs), reads=(), place="after_sampler")  # the policy was evaluated
-    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    pipeline = pp.chain(GAE, pp.full_batch(), late, *LOSSES)
-    assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 12), policy)))
 
 
 NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))

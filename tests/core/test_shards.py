@@ -17,7 +17,19 @@ from benchmarks.devices import collectives, counted
 from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import DEVICES, OBS, Categorical, P, alone, assert_close, evaluate, make_params, mesh_of_all, rollout
+from tests.common import (
+    DEVICES,
+    OBS,
+    Categorical,
+    P,
+    alone,
+    assert_close,
+    estimator_inputs,
+    evaluate,
+    make_params,
+    mesh_of_all,
+    rollout,
+)
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 from tests.envs import test_host_envs
 from tests.envs.common import probe
@@ -128,26 +140,12 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     assert all(same) if name == "full" else not any(same)
 
 
-def drawing(draw, axis):
-    """A sampler of one minibatch, and what `draw` finds in a batch of two shards."""
-    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis=axis)
-    batch = pp.Batch(log_prob=ROWS * 1.0, mask=jnp.ones((T, N)).at[:, jnp.array([7, 15])].set(0), shards=2)
-    return sampler, batch, sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY))
-
-
-def test_shards_draw_in_different_orders():
-    order = np.asarray(pp.segment_minibatches(1).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0))
-    assert order.shape == (1, 2, 8)
-    assert not np.array_equal(order[0, 0], order[0, 1])
-    _, _, (drawn, _) = drawing(
-        lambda item, batch, context: (jax.random.bits(context.key, (2,)).astype(int), None), "step"
-    )
-    assert len(set(np.asarray(drawn).reshape(-1))) == 4
-
-
 def test_an_index_outside_its_shard_is_nan():
-    sampler, batch, drawn = drawing(lambda item, batch, context: (jnp.array([0, N]), None), "segment")
-    minibatch = sampler.take(batch, *drawn)
+    batch = pp.Batch(log_prob=ROWS * 1.0, mask=jnp.ones((T, N)).at[:, jnp.array([7, 15])].set(0), shards=2)
+    sampler = pp.sampler(
+        "own", lambda *_: jnp.zeros(1), lambda *_: (jnp.array([0, N]), None), num_minibatches=1, axis="segment"
+    )
+    minibatch = sampler.take(batch, *sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY)))
     np.testing.assert_array_equal(jnp.isnan(minibatch.log_prob[0]), [False, True, False, True])
     np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
 
@@ -423,14 +421,6 @@ def shard_map(function, in_specs, out_specs):
     return jax.shard_map(function, mesh=mesh_of_all("Auto"), in_specs=in_specs, out_specs=out_specs)
 
 
-def data(columns):
-    rng = np.random.default_rng(0)
-    floats = {name: rng.normal(size=(5, columns)) for name in ("log_ratio", "reward", "value", "next_value")}
-    kind = rng.integers(4, size=(5, columns))
-    given = floats | {"terminated": kind == 1, "truncated": kind == 2, "mask": kind != 3}
-    return {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
-
-
 def estimates(given, gamma, way="auto"):
     """All that recurs, with gradients; `gamma` may be one for each device."""
     on_policy = {name: x for name, x in given.items() if name != "log_ratio"}
@@ -450,7 +440,7 @@ def estimates(given, gamma, way="auto"):
 
 def check_functional(columns, ways, kinds):
     """`columns` for all devices; in these ways in `shard_map`, and on meshes of these kinds."""
-    given, columnwise = data(columns), P(None, "d")
+    given, columnwise = estimator_inputs(5, columns), P(None, "d")
     expected = jax.jit(lambda given: estimates(given, 0.9))(given)
     for way in ways:
         mapped = shard_map(lambda given, way=way: estimates(given, 0.9, way), (columnwise,), columnwise)
@@ -464,7 +454,7 @@ def check_functional(columns, ways, kinds):
 
 
 def check_what_devices_share(columns):
-    given, columnwise = data(columns), P(None, "d")
+    given, columnwise = estimator_inputs(5, columns), P(None, "d")
 
     def without_gradient(given):  # JAX sums over the devices the gradient of what they share
         return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
@@ -477,7 +467,7 @@ def check_what_devices_share(columns):
 
 
 def check_one_gamma_for_each_device(columns):
-    given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
+    given, gamma = estimator_inputs(5, columns), jnp.linspace(0.5, 0.9, DEVICES)
     per_column, columnwise = jnp.repeat(gamma, columns // DEVICES), P(None, "d")
     varied = jax.jit(lambda given: estimates(given, per_column))(given)
     mapped = shard_map(lambda given, gamma: estimates(given, gamma[0]), (columnwise, P("d")), columnwise)

@@ -219,6 +219,12 @@ def test_arguments_of_methods_are_checked_at_the_door(kind):
             policy.entropy()
 
 
+class Mine:
+    log_prob = 3
+
+    def sample(self): ...
+
+
 WIDE, HALF = jnp.ones((4, 3)), jnp.ones(1, jnp.bfloat16)
 EMPTY, INFINITE = {"low": 1.0, "high": 1.0}, {"low": -jnp.inf, "high": jnp.inf}
 GSDE_SHAPES = ((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))
@@ -242,6 +248,7 @@ WRONG = [
     ),
     (MultiCategorical, (WIDE,), {}, "one array of shape .* give nvec"),
     (MultiCategorical, (WIDE,), {"nvec": (4, -1)}, "nvec must contain whole numbers"),
+    (MultiCategorical, (WIDE,), {"nvec": (2, 4)}, r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 3\)"),
     (MultiCategorical, ([],), {}, "no arrays"),
     (MultiCategorical, ([jnp.zeros((4, 2)), jnp.zeros((5, 2))],), {}, r"all axes but the last, got \(4, 2\), \(5, 2\)"),
     (MultiCategorical([jnp.zeros(2)] * 2).log_prob, (jnp.zeros(3, int),), {}, "nothing is broadcast"),
@@ -249,6 +256,14 @@ WRONG = [
     *((Joint, ({"a": x},), {}, "Joint: a distribution needs log_prob") for x in ("logits", None)),
     (Joint, ({"a": {}},), {}, "parts must be a dict or a tuple of distributions"),
     (distributions.check_distribution, ("x", made("Beta"), ("draw",)), {}, "needs must be among log_prob, .*'draw'"),
+    *(
+        (distributions.check_distribution, ("rollout", Mine(), (need,)), {}, f"rollout: a distribution {says}")
+        for need, says in {
+            "log_prob": r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distributions",
+            "mode": r"needs mode\(\), but Mine has no mode",
+            "sample": r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed",
+        }.items()
+    ),
     (made("Joint").log_prob, ({"move": 0},), {}, "value must have an entry for each part of .*rest.*, got .*'move'"),
     (Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy, (), {}, r"same batch axes, .* \(3,\), \(1,\)"),
     (distributions.mask_logits, (jnp.zeros(4), jnp.ones((1, 4))), {}, "mask_logits: logits have shape"),
@@ -267,23 +282,10 @@ def test_divergence_from_another_box_is_infinite():
         assert jnp.all(divergence(one, jax.tree.map(lambda x: x + 1, one)) == jnp.inf)
 
 
-def test_what_a_distribution_needs():
-    needs = ("log_prob", "sample", "entropy", "mode", "kl_divergence")
+def test_our_distributions_have_what_others_may_need():
     for kind in KINDS:
+        needs = ("log_prob", "sample", "entropy", "mode", "kl_divergence")
         distributions.check_distribution("learner", made(kind), needs)
-
-    class Mine:
-        log_prob = 3
-
-        def sample(self): ...
-
-    for need, message in {
-        "log_prob": r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distributions",
-        "mode": r"needs mode\(\), but Mine has no mode",
-        "sample": r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed",
-    }.items():
-        with pytest.raises(pp.errors.UserTypeError, match=f"rollout: a distribution {message}"):
-            distributions.check_distribution("rollout", Mine(), (need,))
 
 
 def test_normal_is_scipys():
@@ -353,103 +355,58 @@ def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
 RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5)}
 
 
-def betas(which, seed=0):
-    """80 distributions of two dimensions: alpha and beta in float64, without what float32 does not resolve."""
+def betas(which, seed):
+    """Alpha and beta of 80 distributions of two dimensions, in float64, without what float32 does not resolve."""
     low, high = np.log(RANGES[which])
     given = np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 80, 2)))
     return given.astype(np.float32).astype(np.float64)
 
 
-def beta_of(alpha, beta):
-    return Beta(jnp.asarray(alpha, jnp.float32), jnp.asarray(beta, jnp.float32), LOW, HIGH)
+def beta_tells(own, other, actions):
+    one, second = Beta(*own, LOW, HIGH), Beta(*other, LOW, HIGH)
+    return one.log_prob(actions), one.entropy(), one.kl_divergence(second), second.kl_divergence(one)
 
 
-def reference_log_prob(alpha, beta, action):
-    x = np.clip((np.asarray(action, np.float64) - np.asarray(LOW, np.float64)) / WIDTH, 1e-6, 1 - 1e-6)
-    return (scipy.stats.beta(alpha, beta).logpdf(x) - np.log(WIDTH)).sum(-1)
+def formulas_tell(own, other, actions):
+    """The same by the formulas as they are written, which lose many digits."""
+    betaln, digamma, width = jax.scipy.special.betaln, jax.scipy.special.digamma, HIGH - LOW
+
+    def divergence(a, b, other_a, other_b):
+        total = betaln(other_a, other_b) - betaln(a, b) + (a - other_a) * digamma(a) + (b - other_b) * digamma(b)
+        return (total + (other_a - a + other_b - b) * digamma(a + b)).sum(-1)
+
+    x, (a, b) = jnp.clip((actions - LOW) / width, 1e-6, 1 - 1e-6), own
+    log_prob = ((a - 1) * jnp.log(x) + (b - 1) * jnp.log1p(-x) - betaln(a, b) - jnp.log(width)).sum(-1)
+    entropy = betaln(a, b) - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
+    return log_prob, (entropy + jnp.log(width)).sum(-1), divergence(*own, *other), divergence(*other, *own)
 
 
-def reference_entropy(alpha, beta):
-    return scipy.stats.beta(alpha, beta).entropy().sum(-1)
+@functools.partial(jax.jit, static_argnums=0)
+def with_slopes(tells, own, *given):
+    numbers = tells(own, *given)
+    return numbers, [jax.grad(lambda x, i=i: tells(x, *given)[i].sum())(own) for i in range(len(numbers))]
 
 
-def reference_divergence(alpha, beta, other_alpha, other_beta):
-    digamma = scipy.special.digamma
-    return (
-        scipy.special.betaln(other_alpha, other_beta)
-        - scipy.special.betaln(alpha, beta)
-        + (alpha - other_alpha) * digamma(alpha)
-        + (beta - other_beta) * digamma(beta)
-        + (other_alpha - alpha + other_beta - beta) * digamma(alpha + beta)
-    ).sum(-1)
-
-
-@jax.jit
-def beta_tells(policy, other, beyond):
-    """Samples, the densities of some of them and of `beyond`, the entropy and the divergence."""
-    action = policy.sample(seed=KEY, sample_shape=(500,))
-    log_probs = policy.log_prob(action[:20]), policy.log_prob(beyond)
-    return action, log_probs, policy.entropy(), policy.kl_divergence(other)
-
-
+@pytest.mark.lenient_ranks
 @pytest.mark.parametrize("which", RANGES)
-def test_beta_is_scipys(which):
-    (alpha, beta), other = betas(which), betas(which, 1)
-    oracle = scipy.stats.beta(alpha, beta)
-    beyond = np.asarray(LOW) + WIDTH * np.random.default_rng(1).uniform(-0.2, 1.2, size=(80, 2))  # is at an edge
-    beyond = beyond.astype(np.float32)
-    action, log_probs, entropy, kl = beta_tells(beta_of(alpha, beta), beta_of(*other), beyond)
-    x = (np.asarray(action, np.float64) - np.asarray(LOW)) / WIDTH
-    error = oracle.std() / np.sqrt(len(x))
-    assert np.all(np.abs(x.mean(0) - oracle.mean()) < 5 * error + 1e-5)
+def test_beta_and_its_gradients_are_those_of_formulas_in_float64(which):
+    own, other = betas(which, 0), betas(which, 1)
+    narrow = [x.astype(np.float32) for x in (own, other)]
+    drawn = sample(Beta(*narrow[0], LOW, HIGH), (500,))
+    beyond = LOW + WIDTH * np.random.default_rng(1).uniform(-0.2, 1.2, size=(1, 80, 2))  # is at an edge
+    actions = np.concatenate([drawn[:20], beyond.astype(np.float32)])
+    found, slopes = with_slopes(beta_tells, *narrow, actions)
+    with jax.enable_x64(True):
+        expected, true = with_slopes(formulas_tell, own, other, actions.astype(np.float64))
+    for ours, theirs, atol in zip(found, expected, (2e-4, 1e-5, 1e-5, 1e-5), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=atol)
+    for ours, theirs in zip(slopes, true, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    x, (a, b) = (np.asarray(drawn, np.float64) - np.asarray(LOW)) / WIDTH, own
+    mean, deviation = a / (a + b), np.sqrt(a * b / (a + b + 1)) / (a + b)
+    assert np.all(np.abs(x.mean(0) - mean) < 5 * deviation / np.sqrt(len(x)) + 1e-5)
     if which != "at_the_edges":  # where a few samples have most of the variance
-        np.testing.assert_allclose(x.std(0) / oracle.std(), 1, atol=0.25)
-    for given, found in zip((action[:20], beyond), log_probs, strict=True):
-        np.testing.assert_allclose(found, reference_log_prob(alpha, beta, given), rtol=1e-5, atol=2e-4)
-    expected = reference_entropy(alpha, beta) + np.log(WIDTH).sum()
-    np.testing.assert_allclose(entropy, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(kl, reference_divergence(alpha, beta, *other), rtol=2e-5, atol=1e-5)
-
-
-def central_difference(function, x, relative=1e-5):
-    """Differences of a sum over independent elements, taken in all of them at once, along the last axis."""
-    found = np.empty_like(x)
-    for d in range(x.shape[-1]):
-        step = np.zeros_like(x)
-        step[..., d] = relative * x[..., d]
-        found[..., d] = (function(x + step) - function(x - step)) / (2 * step[..., d])
-    return found
-
-
-@jax.jit
-def beta_gradients(policy, other, action):
-    """Of each method, in the parameters of `policy`."""
-    methods = (
-        lambda policy: policy.log_prob(action),
-        lambda policy: policy.entropy(),
-        lambda policy: policy.kl_divergence(other),
-        other.kl_divergence,
-    )
-    return [jax.grad(lambda policy, method=method: method(policy).sum())(policy) for method in methods]
-
-
-@pytest.mark.parametrize("which", ["usual", "at_the_edges"])  # elsewhere the differences have no digits
-def test_gradients_of_beta_are_finite_differences_of_float64(which):
-    alpha, beta = betas(which)
-    other = betas(which, 1)
-    action = np.asarray(LOW) + WIDTH * np.random.default_rng(2).beta(*other)
-    references = (
-        lambda alpha, beta: reference_log_prob(alpha, beta, action),
-        reference_entropy,
-        lambda alpha, beta: reference_divergence(alpha, beta, *other),
-        lambda alpha, beta: reference_divergence(*other, alpha, beta),
-    )
-    gradients = beta_gradients(beta_of(alpha, beta), beta_of(*other), action)
-    for i, (gradient, reference) in enumerate(zip(gradients, references, strict=True)):
-        in_alpha = central_difference(lambda x, of=reference: of(x, beta), alpha)
-        in_beta = central_difference(lambda x, of=reference: of(alpha, x), beta)
-        for found, expected in ((gradient.alpha, in_alpha), (gradient.beta, in_beta)):
-            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=str(i))
+        np.testing.assert_allclose(x.std(0) / deviation, 1, atol=0.25)
 
 
 def test_samples_of_beta_have_reparameterized_gradients():
@@ -611,27 +568,24 @@ def test_gsde_keeps_a_noise_matrix_for_some_steps():
     np.testing.assert_allclose(batch.log_prob, batch.behavior.log_prob(batch.action), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("squash", [False, True])
-def test_gsde_is_that_of_stable_baselines3(squash, monkeypatch):
+def test_gsde_is_that_of_stable_baselines3(monkeypatch):
     # StateDependentNoiseDistribution(2, learn_features=False, epsilon=1e-6, squash_output=...) of 2.9.2, in float64.
     std = jnp.exp(jnp.array([[-1.0, 0.5], [0.0, -0.5], [0.25, 1.0]]))
     loc, features = jnp.array([[0.1, -0.2], [1.0, 0.0]]), jnp.array([[0.5, -1.0, 0.25], [2.0, 0.0, -0.75]])
-    policy = distributions.StateDependentNormal(loc, features, std)
-    if squash:
-        policy, action = TanhNormal(policy), [[0.5, 0.75], [-0.9, 0.3]]
-        # It adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.
-        expected = np.array([-1.538052973435159, -3.7138797325069266])
-        expected += np.log1p(1e-6 / (1 - np.square(action))).sum(axis=-1)
-        sample = [[-0.8536681923742047, -0.5752668833044345], [0.9557936116007979, -0.9999303099647209]]
-    else:
-        action = [[0.5, 1.0], [-2.0, 0.3]]
-        np.testing.assert_allclose(policy.entropy(), [3.1078328762841476, 4.385088732166956], rtol=1e-6)
-        expected = [-2.6552537054240153, -6.45191712618385]
-        sample = [[-1.2695225317446384, -0.6553594878318323], [1.8948410084639296, -5.132282775610112]]
-    np.testing.assert_allclose(policy.log_prob(jnp.array(action)), expected, rtol=1e-6)
+    plain = distributions.StateDependentNormal(loc, features, std)
+    np.testing.assert_allclose(plain.entropy(), [3.1078328762841476, 4.385088732166956], rtol=1e-6)
+    inside = np.array([[0.5, 0.75], [-0.9, 0.3]])
+    # It adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.
+    squashed = np.array([-1.538052973435159, -3.7138797325069266]) + np.log1p(1e-6 / (1 - inside**2)).sum(axis=-1)
     theta = jnp.broadcast_to(jnp.array([[0.3, -1.0], [1.2, 0.4], [-0.7, 0.9]]), (2, 3, 2))
     monkeypatch.setattr(jax.random, "normal", lambda *_: theta)
-    np.testing.assert_allclose(policy.sample(seed=jax.random.key(0)), sample, rtol=1e-6)
+    drawn = [[-1.2695225317446384, -0.6553594878318323], [1.8948410084639296, -5.132282775610112]]
+    for policy, action, expected, sample in (
+        (plain, [[0.5, 1.0], [-2.0, 0.3]], [-2.6552537054240153, -6.45191712618385], drawn),
+        (TanhNormal(plain), inside, squashed, np.tanh(drawn)),
+    ):
+        np.testing.assert_allclose(policy.log_prob(jnp.array(action, jnp.float32)), expected, rtol=1e-6)
+        np.testing.assert_allclose(policy.sample(seed=KEY), sample, rtol=1e-6)
 
 
 def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():

@@ -20,6 +20,7 @@ from benchmarks.gallery import card
 from ppo_parts import envs, training
 from tests import reference
 from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
+from tests.common import evaluate as categorical
 from tests.docs.test_docs import FENCE, ROOT, blocks
 
 KEY, RATE = jax.random.key(0), 0.3
@@ -32,7 +33,7 @@ def given(pipeline, axis="step", indices=MINIBATCHES):
     return pp.chain(*(known if isinstance(part, type(known)) else part for part in pipeline.parts))
 
 
-def train(pipeline, params, batches, evaluate, optimizer=None):
+def train(pipeline, params, batches, evaluate=categorical, optimizer=None):
     """One update for each batch: the last state and all metrics."""
     learner = pp.learner(evaluate, pipeline, optimizer or optax.sgd(RATE))
     state, update, metrics = learner.init(params, KEY), jax.jit(learner.update), []
@@ -50,6 +51,16 @@ def assert_equal(actual, expected):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
 
 
+def check(element, pipeline, params, batches, steps, evaluate=categorical):
+    """Updates of the chain are steps down the mean of `element(params, d)`, `d` one of the minibatches `steps`."""
+    state, metrics = train(pipeline, params, batches, evaluate)
+    assert_equal(state.params, descend(element, params, steps))
+    return metrics
+
+
+# --- what loops by hand are made of -----------------------------------------------------------------------------------
+
+
 def double(seed=0, **options):
     return rollout(seed, dtype=jnp.float64, **options)
 
@@ -64,13 +75,15 @@ def normal(shapes, seed, scale=1.0):
     return {name: jnp.asarray(scale * rng.normal(size=shape)) for name, shape in shapes.items()}
 
 
+def in_double(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
 def data_of(batch, **more):
     """A rollout as plain arrays `[T * N, ...]`."""
-    fields = ("obs", "action", "log_prob", "value", "reward", "mask")
-    data = {name: getattr(batch, name) for name in fields} | more
-    if batch.mask is None:
-        data["mask"] = np.ones(batch.log_prob.shape)
-    return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in data.items()}
+    fields = {name: getattr(batch, name) for name in ("obs", "action", "log_prob", "value", "reward")}
+    fields["mask"] = np.ones(batch.log_prob.shape) if batch.mask is None else batch.mask
+    return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in (fields | more).items() if x is not None}
 
 
 def gae_of(batch, gamma=0.99, gae_lambda=0.95, **other):
@@ -84,8 +97,29 @@ def estimated(batch, gamma=0.99, gae_lambda=0.95, **more):
     return data_of(batch, **{"advantage": advantage, "target": target, **more})
 
 
+def cut(data, minibatches=MINIBATCHES):
+    return [{name: x[rows] for name, x in data.items()} for rows in minibatches]
+
+
+def rows_of(segments, number=SEGMENTS):
+    """The rows of minibatches of segments."""
+    return [np.add.outer(np.arange(TIME) * number, some).ravel() for some in segments]
+
+
 def mean(x, mask):
     return jnp.sum(x * mask) / jnp.sum(mask)
+
+
+@functools.cache
+def slope_of(element):
+    """The gradient of the mean, compiled once for all steps; what differs between them has to be an entry of `d`."""
+    return jax.jit(jax.grad(lambda params, d: mean(element(params, d), d["mask"])))
+
+
+def descend(element, params, steps, rate=RATE):
+    for d in steps:
+        params = optax.tree.add_scale(params, -rate, slope_of(element)(params, d))
+    return params
 
 
 def normalized(advantage, mask):
@@ -105,37 +139,6 @@ def entropy_of(logits):
     return -jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
 
 
-def clipped(ratio, advantage, low=0.2, high=0.2):
-    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
-
-
-@functools.cache
-def step_of(loss):
-    """A step of gradient descent, which is compiled once for all descents of a loss."""
-    return jax.jit(
-        lambda params, rate, *data: jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, *data))
-    )
-
-
-def descend(loss, params, minibatches, rate=RATE):
-    """Gradient descent, one step for each minibatch; what differs between descents has to be data of the loss."""
-    for data in minibatches:
-        params = step_of(loss)(params, rate, *data)
-    return params
-
-
-def cut(data, minibatches=MINIBATCHES):
-    return [({name: x[rows] for name, x in data.items()},) for rows in minibatches]
-
-
-def categorical(params, batch):
-    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
-
-
-def linear(params, obs):
-    return obs @ params["policy"], obs @ params["value"]
-
-
 def kl_of(first, second):
     """The divergence of two categorical distributions, from their logits."""
     return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
@@ -145,19 +148,30 @@ def ratio_of(logits, d):
     return jnp.exp(chosen(logits, d["action"]) - d["log_prob"])
 
 
-def ppo(logits, value, d, entropy=0.01, critic=0.25, surrogate=clipped, normalize=True):
-    """What PPO's three losses sum to, of each element."""
+def clipped(ratio, advantage, low=0.2, high=0.2):
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
+
+
+def ppo(logits, value, d, entropy=0.01, critic=0.25, eps=0.2, normalize=True):
+    """What PPO's three losses sum to, of each element; `d` may have clips of its own."""
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
-    policy = surrogate(ratio_of(logits, d), advantage) - entropy * entropy_of(logits)
-    return policy + critic * (value - d["target"]) ** 2
+    policy = clipped(ratio_of(logits, d), advantage, d.get("low", eps), d.get("high", eps))
+    return policy - entropy * entropy_of(logits) + critic * (value - d["target"]) ** 2
+
+
+def linear(params, d):
+    return d["obs"] @ params["policy"], d["obs"] @ params["value"]
+
+
+def ppo_of(network=linear, **settings):
+    return lambda params, d: ppo(*network(params, d), d, **settings)
 
 
 def value_loss(value, d):
-    return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
+    return 0.5 * (d["obs"] @ value - d["target"]) ** 2
 
 
-def in_double(tree):
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+# --- the cards --------------------------------------------------------------------------------------------------------
 
 
 def lines(page):
@@ -187,30 +201,24 @@ def double_precision():
 def test_ppo_ewma_equals_a_loop_by_hand():
     params, batches, decay = linear_params(), [double(seed) for seed in range(2)], 0.889
 
-    def loss(params, d, proximal):
-        logits, value = linear(params, d["obs"])
-        middle = chosen(d["obs"] @ proximal["policy"], d["action"])
+    def element(params, d):
+        logits, value = linear(params, d)
+        middle = chosen(d["obs"] @ d["proximal"], d["action"])
         surrogate = clipped(ratio_of(logits, d | {"log_prob": middle}), normalized(d["advantage"], d["mask"]))
-        policy = jnp.exp(middle - d["log_prob"]) * surrogate
-        return mean(policy + 0.25 * (value - d["target"]) ** 2, d["mask"])
+        return jnp.exp(middle - d["log_prob"]) * surrogate + 0.25 * (value - d["target"]) ** 2
 
     expected, visited = params, []
-    for batch in batches:
-        for (d,) in cut(estimated(batch)):
-            visited.append(expected)
-            weights = decay ** np.arange(len(visited))[::-1]
-            proximal = jax.tree.map(
-                lambda *all, w=weights: sum(a * b for a, b in zip(w, all, strict=True)) / sum(w), *visited
-            )
-            expected = descend(loss, expected, [(d, proximal)])
-    state, metrics = train(given(card("losses", "PPO-EWMA").pipeline), params, batches, categorical)
+    for d in [d for batch in batches for d in cut(estimated(batch))]:
+        visited.append(expected["policy"])
+        proximal = np.average(visited, axis=0, weights=decay ** np.arange(len(visited))[::-1])
+        expected = descend(element, expected, [d | {"proximal": proximal}])
+    state, metrics = train(given(card("losses", "PPO-EWMA").pipeline), params, batches)
     assert_equal(state.params, expected)
     assert abs(float(metrics[1]["off_policy_weight"]) - 1) > 1e-3
 
 
 def test_trgppo_equals_a_loop_by_hand():
-    params = linear_params()
-    batch = double(masked=False, behavior=params)
+    batch = double(masked=False, behavior=linear_params())
 
     def excess(x, p):
         return p * np.log(1 / x) + (1 - p) * np.log((1 - p) / (1 - p * x)) - 0.03
@@ -221,14 +229,8 @@ def test_trgppo_equals_a_loop_by_hand():
     ]
     low, high = np.maximum(1 - np.array(roots[0]), 0.2), np.maximum(np.array(roots[1]) - 1, 0.2)
     assert min(np.ptp(low), np.ptp(high)) > 0.05
-
-    def loss(params, d):
-        surrogate = functools.partial(clipped, low=d["low"], high=d["high"])
-        return mean(ppo(*linear(params, d["obs"]), d, surrogate=surrogate), d["mask"])
-
-    expected = descend(loss, params, cut(estimated(batch, low=low, high=high)))
-    state, _ = train(given(card("losses", "A clip for each element").trgppo), params, [batch], categorical)
-    assert_equal(state.params, expected)
+    pipeline = given(card("losses", "A clip for each element").trgppo)
+    check(ppo_of(), pipeline, linear_params(), [batch], cut(estimated(batch, low=low, high=high)))
 
 
 def drawn(batch, actions, draw):
@@ -247,7 +249,7 @@ def test_fpo_equals_a_loop_by_hand():
 
     def draw(key):
         first, second = jax.random.split(key)
-        return jax.random.uniform(first, (draws,)), jax.random.normal(second, (draws, actions))
+        return jax.random.uniform(first, (draws, 1)), jax.random.normal(second, (draws, actions))
 
     batch, (taus, noises) = drawn(double(), actions, draw)
 
@@ -255,23 +257,18 @@ def test_fpo_equals_a_loop_by_hand():
         return jnp.tanh(obs @ params["obs"] + x @ params["action"] + tau * params["tau"]) @ params["velocity"]
 
     def matching(params, d):
-        losses = []
-        for k in range(draws):
-            tau, noise = d["taus"][:, k, None], d["noises"][:, k]
-            error = velocity(params, d["obs"], tau * d["action"] + (1 - tau) * noise, tau) - (d["action"] - noise)
-            losses.append(error[:, 0] ** 2 + error[:, 1] ** 2)
-        return sum(losses) / draws
+        action, tau, noise = d["action"][:, None], d["taus"], d["noises"]
+        error = velocity(params, d["obs"][:, None], tau * action + (1 - tau) * noise, tau) - (action - noise)
+        return jnp.mean(error[..., 0] ** 2 + error[..., 1] ** 2, axis=1)
 
-    def loss(params, d):
-        ratio = jnp.exp(d["old"] - matching(params, d))
-        policy = clipped(ratio, normalized(d["advantage"], d["mask"]), 0.05, 0.05)
-        return mean(policy + 0.25 * (d["obs"] @ params["value"] - d["target"]) ** 2, d["mask"])
+    def element(params, d):
+        policy = clipped(jnp.exp(d["old"] - matching(params, d)), normalized(d["advantage"], d["mask"]), 0.05, 0.05)
+        return policy + 0.5 * value_loss(params["value"], d)
 
     data = estimated(batch, taus=taus, noises=noises)
     data["old"] = matching(old, data)
     batch = batch.replace(log_prob=-data["old"].reshape(TIME, SEGMENTS))
-    state, _ = train(given(module.fpo), params, [batch], module.policy)
-    assert_equal(state.params, descend(loss, params, cut(data)))
+    check(element, given(module.fpo), params, [batch], cut(data), module.policy)
 
     x = jax.random.normal(KEY, (TIME, SEGMENTS, actions))
     sample = module.evaluate(params, batch)[0].sample(seed=KEY)
@@ -281,41 +278,32 @@ def test_fpo_equals_a_loop_by_hand():
 
 
 def test_drac_equals_a_loop_by_hand():
-    module, params, batch = card("regularizers", "DrAC"), linear_params(), double()
+    module, batch = card("regularizers", "DrAC"), double()
     augment = module.random_amplitude(0.6, 1.2)(KEY, jnp.ones((50, OBS)))
     assert 0.6 <= np.min(augment) < 0.8 < 1 < np.max(augment) <= 1.2
     np.testing.assert_array_equal(augment[:, 0], augment[:, 1])
 
-    def loss(params, d, fixed):
-        new_logits, new_value = linear(params, 1.5 * d["obs"])
-        old_logits, old_value = linear(fixed, d["obs"])
-        augmented = 0.1 * (kl_of(old_logits, new_logits) + 0.5 * (old_value - new_value) ** 2)
-        return mean(ppo(*linear(params, d["obs"]), d) + augmented, d["mask"])
+    def element(params, d):
+        new_logits, new_value = linear(params, {"obs": 1.5 * d["obs"]})
+        old_logits, old_value = jax.lax.stop_gradient(linear(params, d))
+        augmented = kl_of(old_logits, new_logits) + 0.5 * (old_value - new_value) ** 2
+        return ppo(*linear(params, d), d) + 0.1 * augmented
 
-    expected = params
-    for (d,) in cut(estimated(batch, gamma=0.999)):
-        expected = descend(loss, expected, [(d, expected)])
     pipeline = given(module.drac(module.random_amplitude(1.5, 1.5)))  # a factor that the loop can have, too
-    state, metrics = train(pipeline, params, [batch], categorical)
-    assert_equal(state.params, expected)
+    metrics = check(element, pipeline, linear_params(), [batch], cut(estimated(batch, gamma=0.999)))
     assert metrics[0]["augmented_kl"] > 0
 
 
 def test_sam_equals_a_loop_by_hand():
     [line] = [line for line in lines("docs/gallery/README.md") if "contrib.sam" in line]
     batch, params = double(), linear_params()
-    pipeline = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.given_indices(MINIBATCHES), pp.value_loss(coef=0.5))
-    optimizer = eval(line, {"optax": optax})
-    state, _ = train(pipeline, params, [batch], categorical, optimizer)
-
-    def loss(params, d):
-        return mean(0.25 * (d["obs"] @ params["value"] - d["target"]) ** 2, d["mask"])
-
-    for (d,) in cut(estimated(batch)):
-        gradient = jax.grad(loss)(params, d)
-        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in gradient.values()))
-        worst = jax.tree.map(lambda x, g: x + 0.05 * g / norm, params, gradient)  # noqa: B023
-        params = jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(loss)(worst, d))
+    pipeline = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.given_indices(MINIBATCHES), pp.value_loss())
+    state, _ = train(pipeline, params, [batch], optimizer=eval(line, {"optax": optax}))
+    slope = slope_of(lambda params, d: value_loss(params["value"], d))
+    for d in cut(estimated(batch)):
+        gradient = slope(params, d)
+        worst = optax.tree.add_scale(params, 0.05 / optax.tree.norm(gradient), gradient)
+        params = optax.tree.add_scale(params, -0.1, slope(worst, d))
     assert_equal(state.params, params)
 
 
@@ -337,11 +325,10 @@ def test_redo_equals_a_step_by_hand():
     assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(x == 0)), {**reset.params, "hidden": jnp.zeros(1)}))
     assert float(jnp.min(jnp.abs(first.opt_state[0].mu["hidden"]))) > 0
 
-    def loss(params, d):
-        hidden = jnp.tanh(d["obs"] @ params["hidden"])
-        return mean(ppo(hidden @ params["policy"], hidden @ params["value"], d, entropy=0), d["mask"])
+    def network(params, d):
+        return linear(params, {"obs": jnp.tanh(d["obs"] @ params["hidden"])})
 
-    gradient = jax.grad(loss)(reset.params, estimated(batch))
+    gradient = slope_of(ppo_of(network, entropy=0))(reset.params, estimated(batch))
     moved = jax.tree.map(lambda g: 0.1 * (0.1 * g / 0.19) / (jnp.sqrt(0.001 * g**2 / 0.001999) + 1e-8), gradient)
     assert_equal(second.params, jax.tree.map(jnp.subtract, reset.params, moved))
 
@@ -353,15 +340,13 @@ def test_happo_equals_a_loop_by_hand():
     def stacked(trees, axis):
         return jax.tree.map(lambda *x: jnp.stack(x, axis), *trees)
 
-    def loss(params, d):
-        return mean(ppo(*linear(params, d["obs"]), d, entropy=0, normalize=False), d["mask"])
-
     expected, factor, order = [None] * agents, 1.0, np.asarray(jax.random.permutation(key, agents))
     assert list(order) != sorted(order)
+    element = ppo_of(entropy=0, normalize=False)
     for agent in order:
         d = estimated(batches[agent])
         advantage = factor * normalized(d["advantage"], d["mask"])
-        expected[agent] = descend(loss, params[agent], cut(d | {"advantage": advantage}))
+        expected[agent] = descend(element, params[agent], cut(d | {"advantage": advantage}))
         factor = factor * ratio_of(d["obs"] @ expected[agent]["policy"], d)
     learner = pp.learner(categorical, given(module.happo), optax.sgd(RATE))
     update = jax.jit(module.in_sequence(learner, categorical))
@@ -374,14 +359,7 @@ def test_geppo_equals_a_loop_by_hand():
     params, kept, eps, rate = linear_params(), 2, 0.1, 0.05
     batches = [double(seed, behavior=linear_params(seed + 5)) for seed in range(3)]
     pipeline = card("updates", "Earlier rollouts").geppo(batches[0], kept, eps)
-
-    def loss(params, d):
-        logits, value = linear(params, d["obs"])
-        ratio, c = ratio_of(logits, d), d["c"]
-        policy = -jnp.minimum(ratio * d["advantage"], jnp.clip(ratio, c - eps, c + eps) * d["advantage"])
-        return mean(policy + 0.25 * (value - d["target"]) ** 2, d["mask"])
-
-    expected = params
+    expected, element = params, ppo_of(entropy=0, normalize=False)
     for last in range(3):
         each = []
         for batch in batches[max(0, last + 1 - kept) : last + 1]:
@@ -389,12 +367,12 @@ def test_geppo_equals_a_loop_by_hand():
             fields = [getattr(batch, x) for x in ("reward", "value", "next_value", "terminated", "truncated", "mask")]
             numbers = {"gamma": 0.99, "gae_lambda": 0.95, "pg_rho_clip": np.inf}
             _, target, weighted = reference.vtrace(log_ratio, *fields, **numbers)
-            c = jnp.exp(log_ratio)
-            each.append(data_of(batch, advantage=weighted / c, target=target, c=c))
+            c = jnp.exp(log_ratio)  # around which the ratio is clipped
+            each.append(data_of(batch, advantage=weighted / c, target=target, low=1 - c + eps, high=c + eps - 1))
         d = {name: jnp.concatenate([one[name] for one in each]) for name in each[0]}
-        expected = descend(loss, expected, [(d,)] * 2, rate)
+        expected = descend(element, expected, [d] * 2, rate)
     whole = np.arange(kept * TIME * SEGMENTS).reshape(1, 1, -1).repeat(2, axis=0)  # two epochs of one minibatch
-    state, _ = train(given(pipeline, indices=whole), params, batches, categorical, optax.sgd(rate))
+    state, _ = train(given(pipeline, indices=whole), params, batches, optimizer=optax.sgd(rate))
     assert_equal(state.params, expected)
 
 
@@ -417,19 +395,14 @@ def test_imagination_equals_a_loop_by_hand():
     learner = pp.learner(categorical, chain, optax.sgd(RATE))
     improve = jax.jit(functools.partial(module.improve, learner, categorical, num_envs=SEGMENTS))
     (state, _), learned, dreamed = improve(KEY, learner.init(params), model, batch)
-    assert_equal(learned, jax.tree.map(lambda x, g: x - 0.1 * g, model, jax.grad(error)(model)))
-    starts = np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1)
-    assert starts.all()
+    assert_equal(learned, optax.tree.add_scale(model, -0.1, jax.grad(error)(model)))
+    assert np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1).all()  # begin in what was
     known = known_of(dreamed)
     np.testing.assert_allclose(dreamed.obs[1:], (dreamed.obs + known @ learned["change"])[:-1], rtol=1e-5)
     np.testing.assert_allclose(dreamed.reward, known @ learned["reward"], rtol=1e-5, atol=1e-6)
     assert dreamed.truncated[-1].all()
     assert not dreamed.truncated[:-1].any()
-
-    def loss(params, d):
-        return mean(ppo(*linear(params, d["obs"]), d, entropy=0, critic=0, normalize=False), d["mask"])
-
-    expected = descend(loss, params, [(estimated(dreamed),)])
+    expected = descend(ppo_of(entropy=0, critic=0, normalize=False), params, [estimated(dreamed)])
     np.testing.assert_allclose(state.params["policy"], expected["policy"], rtol=1e-5)
 
 
@@ -438,29 +411,19 @@ def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = linear_params()
     batch = double(masked=False, behavior=params)
     rows = np.stack([np.roll(MINIBATCHES, shift, axis=1 - shift % 2) for shift in range(5)])  # five epochs of two
-
-    def loss(params, d):
-        return mean(ppo(*linear(params, d["obs"]), d, surrogate=lambda ratio, a: -ratio * a), d["mask"])
-
-    @jax.jit
-    def measures(params, d):
-        ratio = ratio_of(d["obs"] @ params["policy"], d)
-        return jnp.mean(jnp.abs(ratio - 1)), jnp.sum(ratio) ** 2 / len(ratio) / jnp.sum(ratio**2)
-
-    expected, applied, sizes = params, 0, []
-    for (d,) in cut(estimated(batch), rows.reshape(10, -1)):
-        deviation, size = measures(expected, d)
-        sizes.append(size)
-        if deviation > max_deviation or size < least:
+    expected, sizes, element = params, [], ppo_of(eps=np.inf)
+    for d in cut(estimated(batch), rows.reshape(10, -1)):
+        ratio = ratio_of(d["obs"] @ expected["policy"], d)
+        sizes.append(jnp.sum(ratio) ** 2 / len(ratio) / jnp.sum(ratio**2))
+        if jnp.mean(jnp.abs(ratio - 1)) > max_deviation or sizes[-1] < least:
             break
-        expected = descend(loss, expected, [(d,)])
-        applied += 1
+        expected = descend(element, expected, [d])
     pipeline = given(card("updates", "Your own early stop").espo(max_deviation, least), indices=rows)
-    state, metrics = train(pipeline, params, [batch], categorical)
+    state, [metrics] = train(pipeline, params, [batch])
     assert_equal(state.params, expected)
-    assert (metrics[0]["minibatches"], metrics[0]["early_stopped"]) == (applied, 1)
-    assert 0 < applied < 10
-    np.testing.assert_allclose(metrics[0]["sample_size"], min(sizes))
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (len(sizes) - 1, 1)
+    assert 0 < len(sizes) - 1 < 10
+    np.testing.assert_allclose(metrics["sample_size"], min(sizes))
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
@@ -469,29 +432,30 @@ def test_group_advantages_equal_a_loop_by_hand(name):
     batch = double(1, shape=(TIME, segments), masked=False).replace(value=None, next_value=None)
     params = {"policy": linear_params()["policy"]}
     ended = np.maximum(batch.terminated, batch.truncated)
-    lengths = np.where(ended.any(axis=0), ended.argmax(axis=0) + 1, TIME)
-    assert len(set(lengths)) > 2
-    returns = np.array([batch.reward[: lengths[n], n].sum() for n in range(segments)]).reshape(-1, group)
+    length = np.where(ended.any(axis=0), ended.argmax(axis=0) + 1, TIME)
+    assert len(set(length)) > 2
+    returns = np.array([batch.reward[: length[n], n].sum() for n in range(segments)]).reshape(-1, group)
     center, scale = returns.mean(axis=1, keepdims=True), returns.std(axis=1, keepdims=True) + 1e-8
     others = (returns.sum(axis=1, keepdims=True) - returns) / (group - 1)
     advantage = np.ravel((returns - center) / scale if name == "grpo" else returns - others)
 
-    def segment_loss(params, n):
-        obs, action, old = (x[: lengths[n], n] for x in (batch.obs, batch.action, batch.log_prob))
-        log_prob = chosen(obs @ params["policy"], action)
+    def element(params, d):
+        log_prob = chosen(d["obs"] @ params["policy"], d["action"])
         if name == "rloo":
-            return -advantage[n] * jnp.sum(log_prob)
-        to_reference = chosen(obs @ reference_policy, action) - log_prob
+            return -d["advantage"] * d["length"] * log_prob  # a sum over the steps of a sequence
+        to_reference = chosen(d["obs"] @ reference_policy, d["action"]) - log_prob
         kl = jnp.exp(to_reference) - to_reference - 1
-        return jnp.mean(clipped(jnp.exp(log_prob - old), advantage[n]) + 0.04 * kl)
+        return clipped(jnp.exp(log_prob - d["log_prob"]), d["advantage"]) + 0.04 * kl
 
-    reference_policy, expected = params["policy"], params
+    reference_policy = params["policy"]
+    weight = (np.arange(TIME)[:, None] < length) / length  # with which a mean over steps is one over sequences
+    each = {"advantage": advantage, "length": length}
+    d = data_of(batch, mask=weight, **{key: np.broadcast_to(x, weight.shape) for key, x in each.items()})
     order = [[5, 0, 3, 6], [1, 7, 2, 4]]
-    for indices in order if name == "grpo" else [range(segments)]:
-        expected = descend(lambda p, rows=indices: sum(segment_loss(p, n) for n in rows) / len(rows), expected, [()])
-    pipeline = given(module.grpo, "segment", order) if name == "grpo" else module.rloo
-    state, _ = train(pipeline, params, [batch], module.evaluate)
-    assert_equal(state.params, expected)
+    grpo, rloo = given(module.grpo, "segment", order), module.rloo
+    pipeline, steps = (grpo, cut(d, rows_of(order, segments))) if name == "grpo" else (rloo, [d])
+    [metrics] = check(element, pipeline, params, [batch], steps, module.evaluate)
+    assert "nonfinite/value" not in metrics  # there is none
 
 
 def test_ppg_equals_a_loop_by_hand():
@@ -511,23 +475,22 @@ def test_ppg_equals_a_loop_by_hand():
         return features @ policy["logits"], features @ policy["value"]
 
     def policy_loss(policy, d):
-        return mean(ppo(heads(policy, d["obs"])[0], 0, d, critic=0), d["mask"])
+        return ppo(heads(policy, d["obs"])[0], 0, d, critic=0)
 
     def joint_loss(policy, d):
         logits, value = heads(policy, d["obs"])
-        return mean(0.5 * (value - d["target"]) ** 2 + kl_of(d["old"], logits), d["mask"])
+        return 0.5 * (value - d["target"]) ** 2 + kl_of(d["old"], logits)
 
     policy, value, buffer = params["policy"], params["value"], []
     for batch in batches:
-        data = estimated(batch, gamma=0.999)
-        policy = descend(policy_loss, policy, [(data,)], rates["policy"])
-        value = descend(value_loss, value, [(data,)], rates["value"])
-        buffer.append(data)
+        buffer.append(estimated(batch, gamma=0.999))
+        policy = descend(policy_loss, policy, buffer[-1:], rates["policy"])
+        value = descend(value_loss, value, buffer[-1:], rates["value"])
         if len(buffer) == every:
-            stored = {name: jnp.concatenate([d[name] for d in buffer]) for name in data}
+            stored = {name: jnp.concatenate([d[name] for d in buffer]) for name in buffer[0]}
             stored["old"] = heads(policy, stored["obs"])[0]
-            policy = descend(joint_loss, policy, [(stored,)] * epochs, rates["auxiliary"])
-            value = descend(value_loss, value, [(stored,)] * epochs, rates["auxiliary"])
+            policy = descend(joint_loss, policy, [stored] * epochs, rates["auxiliary"])
+            value = descend(value_loss, value, [stored] * epochs, rates["auxiliary"])
             buffer = []
     optimizer = {name: optax.sgd(rate) for name, rate in rates.items()}
     state, metrics = train(pipeline, params, batches, module.evaluate, optimizer)
@@ -554,7 +517,7 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
             unclear = 1 / (1 + jnp.exp(-both @ jax.lax.stop_gradient(policy["order"])))
             right = jnp.where(d["later"], later, 1 - later)
             own -= d["same"] * (jnp.log(right) + 0.0005 * (jnp.log(unclear) + jnp.log(1 - unclear)))
-        return mean(own, d["mask"])
+        return own
 
     d = estimated(batch, gamma=0.999)
     d["advantage"] = normalized(d["advantage"], d["mask"])
@@ -565,69 +528,68 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
     d |= {"other": batch.obs[other].reshape(-1, OBS), "later": later, "same": same.reshape(-1)}
     chain = module.decoupled([module.paired(lambda key, length: other)], [module.order]) if hides else module.daac
     *head, phases = chain.parts
-    drawn = pp.chain(*head, pp.phases(**{name: given(pp.chain(*x.parts)) for name, x in phases.phases.items()}))
-    state, _ = train(drawn, params, [batch], module.evaluate, {name: optax.sgd(RATE) for name in phases.phases})
+    known = pp.chain(*head, pp.phases(**{name: given(pp.chain(*x.parts)) for name, x in phases.phases.items()}))
+    state, _ = train(known, params, [batch], module.evaluate, dict.fromkeys(phases.phases, optax.sgd(RATE)))
     losses = {"policy": policy_loss, "value": value_loss}
     assert_equal(state.params, {name: descend(loss, params[name], cut(d)) for name, loss in losses.items()})
 
 
-def test_lagrangian_equals_a_loop_by_hand():
-    module, rng, limit = card("values", "Constraints", 1), np.random.default_rng(2), 0.45
+def test_popart_writes_the_statistics_and_keeps_the_values():
+    module, batch = card("values", "PopArt"), double()
+    critic = normal({"w": (OBS,), "b": ()}, 1) | {"mean": jnp.zeros(()), "scale": jnp.ones(())}
+    params = normal({"policy": (OBS, ACTIONS)}, 0) | {"critic": critic}
+    state, [metrics] = train(given(module.pipeline), params, [batch], module.evaluate, optax.sgd(0.0))
+    assert state.params["critic"]["scale"] == metrics["target_scale"] != 1
+    assert_equal(module.evaluate(state.params, batch).value, module.evaluate(params, batch).value)
+
+
+def two_streams(seed):
+    """Parameters and a batch with a cost and a critic for each of two streams, and their advantages and targets."""
+    batch, rng = double(seed), np.random.default_rng(seed)
+    values = {name: jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for name in ("value", "next_value")}
+    cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))
+    streams = [
+        gae_of(batch, reward=reward, **{name: x[..., k] for name, x in values.items()})
+        for k, reward in enumerate((batch.reward, cost))
+    ]
+    advantage, target = (np.stack(x, axis=-1) for x in zip(*streams, strict=True))
     params = normal({"policy": (OBS, ACTIONS), "value": (OBS, 2)}, 2)
-    batches = []
-    for seed in range(2):
-        batch = double(seed)
-        values = {name: jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for name in ("value", "next_value")}
-        cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))  # above the limit at last
-        batches.append(batch.replace(extras={"cost": cost}, **values))
+    return params, batch.replace(extras={"cost": cost}, **values), advantage, target
 
-    def loss(params, d):
-        logits, values = linear(params, d["obs"])
-        critic = 0.25 * (values[:, 1] - d["target_cost"]) ** 2
-        return mean(ppo(logits, values[:, 0], d, entropy=0.0) + critic, d["mask"])
 
-    expected, multiplier, multipliers = params, 0.0, []
-    for batch in batches:
-        first, second = (
-            batch.replace(value=batch.value[..., k], next_value=batch.next_value[..., k]) for k in range(2)
-        )
-        advantage_cost, target_cost = gae_of(second, reward=batch.extras["cost"])
-        multiplier = max(0.0, multiplier + 0.1 * (float(mean(batch.extras["cost"], batch.mask)) - limit))
-        mixed = (gae_of(first)[0] - multiplier * advantage_cost) / (1 + multiplier)
-        expected = descend(loss, expected, cut(estimated(first, advantage=mixed, target_cost=target_cost)))
-        multipliers.append(multiplier)
-    assert multipliers[1] > multipliers[0]
-    state, metrics = train(given(module.constrained(limit)), params, batches, module.evaluate)
-    assert_equal(state.params, expected)
-    np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers, rtol=1e-12)
+def with_two_critics(params, d):
+    logits, values = linear(params, d)
+    return ppo(logits, 0, d | {"target": 0}, entropy=0) + 0.25 * jnp.sum((values - d["target"]) ** 2, axis=1)
+
+
+def test_lagrangian_equals_a_loop_by_hand():
+    module, limit, multipliers, batches, steps = card("values", "Constraints", 1), 0.45, [0.0], [], []
+    for seed in range(2):  # the cost is above the limit at last
+        params, batch, advantage, target = two_streams(seed)
+        above = float(mean(batch.extras["cost"], batch.mask)) - limit
+        multipliers.append(last := max(0.0, multipliers[-1] + 0.1 * above))
+        mixed = (advantage[..., 0] - last * advantage[..., 1]) / (1 + last)
+        steps += cut(data_of(batch, advantage=mixed, target=target))
+        batches.append(batch)
+    assert multipliers[2] > multipliers[1]
+    metrics = check(with_two_critics, given(module.constrained(limit)), params, batches, steps, module.evaluate)
+    np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers[1:], rtol=1e-12)
 
 
 def test_several_objectives_equal_a_loop_by_hand():
     with jax.enable_x64(False):
-        module, rng = card("values", "Several objectives"), np.random.default_rng(4)
+        module = card("values", "Several objectives")
     best = 1 / (2 * module.weights)
     np.testing.assert_allclose(module.front[:, 0], best, atol=0.06)
     np.testing.assert_allclose(module.front[:, 1], best**2, atol=0.1)
-
-    params, batch = normal({"policy": (OBS, ACTIONS), "value": (OBS, 2)}, 2), double()
-    cost, value, next_value, weights = (jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for _ in range(4))
-    batch = batch.replace(value=value, next_value=next_value, extras={"cost": cost[..., 0], "weights": weights})
-
-    def loss(params, d):
-        logits, values = linear(params, d["obs"])
-        critic = sum(0.25 * (values[:, k] - d["target"][:, k]) ** 2 for k in range(2))
-        return mean(ppo(logits, 0, d | {"target": 0}, entropy=0) + critic, d["mask"])
-
-    each = [
-        gae_of(batch, reward=r, value=value[..., k], next_value=next_value[..., k])
-        for k, r in enumerate((batch.reward, batch.extras["cost"]))
-    ]
-    target = np.stack([target for _, target in each], axis=-1)
-    mixed = weights[..., 0] * each[0][0] + weights[..., 1] * each[1][0]
-    state, metrics = train(given(module.weighted(pp.field("extras.weights"))), params, [batch], categorical)
-    assert_equal(state.params, descend(loss, params, cut(data_of(batch, advantage=mixed, target=target))))
+    params, batch, advantage, target = two_streams(0)
+    weights = jnp.asarray(np.random.default_rng(4).normal(size=(TIME, SEGMENTS, 2)))
+    d = data_of(batch, advantage=np.sum(weights * advantage, axis=-1), target=target)
+    pipeline = given(module.weighted(pp.field("extras.weights")))
+    [metrics] = check(with_two_critics, pipeline, params, [batch.add_extras(weights=weights)], cut(d))
+    value = batch.value
     explained = [pp.functional.explained_variance(value[..., k], target[..., k], mask=batch.mask) for k in range(2)]
-    np.testing.assert_allclose(metrics[0]["explained_variance"], np.mean(explained))
+    np.testing.assert_allclose(metrics["explained_variance"], np.mean(explained))
 
 
 def test_reppo_equals_a_loop_by_hand():
@@ -646,8 +608,7 @@ def test_reppo_equals_a_loop_by_hand():
         return terms[..., 0] + terms[..., 1]
 
     def critic(params, obs, action):
-        first, second = params["hidden"][:OBS], params["hidden"][OBS:]
-        hidden = obs @ first + action @ second
+        hidden = obs @ params["hidden"][:OBS] + action @ params["hidden"][OBS:]
         return (hidden / (1 + jnp.exp(-hidden))) @ params["q"]
 
     loc, scale = gaussian(old, batch.obs)
@@ -664,23 +625,19 @@ def test_reppo_equals_a_loop_by_hand():
         terms = jnp.log(scale / d["scale"]) + (d["scale"] ** 2 + (d["loc"] - loc) ** 2) / (2 * scale**2) - 0.5
         return terms[:, 0] + terms[:, 1]
 
-    def loss(params, d, fixed):
-        loc, scale = gaussian(params, d["obs"])
+    def element(params, d):
+        (loc, scale), fixed = gaussian(params, d["obs"]), jax.lax.stop_gradient(params)
         own = loc + scale * d["noise"]
         ascended = critic(fixed, d["obs"], own) - jnp.exp(fixed["log_alpha"]) * log_density(own, loc, scale)
         kl, entropy = divergence(params, d), jnp.sum(jnp.log(scale) + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
         policy = jnp.where(kl < 0.1, -ascended, jnp.exp(fixed["log_beta"]) * kl)
         kl, entropy = jax.lax.stop_gradient((kl, entropy))
         multipliers = jnp.exp(params["log_alpha"]) * (entropy + 0.5) - jnp.exp(params["log_beta"]) * (kl - 0.1)
-        error = critic(params, d["obs"], d["action"]) - d["target"]
-        return mean(0.5 * error**2 + policy + multipliers, d["mask"])
+        return 0.5 * (critic(params, d["obs"], d["action"]) - d["target"]) ** 2 + policy + multipliers
 
-    expected, data = params, data_of(batch, target=jnp.stack(target), noise=noise, loc=loc, scale=scale)
+    data = data_of(batch, target=jnp.stack(target), noise=noise, loc=loc, scale=scale)
     assert 0.2 < jnp.mean(divergence(params, data) < 0.1) < 0.8
-    for (d,) in cut(data):
-        expected = step_of(loss)(expected, RATE, d, expected)
-    state, _ = train(given(module.reppo), params, [batch], module.evaluate)
-    assert_equal(state.params, expected)
+    check(element, given(module.reppo), params, [batch], cut(data), module.evaluate)
 
 
 def test_rnd_equals_a_loop_by_hand():
@@ -692,7 +649,8 @@ def test_rnd_equals_a_loop_by_hand():
         single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
         _, batch, _ = jax.jit(module.rollout.collect)(KEY, single, module.rollout.init(KEY))
     batch = in_double(batch)
-    batch = batch.replace(terminated=batch.terminated.at[3, 1].set(True))  # so that there is an end to look beyond
+    keep = np.random.default_rng(1).random((steps, envs)) < 0.7
+    batch = batch.replace(terminated=batch.terminated.at[3, 1].set(True), mask=keep)  # with an end to look beyond
     np.testing.assert_allclose(batch.extras["value_intrinsic"], batch.obs @ params["value_intrinsic"], rtol=1e-4)
 
     minibatches = np.random.default_rng(0).permutation(steps * envs).reshape(2, -1)
@@ -706,21 +664,21 @@ def test_rnd_equals_a_loop_by_hand():
     def embed(network, obs):
         return jnp.tanh(obs @ network["hidden"]) @ network["out"]
 
-    def loss(params, d):
-        logits, value = linear(params, d["obs"])
-        losses = ppo(logits, value, d, 0.001, surrogate=lambda r, a: clipped(r, a, 0.1, 0.1), normalize=False)
+    def error_of(predictor, obs):
+        return jnp.mean((embed(predictor, obs) - embed(target, obs)) ** 2, axis=-1)
+
+    def element(params, d):
+        losses = ppo(*linear(params, d), d, entropy=0.001, eps=0.1, normalize=False)
         intrinsic = 0.25 * (d["obs"] @ params["value_intrinsic"] - d["target_intrinsic"]) ** 2
-        error = jnp.mean((embed(params["predictor"], d["next_obs"]) - embed(target, d["next_obs"])) ** 2, axis=-1)
-        return jnp.mean(losses + intrinsic + error)
+        return losses + intrinsic + error_of(params["predictor"], d["next_obs"])
 
     expected, discounted, moments = params, np.zeros(envs), []
     for _ in range(2):
-        error = embed(expected["predictor"], batch.next_obs) - embed(target, batch.next_obs)
-        error, returns = np.mean(np.square(error), axis=-1), []
+        error, returns = np.asarray(error_of(expected["predictor"], batch.next_obs)), []
         for t in range(steps):
-            discounted = 0.99 * discounted + error[t]
+            discounted = np.where(keep[t], 0.99 * discounted + error[t], discounted)
             returns.append(discounted)
-        moments.append((np.mean(returns), np.mean(np.square(returns))))
+        moments.append([np.mean(np.stack(returns)[keep] ** power) for power in (1, 2)])
         first, second = np.mean(moments, axis=0)
         reward = error / np.sqrt(second - first**2 + 1e-8)
         fields = {name: batch.extras[f"{name}_intrinsic"] for name in ("value", "next_value")}
@@ -729,47 +687,42 @@ def test_rnd_equals_a_loop_by_hand():
         advantage, _ = gae_of(batch, gamma=0.999)
         more = {"target_intrinsic": intrinsic_target, "next_obs": batch.next_obs}
         data = estimated(batch, gamma=0.999, advantage=2 * advantage + intrinsic, **more)
-        expected = descend(loss, expected, cut(data, minibatches), 0.01)
+        expected = descend(element, expected, cut(data, minibatches), 0.01)
     state, metrics = train(pipeline, params, [batch, batch], module.evaluate, optax.sgd(0.01))
     assert_equal(state.params, expected)
-    np.testing.assert_allclose(metrics[1]["rnd_reward"], np.mean(reward))
+    np.testing.assert_allclose(metrics[1]["rnd_reward"], np.mean(reward[keep]))
 
 
 def test_behavior_cloning_equals_a_loop_by_hand():
-    params, rng = linear_params(), np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     obs, action = rng.normal(size=(8, OBS)), rng.integers(ACTIONS, size=8)
     demonstrations = jnp.asarray(obs), jnp.asarray(action)
     batches = [double(seed).replace(shared={"demonstrations": demonstrations}) for seed in range(2)]
 
-    def loss(params, d, obs, action, coef):
-        losses = ppo(*linear(params, d["obs"]), d, entropy=0, normalize=False)
-        return mean(losses, d["mask"]) - coef * jnp.mean(chosen(obs @ params["policy"], action))
+    def element(params, d):
+        cloning = jnp.mean(chosen(d["shown"] @ params["policy"], d["done"]))
+        return ppo(*linear(params, d), d, entropy=0, normalize=False) - d["coef"] * cloning
 
-    expected = params
+    steps = []
     for coef, batch in zip([1, 0.99], batches, strict=True):
-        shares = [(obs[:4], action[:4], coef), (obs[4:], action[4:], coef)]
-        minibatches = [(d, *share) for (d,), share in zip(cut(estimated(batch)), shares, strict=True)]
-        expected = descend(loss, expected, minibatches)
-    state, _ = train(given(card("imitation", "Cloning and self-imitation").cloning), params, batches, categorical)
-    assert_equal(state.params, expected)
+        for d, share in zip(cut(estimated(batch)), (slice(4), slice(4, 8)), strict=True):
+            steps.append(d | {"shown": obs[share], "done": action[share], "coef": coef})
+    check(element, given(card("imitation", "Cloning and self-imitation").cloning), linear_params(), batches, steps)
 
 
 def test_distillation_equals_a_loop_by_hand():
-    module, params = card("imitation", "Distillation", 1), linear_params()  # without what it trains
-    of_teacher, batches = linear_params(7)["policy"], [double(seed) for seed in range(2)]
+    module, of_teacher = card("imitation", "Distillation", 1), linear_params(7)["policy"]  # without what it trains
+    batches = [double(seed) for seed in range(2)]
 
     def teacher(params, batch):
         return pp.Output(pp.distributions.Categorical(batch.obs @ params))
 
-    def loss(params, d, coef):
-        return coef * mean(kl_of(d["obs"] @ of_teacher, d["obs"] @ params["policy"]), d["mask"])
+    def element(params, d):
+        return d["coef"] * kl_of(d["obs"] @ of_teacher, d["obs"] @ params["policy"])
 
-    expected = params
-    for coef, batch in zip([1, 0.75], batches, strict=True):
-        expected = descend(loss, expected, [(d, coef) for (d,) in cut(data_of(batch))])
+    steps = [d | {"coef": coef} for coef, batch in zip([1, 0.75], batches, strict=True) for d in cut(data_of(batch))]
     part = module.distill(teacher, of_teacher, coef=pp.linear_schedule(1.0, 0.0, 4))
-    state, _ = train(pp.chain(pp.given_indices(MINIBATCHES), part), params, batches, categorical)
-    assert_equal(state.params, expected)
+    check(element, pp.chain(pp.given_indices(MINIBATCHES), part), linear_params(), batches, steps)
 
 
 @pytest.mark.lenient_ranks
@@ -777,21 +730,17 @@ def test_nnx_equals_a_loop_by_hand():
     from flax import nnx
 
     module, batch = card("networks", "flax nnx and equinox", 1), double()
-    params = in_double(module.policy.init(KEY))
-    start = nnx.to_pure_dict(params)
 
-    def loss(params, d):
-        def dense(name, x):
-            return x @ params[name]["kernel"] + params[name]["bias"]
-
+    def network(params, d):
+        layers = nnx.to_pure_dict(params)
+        dense = lambda name, x: x @ layers[name]["kernel"] + layers[name]["bias"]  # noqa: E731
         features = jnp.tanh(dense("hidden", d["obs"]))
-        return mean(ppo(dense("policy", features), dense("value", features)[:, 0], d, entropy=0), d["mask"])
+        return dense("policy", features), dense("value", features)[:, 0]
 
-    state, _ = train(given(module.pipeline), params, [batch], module.policy)
-    assert_equal(nnx.to_pure_dict(state.params), descend(loss, start, cut(estimated(batch))))
-    learner = pp.learner(module.policy, module.pipeline, optax.sgd(1.0))
+    params = in_double(module.policy.init(KEY))
+    check(ppo_of(network, entropy=0), given(module.pipeline), params, [batch], cut(estimated(batch)), module.policy)
     with pytest.raises(TypeError, match="partition a network module first"):
-        learner.init({"function": jnp.tanh})
+        module.learner.init({"function": jnp.tanh})
 
 
 def remembered(module, **fields):
@@ -829,13 +778,11 @@ def test_attention_equals_a_loop_by_hand():
         scores = jnp.sum(query[:, None] * (d["seen"] @ params["key"]), axis=-1) / np.sqrt(8) + params["position"]
         weights = jnp.exp(scores) * d["visible"]
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return linear(params, jnp.sum(weights[..., None] * (d["seen"] @ params["content"]), axis=1))
+        return linear(params, {"obs": jnp.sum(weights[..., None] * (d["seen"] @ params["content"]), axis=1)})
 
     segments = np.array([[2, 0], [1, 3]])
-    rows = [np.add.outer(np.arange(TIME) * SEGMENTS, two).ravel() for two in segments]
-    state, _ = train(given(module.pipeline, "segment", segments), params, [batch], module.policy)
-    data = cut(estimated(batch, seen=seen, visible=visible), rows)
-    assert_equal(state.params, descend(lambda p, d: mean(ppo(*network(p, d), d), d["mask"]), params, data))
+    steps = cut(estimated(batch, seen=seen, visible=visible), rows_of(segments))
+    check(ppo_of(network), given(module.pipeline, "segment", segments), params, [batch], steps, module.policy)
 
     evaluate, values = jax.jit(module.evaluate), []
     whole = evaluate(params, pp.Batch(obs=obs, reset=reset, carry=carry))
@@ -851,15 +798,13 @@ def test_burn_in_equals_a_loop_by_hand():
     params = in_double(jax.jit(module.init)(KEY))
     carry = jnp.asarray(np.random.default_rng(9).normal(size=(SEGMENTS, module.WIDTH)))
     batch = remembered(module, carry=carry)
-    # One minibatch: the order within it does not matter.
-    pipeline = module.chunked(length, burn_in, num_minibatches=1, num_epochs=epochs)
 
     def gru(params, h, x):
         (xz, xr, xn), (hz, hr, hn) = ((w[:, :8], w[:, 8:16], w[:, 16:]) for w in (params["inputs"], params["state"]))
         z, r = 1 / (1 + jnp.exp(-(x @ xz + h @ hz))), 1 / (1 + jnp.exp(-(x @ xr + h @ hr)))
         return z * h + (1 - z) * jnp.tanh(x @ xn + r * (h @ hn))
 
-    def loss(params, d):
+    def network(params, d):
         states = []
         for first in range(0, TIME, length):
             start = max(first - burn_in, 0)
@@ -867,10 +812,11 @@ def test_burn_in_equals_a_loop_by_hand():
             for t in range(start, first + length):
                 h = gru(params, h * (1 - batch.reset[t])[:, None], batch.obs[t])
                 states += [h] if t >= first else []
-        return mean(ppo(*linear(params, jnp.concatenate(states)), d), d["mask"])
+        return linear(params, {"obs": jnp.concatenate(states)})
 
-    state, _ = train(pipeline, params, [batch], module.policy)
-    assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * epochs))
+    # One minibatch: the order within it does not matter.
+    pipeline = module.chunked(length, burn_in, num_minibatches=1, num_epochs=epochs)
+    check(ppo_of(network), pipeline, params, [batch], [estimated(batch)] * epochs, module.policy)
 
 
 def test_heads_that_depend_on_each_other_equal_a_loop_by_hand():
@@ -887,17 +833,15 @@ def test_heads_that_depend_on_each_other_equal_a_loop_by_hand():
         density = jnp.exp(-(((d["strength"] - mean) / 0.5) ** 2) / 2) / (0.5 * np.sqrt(2 * np.pi))
         return chosen(d["obs"] @ params["policy"], d["move"]) + jnp.sum(jnp.log(density), axis=1)
 
-    def loss(params, d):
+    def element(params, d):
         ratio = jnp.exp(log_prob(params, d) - d["log_prob"])
-        value_loss = 0.5 * (d["obs"] @ params["value"] - d["target"]) ** 2
-        return mean(clipped(ratio, d["advantage"]) + value_loss, d["mask"])
+        return clipped(ratio, d["advantage"]) + value_loss(params["value"], d)
 
     d = estimated(batch, move=move, strength=strength)
     d["log_prob"] = np.asarray(log_prob(params, d)) + 0.1 * rng.normal(size=TIME * SEGMENTS)
     batch = batch.replace(action={"move": move, "strength": strength}, log_prob=d["log_prob"].reshape(TIME, SEGMENTS))
     parts = pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
-    state, _ = train(pp.chain(*parts), params, [batch], policy)
-    assert_equal(state.params, descend(loss, params, [(d,)]))
+    check(element, pp.chain(*parts), params, [batch], [d], policy)
 
 
 def test_options_equal_a_loop_by_hand():
@@ -906,27 +850,25 @@ def test_options_equal_a_loop_by_hand():
     option, move = (jnp.asarray(rng.integers(2, size=(TIME, SEGMENTS))) for _ in range(2))
     carry = jnp.asarray(rng.integers(2, size=SEGMENTS))
     batch = remembered(module, carry=carry, action={"option": option, "move": move}, mask=None)
-    whole = np.arange(SEGMENTS).reshape(1, -1)
 
-    def loss(params, d):
-        each, before = [], carry
+    def element(params, d):
+        each, before, rows = [], carry, jnp.arange(SEGMENTS)
         for t in range(TIME):
-            obs, rows = batch.obs[t], jnp.arange(SEGMENTS)
-            beta = 1 / (1 + jnp.exp(-(obs @ params["stop"])[rows, before]))
-            beta = jnp.where(batch.reset[t] == 1, 1, beta)
+            obs = batch.obs[t]
+            beta = jnp.where(batch.reset[t] == 1, 1, 1 / (1 + jnp.exp(-(obs @ params["stop"])[rows, before])))
             chosen_option = jnp.exp(log_probs(obs @ params["option"]))[rows, option[t]]
             own = jnp.log(beta * chosen_option + (1 - beta) * (option[t] == before))
             logits = jnp.stack([obs @ params["move"][:, k] for k in range(2)], axis=1)[rows, option[t]]
-            ratio = jnp.exp(own + chosen(logits, move[t]) - batch.log_prob[t])
-            value = (obs @ params["value"])[rows, before]
-            each.append(clipped(ratio, d["advantage"][t]) + 0.25 * (value - d["target"][t]) ** 2)
+            each.append((own + chosen(logits, move[t]), (obs @ params["value"])[rows, before]))
             before = option[t]
-        return jnp.mean(jnp.stack(each))
+        log_prob, value = (jnp.concatenate(x) for x in zip(*each, strict=True))
+        surrogate = clipped(jnp.exp(log_prob - d["log_prob"]), normalized(d["advantage"], d["mask"]))
+        return surrogate + 0.25 * (value - d["target"]) ** 2
 
     advantage, target = gae_of(batch)
-    d = {"advantage": normalized(advantage, jnp.ones_like(advantage)), "target": target}
-    state, _ = train(given(module.optioned, "segment", whole), params, [batch], module.options)
-    assert_equal(state.params, descend(loss, params, [(d,)]))
+    d = data_of(batch.replace(action=None), advantage=advantage, target=target)
+    pipeline = given(module.optioned, "segment", np.arange(SEGMENTS).reshape(1, -1))
+    check(element, pipeline, params, [batch], [d], module.options)
     collected = jax.jit(lambda key, params: module.rollout.collect(key, params, module.rollout.init(key))[1])
     acted = collected(KEY, module.init(KEY))
     log_prob = module.evaluate(module.init(KEY), acted).distribution.log_prob(acted.action)
@@ -995,16 +937,16 @@ def test_pqn_equals_a_loop_by_hand():
         hidden = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
         return jnp.maximum(hidden, 0) @ params["q"]
 
-    def loss(params, d):
+    def element(params, d):
         q = q_of(params, d["obs"])[jnp.arange(len(d["action"])), d["action"]]
-        return mean(0.5 * (q - d["target"]) ** 2, d["mask"])
+        return 0.5 * (q - d["target"]) ** 2
 
     out = module.epsilon_greedy(params, batch)
     q = q_of(params, batch.obs)
     assert_equal(out.value, q.max(-1))
     assert_equal(jnp.exp(out.distribution.logits), 0.1 / ACTIONS + 0.9 * (q == q.max(-1, keepdims=True)))
-    state, _ = train(given(module.pqn), params, [batch], module.epsilon_greedy)
-    assert_equal(state.params, descend(loss, params, cut(estimated(batch, gae_lambda=0.65))))
+    steps = cut(estimated(batch, gae_lambda=0.65))
+    check(element, given(module.pqn), params, [batch], steps, module.epsilon_greedy)
 
 
 def test_action_chunks_equal_steps_by_hand():

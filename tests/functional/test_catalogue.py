@@ -17,6 +17,7 @@ import scipy.special
 
 from ppo_parts import functional as f
 from ppo_parts.functional import _value_losses
+from tests.reference import gae as slow_gae
 
 T, N = 5, 4
 SUPPORT = np.array([-4.0, -1.0, 0.0, 1.5, 4.0])
@@ -248,12 +249,7 @@ def outcome(score, log_prob, reference_log_prob, *, kl_coef):
 
 
 def returns(reward, terminated, truncated, gamma):
-    total = np.zeros_like(reward)
-    for t in reversed(range(len(reward))):
-        total[t] = reward[t]
-        if t + 1 < len(reward):
-            total[t] += gamma * (1 - terminated[t]) * (1 - truncated[t]) * total[t + 1]
-    return total
+    return slow_gae(reward, 0 * reward, 0 * reward, terminated, truncated, gamma=gamma, gae_lambda=1)[0]
 
 
 def of_log_ratio(function, reference, settings, wrt=("log_ratio",), note=""):

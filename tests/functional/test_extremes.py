@@ -37,6 +37,22 @@ def row(what, expected, call, rtol=1e-5):
     return pytest.param(expected, call, rtol, id=what)
 
 
+def drawn_weights():
+    sampler = pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=2)
+    flat = jnp.zeros((1, 3000), jnp.float16).at[0, 0].set(6e4)  # the others have a probability of 2e-11
+    return sampler.draw(jax.random.key(0), pp.Batch(log_prob=flat, advantage=flat), CONTEXT)[1]
+
+
+def statistics_of_nothing():
+    part, batch = pp.critics.normalize_target(lambda params, old, new: params, rate=0.5), example_batch()
+    before = pp.critics.ValueStatistics(jnp.float32(5), jnp.float32(2))
+    return part.update(batch.replace(mask=0 * batch.mask), before, CONTEXT)[1]
+
+
+def made(low):
+    return pp.policy_loss(F.clip_cov, clip_eps=0.2, cov_low=low).init({}) == ()
+
+
 MASKED = {"mask": jnp.array([1, 1, 0])}
 NUMBERS = [  # what is special, what has to come out, and a call
     row("a discount that bfloat16 cannot hold", (1 - 0.999**200) / 0.001,
@@ -60,6 +76,9 @@ NUMBERS = [  # what is special, what has to come out, and a call
         lambda: distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))),
     row("numbers of options in an array", [2, 3],
         lambda: [len(x.logits) for x in distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3])).parts]),
+    row("weights of segments in float16, all of which are reached", [1, 1], drawn_weights),
+    row("a rollout without a step that counts, which teaches nothing", [5, 2], statistics_of_nothing),
+    row("bounds of covariances that are traced", [True, True], lambda: jax.vmap(made)(jnp.array([1.0, 2.0]))),
     row("no clips", [[0], [0]], lambda: F.vtrace(RATIO[:, None], *[jnp.zeros((2, 1))] * 4, **UNCLIPPED).error),
     *(row(f"no bound of {mode}, {dtype}", [jnp.finfo(dtype).max, 1], lambda x=mode, y=dtype: bounded(x, y))
       for mode in ("truncate", "mask") for dtype in ("bfloat16", "float16", "float32")),
@@ -69,14 +88,6 @@ NUMBERS = [  # what is special, what has to come out, and a call
 @pytest.mark.parametrize(("expected", "call", "rtol"), NUMBERS)
 def test_numbers(expected, call, rtol):
     np.testing.assert_allclose(np.asarray(call(), float), np.asarray(expected, float), rtol, atol=1e-30)
-
-
-def test_prioritized_sampler_reaches_all_segments_in_float16():
-    sampler = pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=2)
-    flat = jnp.zeros((1, 3000), jnp.float16).at[0, 0].set(6e4)  # the others have a probability of 2e-11
-    _, weight = sampler.draw(jax.random.key(0), pp.Batch(log_prob=flat, advantage=flat), CONTEXT)
-    assert weight.tolist() == [1, 1]
-    assert weight.dtype == jnp.float16
 
 
 def test_the_coefficient_of_an_adaptive_penalty_finds_back():
@@ -95,26 +106,12 @@ def test_the_coefficient_of_an_adaptive_penalty_finds_back():
     assert np.isfinite(after(low, 400, moved).coef)
 
 
-def test_normalize_target_learns_nothing_from_a_rollout_without_a_step_that_counts():
-    part = pp.critics.normalize_target(lambda params, old, new: params, rate=0.5)
-    batch, before = example_batch(), pp.critics.ValueStatistics(jnp.float32(5), jnp.float32(2))
-    _, after = part.update(batch.replace(mask=jnp.zeros_like(batch.mask)), before, CONTEXT)
-    assert after == before
-
-
 def test_a_narrow_head_is_rescaled_without_loss():
     head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
     kernel, bias = F.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
     assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)
     with pytest.raises(F.ShapeError, match=r"the old mean must be one number, got an array of shape \(3,\)"):
         F.rescale_head(*head, (jnp.zeros(3), jnp.ones(3)), (0.0, 1.0))
-
-
-def test_bounds_of_covariances_may_be_traced():
-    def made(low):
-        return pp.policy_loss(F.clip_cov, clip_eps=0.2, cov_low=low).init({}) == ()
-
-    assert jax.vmap(made)(jnp.array([1.0, 2.0])).all()
 
 
 def test_narrow_logits_draw_rare_actions():

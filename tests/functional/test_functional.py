@@ -21,7 +21,7 @@ from ppo_parts import functional as f
 from ppo_parts.distributions import mask_logits
 from ppo_parts.functional._sampling import _small_exponential
 from tests import reference
-from tests.common import make_params, rollout
+from tests.common import estimator_inputs
 
 # hyperparameters are traced: one compilation per shape
 gae, vtrace = (jax.jit(function, static_argnames="stop_gradient") for function in (f.gae, f.vtrace))
@@ -33,17 +33,8 @@ def close(actual, expected, rtol=2e-5, atol=2e-6):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
-def arrays(*shape, seed=0, scale=1.0):
-    """What the advantage estimators read, by name."""
-    rng = np.random.default_rng(seed)
-    kind = rng.choice(3, size=shape, p=(0.6, 0.2, 0.2))
-    normal = {name: scale * rng.normal(size=shape) for name in ("log_ratio", "reward", "value", "next_value")}
-    ends = {"terminated": kind == 1, "truncated": kind == 2, "mask": rng.random(shape) < 0.7}
-    return {name: jnp.asarray(x, jnp.float32) for name, x in (normal | ends).items()}
-
-
 def test_statistics_equal_their_reference():
-    given = arrays(4, 3, 2)
+    given = estimator_inputs(4, 3, 2)
     for mask in (None, given["mask"]):
         value, target = (np.asarray(given[name])[... if mask is None else mask == 1] for name in ("value", "reward"))
         explained = f.explained_variance(given["value"], given["reward"], mask=mask)
@@ -65,7 +56,7 @@ def test_normalize_gives_zero_for_equal_elements(number):
 
 
 def test_normalize_equals_its_reference():
-    given = arrays(4, 3, 2)
+    given = estimator_inputs(4, 3, 2)
     for axis, ddof in ((None, 0), (None, 1), (0, 0), (1, 1), (-1, 1), ((0, 1), 0), ((0, 2), 1)):
         for mask, eps in itertools.product((None, given["mask"]), (1e-8, 0.1)):
             expected = reference.advantage_normalize(given["value"], mask, axis=axis, ddof=ddof, eps=eps)
@@ -81,7 +72,7 @@ def test_large_numbers_do_not_look_like_equal_ones():
 
 
 def test_priorities_equal_their_reference():
-    given = arrays(5, 4)
+    given = estimator_inputs(5, 4)
     indices = jnp.array([0, 3, 1, 0])
     for mask, alpha in itertools.product((None, given["mask"], given["mask"].at[:, 2].set(0)), (0.0, 0.6, 1.0, 2.0)):
         probabilities = f.segment_priorities(given["value"], mask=mask, alpha=alpha)
@@ -136,8 +127,8 @@ def test_exponential_variates_are_accurate_near_0(monkeypatch):
     close(_small_exponential(KEY, jnp.zeros(1)), np.array([2.0**-44]), atol=0)
 
 
-def steps(*names, shape=(5, 3)):
-    return {name: x for name, x in arrays(*shape).items() if name in ("reward", "value", "next_value", *names)}
+def steps(*names):
+    return {name: x for name, x in estimator_inputs(5, 3).items() if name in ("reward", "value", "next_value", *names)}
 
 
 def test_terminations_may_be_probabilities_and_what_follows_one_may_be_anything():
@@ -151,7 +142,7 @@ def test_terminations_may_be_probabilities_and_what_follows_one_may_be_anything(
 
 
 def test_vtrace_mixes_only_inside_an_episode():
-    given, settings = arrays(6, 4), {"gamma": 0.9, "gae_lambda": 0.7}
+    given, settings = estimator_inputs(6, 4), {"gamma": 0.9, "gae_lambda": 0.7}
     mixed = {"pg_rho_clip": 1.4, "pg_lambda": 0.3}
     ours, plain = vtrace(**given, **settings, **mixed), vtrace(**given, **settings)
     close(ours.policy_advantage, reference.vtrace(**given, **settings, **mixed)[2])
@@ -167,7 +158,7 @@ def test_vtrace_mixes_only_inside_an_episode():
 
 
 def test_estimators_have_finite_gradients_at_extreme_ratios():
-    given = arrays(4, 2) | {"log_ratio": jnp.array([[-200.0, 100.0]] * 4)}
+    given = estimator_inputs(4, 2) | {"log_ratio": jnp.array([[-200.0, 100.0]] * 4)}
     settings = {"gamma": 0.9, "gae_lambda": 0.8, "stop_gradient": False}
     for clips in ({}, {"rho_clip": 2.0, "c_clip": 0.5}):
         total = lambda given, clips=clips: jnp.sum(vtrace(**given, **settings, **clips).error)  # noqa: E731
@@ -277,19 +268,6 @@ def test_mask_is_a_keyword_everywhere():
             assert parameters["mask"].kind == inspect.Parameter.KEYWORD_ONLY, function.__name__
             last = [name for name in parameters if name not in ("stop_gradient", "implementation", "mask_mode")][-1]
             assert last == "mask", function.__name__
-
-
-def test_nothing_is_differentiated_through_the_advantage_of_a_part():
-    batch, part = rollout(), pp.vtrace(gamma=0.9, gae_lambda=0.8)
-
-    def estimate(params):
-        current = pp.Current(None, batch.log_prob + batch.obs @ params["value"], batch.obs @ params["value"])
-        out, _ = part.update(batch.replace(current=current), part.init(params), pp.Context(key=KEY))
-        return jnp.sum(out.advantage * 2 + out.target), out.advantage
-
-    gradient, advantage = jax.jit(jax.grad(estimate, has_aux=True))(make_params(1))
-    assert np.any(advantage)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 def test_a_copy_of_the_folder_lives_beside_the_package(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ import pytest
 from ppo_parts import functional as f
 from ppo_parts.functional import _recurrence
 from tests import reference
+from tests.common import estimator_inputs
 
 WAYS = ("scan", "associative")
 CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
 HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma": 0.9, "gae_lambda": 0.8} | CLIPS}
-FLOATS = ("log_ratio", "reward", "value", "next_value")
 
 
 @pytest.fixture
@@ -25,13 +25,11 @@ def pretended(monkeypatch):
         yield
 
 
-def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), rng=None):
-    """What the estimator reads, by name; both ends at once, too: the termination goes first."""
-    rng = np.random.default_rng(0) if rng is None else rng
-    floats = {field: jnp.asarray(rng.normal(size=shape), dtype) for field in FLOATS[name == "gae" :]}
-    ends = {"terminated": rng.random(shape) < 0.2, "truncated": np.float32(rng.random(shape) < 0.2)}
-    ends["mask"] = rng.random(shape) < 0.7
-    return floats | {field: jnp.asarray(x) for field, x in ends.items() if field == "terminated" or field in given}
+def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
+    """What the estimator reads, with these flags."""
+    left_out = {"truncated", "mask"} - {*given} | ({"log_ratio"} if name == "gae" else set())
+    inputs = estimator_inputs(*shape, seed=seed, dtype=dtype)
+    return {field: x for field, x in inputs.items() if field not in left_out}
 
 
 def estimator(name):
@@ -54,11 +52,11 @@ def test_equals_the_reference(name):
     for shape, dtype, given, count in LAYOUTS:
         # In bfloat16 the sums are float32: one rounding, of 2^-9, at the end.
         tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 2**-8, "atol": 1e-3}
-        for _ in range(count):
+        for seed in range(count):
             chosen = dict(zip(("gamma", "gae_lambda"), rng.choice((0.0, 0.5, 0.95, 1.0), 2).tolist(), strict=True))
             if name == "vtrace":
                 chosen |= dict(zip(CLIPS, rng.choice((0.5, 1.0, 4.0), 2).tolist(), strict=True))
-            named = arrays(name, shape, dtype, given, rng)
+            named = arrays(name, shape, dtype, given, seed)
             expected = getattr(reference, name)(**named, **chosen)
             for x, y in zip(estimate(**named, **chosen), expected, strict=True):
                 assert x.dtype == dtype

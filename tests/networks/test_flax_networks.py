@@ -18,6 +18,7 @@ from tests import common
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
 DISCRETE, HEAD = SimpleNamespace(n=3, shape=()), jnp.zeros((4, 3))
+CHOICES = envs.MultiDiscrete((2, 3))
 
 
 def env(action_space, shape=(5,), num_agents=None):
@@ -43,21 +44,13 @@ def test_actor_critic_is_orthogonal_with_cleanrls_gains():
 
 
 def test_a_head_is_divided_among_the_choices():
-    space = envs.MultiDiscrete((2, 3))
     head = jax.random.normal(jax.random.key(0), (4, 5))
     available = jnp.array([[True, False, False, True, True]] * 4)
-    assert networks.action_size(space) == 5
-    found = networks.action_distribution(space, head, available=available)
+    assert networks.action_size(CHOICES) == 5
+    found = networks.action_distribution(CHOICES, head, available=available)
     masked = pp.distributions.mask_logits(head, available)
     for part, logits in zip(found.parts, (masked[:, :2], masked[:, 2:]), strict=True):
         np.testing.assert_allclose(part.logits, pp.distributions.Categorical(logits).logits, rtol=1e-6)
-    for wrong, log_std in ((head[:, 1:], None), (jnp.zeros((4, 7)), None)):
-        with pytest.raises(pp.errors.ShapeError, match=r"head must have 5 numbers along its last axis for Multi.*got"):
-            networks.action_distribution(space, wrong, log_std)
-    with pytest.raises(pp.errors.ShapeError, match=r"log_std must have 3 numbers .*, got shape \(2,\)"):
-        networks.action_distribution(envs.Box((3,)), jnp.zeros((4, 3)), jnp.zeros(2))
-    with pytest.raises(pp.errors.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
-        pp.distributions.MultiCategorical(head, nvec=(2, 4))
 
 
 @pytest.mark.parametrize("leading", [(), (7,), (2, 3)])
@@ -110,8 +103,6 @@ def test_the_critic_sees_what_the_policy_does_not(memory):
     slopes = jax.jit(jax.jacrev(totals))(obs)
     seen = {name: (bool(jnp.any(x.obs)), bool(jnp.any(x.privileged["two"]))) for name, x in slopes.items()}
     assert seen == {"logits": (True, False), "value": (False, True)}
-    with pytest.raises(ValueError, match="cannot share layers"):
-        networks.actor_critic(game, shared=True)
     normalized = envs.normalize_observation(game)
     policy = networks.actor_critic(normalized, hidden=(4,), memory=memory)
     rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
@@ -215,56 +206,72 @@ def pixels(space, actions=DISCRETE):
 
 
 FLOATS = SimpleNamespace(shape=(2, 36, 36), low=0.0, high=255.0, dtype=np.dtype(np.float32))
-BOUNDED = env(envs.Box((2,), -1.0, 1.0))
+BOUNDED, AGENTS = env(envs.Box((2,), -1.0, 1.0)), env(DISCRETE, num_agents=2)
+INPUT, ONE, RESET, KERNEL = jnp.zeros((7, 2, 4)), jnp.zeros((2, 4)), jnp.zeros((7, 2), bool), jnp.ones((5, 2))
+FRAMES, UNCLEAR = (2, 36, 36), "do not tell whether pixels must be divided by 255"
+CARRY = r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "settings", "says"),
-    [
-        ("actor_critic", env(DISCRETE, shape=None), {}, "not a space of arrays"),
-        ("actor_critic", env(DISCRETE), {"hidden": 64}, "hidden must be a tuple with the units of each layer, got 64"),
-        ("actor_critic", env(DISCRETE), {"hidden": (64, 0)}, "hidden must be at least 1, got 0"),
-        ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
-        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
-        ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "actor and critic: give shared=True"),
-        ("actor_critic", asymmetric(), {"memory": "lstm", "hidden": ()}, r"needs hidden layers, got hidden=\(\)"),
-        ("actor_critic", env(DISCRETE), {"gsde": True}, "gsde must be False, because the actions are discrete"),
-        ("actor_critic", env(DISCRETE), {"squash": True}, "squash must be False, because the actions are discrete"),
-        ("action_distribution", DISCRETE, {"head": HEAD, "squash": True}, "squash must be False .* because the"),
-        ("action_distribution", DISCRETE, {"head": HEAD, "features": HEAD}, "features None, because the"),
-        ("action_distribution", BOX, {"head": HEAD[:, :2]}, "need log_std"),
-        ("actor_critic", BOUNDED, {"log_std": "a"}, "log_std must be a number"),
-        ("actor_critic", BOUNDED, {"log_std": [0.0, 1.0]}, "log_std must be a number|one number"),
-        ("action_distribution", envs.Box((3,)), {"head": HEAD, "log_std": HEAD, "squash": True}, "box must be finite"),
-        ("multi_agent_actor_critic", env(DISCRETE), {}, "no axis of agents"),
-        ("multi_agent_actor_critic", env(DISCRETE, num_agents=2), {"hidden": (), "memory": "gru"}, "needs hidden"),
-        ("nature_cnn", env(DISCRETE, (10, 10, 4)), {}, r"at least 36 x 36 pixels, got shape \(10, 10, 4\)"),
-        ("nature_cnn", pixels(envs.Box((2, 36, 36), 0, 1)), {"features": 0}, "features must be at least 1, got 0"),
-        ("nature_cnn", env(envs.Box((2,)), (2, 36, 36)), {}, "nature_cnn: actions must be discrete"),
-        ("nature_cnn", pixels(FLOATS), {}, "do not tell whether pixels must be divided by 255"),
-        ("nature_cnn", pixels(envs.Box((2, 36, 36))), {}, "do not tell whether pixels must be divided by 255"),
-        ("nature_cnn", pixels(envs.Box((2, 36, 36), 0, 128)), {}, "do not tell whether pixels must be divided by 255"),
-    ],
-)  # fmt: skip
-def test_networks_that_cannot_be_made_are_refused_when_they_are_made(make, given, settings, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        getattr(networks, make)(given, **settings)
+def critic(*args, **settings):
+    return lambda: networks.actor_critic(*args, **settings)
 
 
-def test_a_carry_a_reset_or_a_privileged_part_that_does_not_fit_is_refused():
-    network = Memory()
-    x, one, reset = jnp.zeros((7, 2, 4)), jnp.zeros((2, 4)), jnp.zeros((7, 2), bool)
-    for given in ((one, reset), ((one, one[:, :3]), reset), ((one, one), reset[0])):
-        with pytest.raises(
-            pp.errors.ShapeError, match=r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
-        ):
-            network.init(jax.random.key(0), x, *given)
+def head(*args, **settings):
+    return lambda: networks.action_distribution(*args, **settings)
+
+
+def cnn(made, **settings):
+    return lambda: networks.nature_cnn(made, **settings)
+
+
+def remember(carry, reset):
+    return lambda: Memory().init(jax.random.key(0), INPUT, carry, reset)
+
+
+def dense(*given, **settings):
+    return lambda: networks.dense_dot_general(jnp.ones((3, 5)), KERNEL, (given, ((), ())), **settings)
+
+
+def privileged():
     policy = networks.actor_critic(env(DISCRETE), (4,))
     seen = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"
-    ):
-        policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=seen))
+    policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=seen))
+
+
+test_networks_say_what_is_wrong = common.refused(
+    (critic(env(DISCRETE, shape=None)), "not a space of arrays"),
+    (critic(env(DISCRETE), hidden=64), "hidden must be a tuple with the units of each layer, got 64"),
+    (critic(env(DISCRETE), hidden=(64, 0)), "hidden must be at least 1, got 0"),
+    (critic(env(DISCRETE), activation="swish"), "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
+    (critic(env(DISCRETE), memory="rnn"), "one of 'lstm', 'gru', 'mingru', 'lru', None, got 'rnn'"),
+    (critic(env(DISCRETE), memory="lstm"), "actor and critic: give shared=True"),
+    (critic(asymmetric(), memory="lstm", hidden=()), r"needs hidden layers, got hidden=\(\)"),
+    (critic(asymmetric(), shared=True), "cannot share layers"),
+    (critic(env(DISCRETE), gsde=True), "gsde must be False, because the actions are discrete"),
+    (critic(env(DISCRETE), squash=True), "squash must be False, because the actions are discrete"),
+    (critic(BOUNDED, log_std="a"), "log_std must be a number"),
+    (critic(BOUNDED, log_std=[0.0, 1.0]), "log_std must be a number|one number"),
+    (head(DISCRETE, HEAD, squash=True), "squash must be False .* because the"),
+    (head(DISCRETE, HEAD, features=HEAD), "features None, because the"),
+    (head(BOX, HEAD[:, :2]), "need log_std"),
+    (head(envs.Box((3,)), HEAD, HEAD, squash=True), "box must be finite"),
+    (head(envs.Box((3,)), HEAD, jnp.zeros(2)), r"log_std must have 3 numbers .*, got shape \(2,\)"),
+    (
+        head(envs.MultiDiscrete((2, 3)), jnp.zeros((4, 4))),
+        "head must have 5 numbers along its last axis for Multi.*got",
+    ),
+    (lambda: networks.multi_agent_actor_critic(env(DISCRETE)), "no axis of agents"),
+    (lambda: networks.multi_agent_actor_critic(AGENTS, hidden=(), memory="gru"), "needs hidden"),
+    (cnn(env(DISCRETE, (10, 10, 4))), r"at least 36 x 36 pixels, got shape \(10, 10, 4\)"),
+    (cnn(pixels(envs.Box(FRAMES, 0, 1)), features=0), "features must be at least 1, got 0"),
+    (cnn(env(envs.Box((2,)), FRAMES)), "nature_cnn: actions must be discrete"),
+    *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, envs.Box(FRAMES), envs.Box(FRAMES, 0, 128))),
+    *((remember(*x), CARRY) for x in ((ONE, RESET), ((ONE, ONE[:, :3]), RESET), ((ONE, ONE), RESET[0]))),
+    (privileged, r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
+    (dense((0,), (0,)), "only"),
+    (dense((1,), (0,), precision="highest"), "precision"),
+    (lambda: networks.orthogonal()(KEYS[0], (5,)), r"at least two axes, got shape \(5,\)"),
+)
 
 
 def test_an_unknown_network_is_named():
@@ -322,16 +329,6 @@ def test_it_is_a_dense_layer(shape, outputs, stacked):
         return jax.jit(jax.vmap(differentiated, (0, None)) if stacked else differentiated)(given, x)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients(ours), gradients(plain))
-
-
-def test_what_it_cannot_do_is_refused():
-    x, kernel = jnp.ones((3, 5)), jnp.ones((5, 2))
-    with pytest.raises(pp.errors.UserValueError, match="only"):
-        networks.dense_dot_general(x.T, kernel, (((0,), (0,)), ((), ())))
-    with pytest.raises(pp.errors.UserValueError, match="precision"):
-        networks.dense_dot_general(x, kernel, (((1,), (0,)), ((), ())), precision="highest")
-    with pytest.raises(pp.errors.UserValueError, match=r"at least two axes, got shape \(5,\)"):
-        networks.orthogonal()(KEYS[0], (5,))
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 5), (2, 2, 3, 4), (3, 0)])

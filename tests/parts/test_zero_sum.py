@@ -9,7 +9,7 @@ import ppo_parts as pp
 from ppo_parts import envs
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.testing import example_batch, example_context
-from tests import env_fakes
+from tests import env_fakes, reference
 from tests.common import compiled
 
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
@@ -34,19 +34,12 @@ def signed(seed, **fields):
 def test_zero_sum_follows_its_equation():
     batch = signed(0, mask=None)
     out = run(pp.agents.zero_sum(GAE), batch)
-    reward, value, next_value, terminated, truncated = (
-        np.asarray(getattr(batch, name), float) for name in ("reward", "value", "next_value", "terminated", "truncated")
-    )
-    seat, following = (np.asarray(batch.extras[name], float) for name in envs.SEATS)
-    expected, later = np.zeros_like(reward), np.zeros(reward.shape[1])
-    for t in reversed(range(len(reward))):
-        on = 1 - np.maximum(terminated[t], truncated[t])
-        delta = seat[t] * reward[t] + 0.9 * seat[t] * following[t] * (1 - terminated[t]) * next_value[t] - value[t]
-        # the next row's advantage is that of its own player, who is the one to move after step t
-        turn = seat[t] * (seat[t + 1] if t + 1 < len(reward) else 1)
-        expected[t] = later = delta + 0.9 * 0.8 * on * turn * later
+    seat, following = (batch.extras[name] for name in envs.SEATS)
+    # Of the first player: the advantage of a row is that of its own player, and so is a value.
+    steps = batch.reward, seat * batch.value, following * batch.next_value, batch.terminated, batch.truncated
+    expected = seat * reference.gae(*steps, gamma=0.9, gae_lambda=0.8)[0]
     np.testing.assert_allclose(out.advantage, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(out.target, expected + value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.target, expected + batch.value, rtol=1e-5, atol=1e-6)
     for name in ("value", "next_value", "reward"):
         np.testing.assert_array_equal(getattr(out, name), getattr(batch, name))
 
