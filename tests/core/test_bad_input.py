@@ -288,6 +288,8 @@ VALUE_ERRORS = {
     },
     "advantage_normalize: axis=None ... shape (1,) ... always 0 ... fewer minibatches":
         (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
+    "advantage_normalize: axis=-1 ... shape (6, 1)":
+        (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
 }  # fmt: skip
 
 TYPE_ERRORS = {
@@ -351,6 +353,7 @@ TYPE_ERRORS = {
     "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
     "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
+    "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
@@ -360,6 +363,7 @@ TYPE_ERRORS = {
     "short: update must take (batch, state, context); this one takes (batch)":
         lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
+    "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
         "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
     ),
@@ -383,6 +387,8 @@ SHAPE_ERRORS = {
         lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
     "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
+    "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
+        (STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR),
     "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)":
         (GAE, WEIGHTED, ACTOR, given(extras={"w": BATCH.reward[..., None]})),
     "prioritized_sampler ... (6, 4, 2) ... combine the streams":

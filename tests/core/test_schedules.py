@@ -82,14 +82,6 @@ def test_a_schedule_of_a_traced_number_is_left_to_run_time():
     assert jnp.isnan(last[1])
 
 
-def test_a_value_in_range_is_what_it_was():
-    value = jnp.float32(0.3)
-    kept = check_number("here", "gamma", lambda step: value)(0)
-    assert (kept, kept.dtype) == (value, value.dtype)
-    assert jax.jit(lambda x: check_number("here", "gamma", x))(jnp.float16(0.3)).dtype == jnp.float16
-    assert check_number("here", "gamma", 0.3) == 0.3
-
-
 def test_the_end_of_a_schedule_is_accepted_without_jit():
     """As with jit: a value may be annealed to an open end, and may be above 1 by a rounding error."""
     batch, context = example_batch(after_sampler=True), example_context()

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
+import scipy.stats
 
 import ppo_parts as pp
 from benchmarks.gallery import card
@@ -819,29 +820,13 @@ def test_burn_in_equals_a_loop_by_hand():
     check(ppo_of(network), pipeline, params, [batch], [estimated(batch)] * epochs, module.policy)
 
 
-def test_heads_that_depend_on_each_other_equal_a_loop_by_hand():
-    module, rng, batch = card("networks", "Heads that depend on each other"), np.random.default_rng(3), double()
-    params = normal({"policy": (OBS, ACTIONS), "means": (OBS, ACTIONS * 2), "value": OBS}, 0)
-    move, strength = rng.integers(ACTIONS, size=(TIME, SEGMENTS)), rng.normal(size=(TIME, SEGMENTS, 2))
-
-    def policy(params, batch):
-        means = (batch.obs @ params["means"]).reshape(*batch.obs.shape[:-1], ACTIONS, 2)
-        return module.MoveThenStrength(batch.obs @ params["policy"], means), batch.obs @ params["value"]
-
-    def log_prob(params, d):
-        mean = (d["obs"] @ params["means"]).reshape(-1, ACTIONS, 2)[jnp.arange(len(d["obs"])), d["move"]]
-        density = jnp.exp(-(((d["strength"] - mean) / 0.5) ** 2) / 2) / (0.5 * np.sqrt(2 * np.pi))
-        return chosen(d["obs"] @ params["policy"], d["move"]) + jnp.sum(jnp.log(density), axis=1)
-
-    def element(params, d):
-        ratio = jnp.exp(log_prob(params, d) - d["log_prob"])
-        return clipped(ratio, d["advantage"]) + value_loss(params["value"], d)
-
-    d = estimated(batch, move=move, strength=strength)
-    d["log_prob"] = np.asarray(log_prob(params, d)) + 0.1 * rng.normal(size=TIME * SEGMENTS)
-    batch = batch.replace(action={"move": move, "strength": strength}, log_prob=d["log_prob"].reshape(TIME, SEGMENTS))
-    parts = pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
-    check(element, pp.chain(*parts), params, [batch], [d], policy)
+def test_the_second_head_depends_on_the_first():
+    module, rng, rows = card("networks", "Heads that depend on each other"), np.random.default_rng(3), np.arange(7)
+    logits, means = jnp.asarray(rng.normal(size=(7, ACTIONS))), jnp.asarray(rng.normal(size=(7, ACTIONS, 2)))
+    move, strength = rng.integers(ACTIONS, size=7), rng.normal(size=(7, 2))
+    density = scipy.stats.norm(means[rows, move], 0.5).logpdf(strength).sum(axis=1)
+    found = module.MoveThenStrength(logits, means).log_prob({"move": jnp.asarray(move), "strength": strength})
+    assert_equal(found, chosen(logits, move) + density)
 
 
 def test_options_equal_a_loop_by_hand():
