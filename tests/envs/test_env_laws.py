@@ -493,15 +493,17 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
 
 
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
-    monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([4])))
-    with pytest.raises(pp.errors.UserValueError, match="Walk-v0 has several agents, or actions"):
-        envs.make("jumanji:Walk-v0")
-    monkeypatch.setattr(env_fakes.Nim, "num_players", 4)
-    with pytest.raises(pp.errors.UserValueError, match="nim has 4 players"):
-        envs.make("pgx:nim")
-    monkeypatch.setattr(env_fakes.XMiniGrid, "observation_shape", lambda self, params: {"img": (2,)})
-    with pytest.raises(pp.errors.UserValueError, match=r"has observations \{'img'"):
-        envs.make("xminigrid:Walk-v0")
+    four, image = SimpleNamespace(num_values=jnp.array([4])), lambda self, params: {"img": (2,)}
+    for fake, name, value, env_id, says in (
+        (env_fakes.Jumanji, "action_spec", four, "jumanji:Walk-v0", "Walk-v0 has several agents, or actions"),
+        (env_fakes.XMiniGrid, "observation_shape", image, "xminigrid:Walk-v0", r"has observations \{'img'"),
+        (env_fakes.Nim, "num_players", 2, "pgx:nim,opponent=random", 'opponent must be "self", None or .*random'),
+        (env_fakes.Nim, "num_players", 4, "pgx:nim", "nim has 4 players"),
+        (env_fakes.Nim, "num_players", 1, "pgx:nim,opponent=self", "nim has one player, so there is no opponent"),
+    ):
+        monkeypatch.setattr(fake, name, value)
+        with pytest.raises(pp.errors.UserValueError, match=says):
+            envs.make(env_id)
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):

@@ -95,13 +95,3 @@ def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
     cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim)
     with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.agents\.zero_sum\(pp\.gae"):
         cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))
-
-
-def test_opponents_that_do_not_fit_are_refused(nim, monkeypatch):
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"opponent must be \"self\", None or a function .* got 'random'"
-    ):
-        envs.make("pgx:nim,opponent=random")
-    monkeypatch.setattr(env_fakes.Nim, "num_players", 1)
-    with pytest.raises(pp.errors.UserValueError, match="nim has one player, so there is no opponent"):
-        envs.make("pgx:nim", opponent="self")
