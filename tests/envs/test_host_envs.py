@@ -200,7 +200,8 @@ def test_numbers_of_info_are_those_of_the_step(named):
     """Of one that ended an episode, and not of the reset after it; NaN: it reports none."""
     limits, names = ((3, 3) if named else (2, 3)), ("time", "won")
     made = [lambda limit=limit: Scripted(limit, info=reports) for limit in limits]
-    _, out = play(by_name(made[0], info=names) if named else host(*made, info=names), 2, [0] * 6)
+    env = by_name(made[0], info=names) if named else host(*made, info=names)
+    _, out = play(env._replace(step=jax.jit(env.step)), 2, [0] * 6)
     episode, time = np.divmod(np.arange(6)[:, None], limits)
     np.testing.assert_array_equal(out.info["time"], time + 1)
     np.testing.assert_array_equal(out.info["won"], np.where(time + 1 == limits, episode % 2, np.nan))
@@ -213,7 +214,7 @@ def test_masks_are_those_of_the_options_that_the_environment_makes_available(nam
     else:
         env = host(*[masked(np.concatenate)] * 2, action_mask="action_mask")
     envs.check(env)
-    obs, out = play(env, 2, [(0, 0)] * 7)
+    obs, out = play(env._replace(step=jax.jit(env.step)), 2, [(0, 0)] * 7)
     shown = np.concatenate([obs.available[None], out.obs.available])
     for t in range(8):
         np.testing.assert_array_equal(shown[t, 0], [*(np.arange(2) == t % 3 % 2), *(np.arange(3) == t // 3 % 3)])
