@@ -71,10 +71,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
     check_interface("from_jaxmarl", env, names, "make an environment with envs.make('jaxmarl:...')")
     if getattr(env, "auto_reset", False):
-        raise UserValueError(
-            f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "
-            "auto_reset=False"
-        )
+        lost = "it resets itself, so the final observations of episodes are lost"
+        raise UserValueError(f"{env.name}: {lost}: make it with auto_reset=False")
     agents = tuple(env.agents)
     spaces, obs_size = _read_spaces(env)
     discrete = is_discrete(spaces[0])

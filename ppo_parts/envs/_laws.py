@@ -109,20 +109,14 @@ class Played(NamedTuple):
     unscaled: Transition  # of the same steps in the environment of `evaluation`
 
 
-Law = Callable[[Played], str | None]
-"""Returns what is wrong and how to fix it; None if the law holds, or does not apply."""
-
-
 def reproducible(played: Played) -> str | None:
     """The same key gives the same episodes."""
     reset, step = (_are_equal(one, again) for one, again in zip((played.first, played.out), played.again, strict=True))
     if reset and step:
         return None
-    return (
-        f"{'step' if reset else 'reset'} returns different results when it is called again with the same key: draw all "
-        "random numbers from the key (jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and "
-        "keep everything that changes in the state"
-    )
+    says = f"{'step' if reset else 'reset'} returns different results when it is called again with the same key"
+    remedy = "draw all random numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
+    return f"{says}: {remedy}, and keep everything that changes in the state"
 
 
 def separate(played: Played) -> str | None:
@@ -131,10 +125,8 @@ def separate(played: Played) -> str | None:
         return None
     if _are_equal(_first_leaf(played.first)[0], _first_leaf(played.other)[0]):
         return None
-    return (
-        "reset gives all N environments the same first observation, although it depends on the key: give each "
-        "environment its own key, jax.random.split(key, num_envs)"
-    )
+    says = "reset gives all N environments the same first observation, although it depends on the key"
+    return f"{says}: give each environment its own key, jax.random.split(key, num_envs)"
 
 
 def finite(played: Played) -> str | None:
@@ -153,10 +145,8 @@ def integers(played: Played) -> str | None:
         return None
     obs = _first_leaf(played.out.obs)
     if obs.dtype.kind == "f":
-        return (
-            f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
-            "give the space the dtype and the bounds of what reset and step return"
-        )
+        says = f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}"
+        return f"{says}: give the space the dtype and the bounds of what reset and step return"
     return _report(
         (obs < space.low) | (obs > space.high),
         "obs contains {1} {0}, outside of the observation space, {space}: change its bounds, or what step returns",
@@ -168,10 +158,8 @@ def integers(played: Played) -> str | None:
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     seen = (as_observation(obs).available for obs in (played.first, played.out.obs))
-    says = (
-        "obs.available leaves no action {0}: at least one must be available wherever the policy acts (obs is what it "
-        "acts on next; where an episode ended it is the first observation of the next)"
-    )
+    remedy = "one must be available wherever the policy acts, in the first observation of the next episode, too"
+    says = f"obs.available leaves no action {{0}}: at least {remedy}"
     leaves = zip(*map(jax.tree.leaves, seen), strict=True)
     broken = (_report(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)
     return next(filter(None, broken), None)
@@ -202,11 +190,8 @@ def final_observation(played: Played) -> str | None:
     shown = _first_leaf(obs)
     changes = (shown[1:] != shown[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
-        return (
-            "final_obs equals obs wherever an episode ended: final_obs must be the observation that followed the step, "
-            "and obs the first one of the next episode, after the automatic reset. The value of a truncated episode is "
-            "taken from final_obs"
-        )
+        remedy = "it must be the observation that followed the step, and obs the first one after the automatic reset"
+        return f"final_obs equals obs wherever an episode ended: {remedy} (truncated episodes take their value from it)"
     return _report(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
 
 
@@ -253,7 +238,7 @@ def seats(played: Played) -> str | None:
     )
 
 
-LAWS: tuple[Law, ...] = (
+LAWS: tuple[Callable[[Played], str | None], ...] = (
     reproducible,
     separate,
     finite,
@@ -265,7 +250,7 @@ LAWS: tuple[Law, ...] = (
     episode_return,
     seats,
 )
-"""What `check_laws` checks, in this order."""
+"""What `check_laws` checks, in this order: each returns what is wrong and how to fix it, or None."""
 
 
 @dataclasses.dataclass(frozen=True)

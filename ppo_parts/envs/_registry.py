@@ -168,10 +168,8 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
         named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
         valid = len(named) == len(call.keywords) > 0 and not call.args and None not in named
     if not valid:
-        raise UserValueError(
-            f"{env_id!r}: settings after the name must be given once each and look like "
-            f"'a=1,b=True,c=word,d=\"some words\"', with quotes around other values; got {text!r}"
-        )
+        looks = """look like 'a=1,b=True,c=word,d="some words"', with quotes around other values"""
+        raise UserValueError(f"{env_id!r}: settings after the name must be given once each and {looks}; got {text!r}")
     if twice := sorted(named.keys() & settings.keys()):
         raise UserValueError(f"{env_id!r}: {', '.join(twice)} is also given as an argument: give it once")
     return name, settings | named

@@ -334,10 +334,8 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         expected = action_struct(space, each)
         structure: Any = jax.tree.structure(expected)
         if structure != jax.tree.structure(action):
-            raise UserTypeError(
-                f"rollout: the policy's actions are {describe(action)}, but the environment takes "
-                f"{describe(expected)}: return distributions.Joint of a distribution for each entry"
-            )
+            says = f"the policy's actions are {describe(action)}, but the environment takes {describe(expected)}"
+            raise UserTypeError(f"rollout: {says}: return distributions.Joint of a distribution for each entry")
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
         leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
         parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # one that is not a `Joint`
@@ -356,17 +354,14 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
             wrap = "" if len(shape) == 1 else "wrap it in envs.flatten_action, and "
             size = math.prod(shape)
             remedy = f"numbers of shape {tuple(shape)}: {wrap}return distributions.Normal(mean [..., {size}], scale)"
-        raise UserTypeError(
-            f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, but each of {list(each)} "
-            f"environments takes {remedy}"
-        )
+        says = f"rollout: the policy's actions are {describe(action)}, but each of {list(each)} environments takes"
+        raise UserTypeError(f"{says} {remedy}")
     for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
         *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)
         if tuple(axes_of_logits) == each and given > number:
-            raise UserValueError(
-                f"rollout: the policy has logits for {given} actions, but the environment has {number}"
-                + f" in one of its choices; it has {options}" * (len(options) > 1)
-            )
+            choices = f" in one of its choices; it has {options}" if len(options) > 1 else ""
+            says = f"the policy has logits for {given} actions, but the environment has {number}{choices}"
+            raise UserValueError(f"rollout: {says}")
 
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
