@@ -48,9 +48,7 @@ def make_gym(
         check_known(env_id, "Gymnasium", gymnasium.registry)
     limit = kwargs.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
-        raise UserValueError(
-            f"{env_id}: max_episode_steps must be a positive integer, or -1 for no limit, got {limit!r}"
-        )
+        raise UserValueError(f"{env_id}: max_episode_steps must be a positive integer or -1 (no limit), got {limit!r}")
     kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
 
