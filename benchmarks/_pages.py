@@ -13,7 +13,7 @@ STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
 def span(ratio: Mapping[str, float]) -> str:

@@ -27,7 +27,7 @@ def filled(page: str, folder: Path) -> str:
 
     def block(found: re.Match[str]) -> str:
         lines = BLOCKS[found[1]](link, *(found[2] or "").split())
-        return "\n".join([f"<!-- {found[1]}{found[2] or ''} -->", *lines]).rstrip("\n") + "\n<!-- end -->"
+        return "\n".join([f"<!-- {found[1]}{found[2] or ''} -->", *lines, "<!-- end -->"])
 
     return BLOCK.sub(block, page)
 
