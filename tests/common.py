@@ -17,7 +17,7 @@ from ppo_parts.testing import _example
 
 ACTIONS, OBS, SEGMENTS, TIME = _example.ACTIONS, _example.OBS, _example.SEGMENTS, _example.TIME
 evaluate, evaluate_gaussian, make_params = _example.evaluate, _example.evaluate_gaussian, _example.make_params
-poisoned, rollout, Categorical = _example.poisoned, _example.rollout, distributions.Categorical
+poisoned, rollout, Categorical = _example.poison, _example.make_rollout, distributions.Categorical
 
 
 def estimator_inputs(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> dict[str, jax.Array]:

@@ -14,7 +14,7 @@ from .._core.batch import Batch
 from .._core.chain import chain
 from .._core.part import Divider, Part
 from ._example import STEP, example_batch, example_context
-from ._laws import LAWS, Law, Subject, difference
+from ._laws import LAWS, Law, Subject, compare
 
 VALUE_NEEDED = (
     jax.errors.ConcretizationTypeError,
@@ -64,25 +64,25 @@ def check_part(
         raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
     laws = tuple(laws)
     with jax.default_matmul_precision("highest"):  # in the TF32 of GPUs, equal computations differ by 1e-4
-        for subject in _subjects(part, batch, context):
+        for subject in _make_subjects(part, batch, context):
             if subject.batch().mask is None:
                 raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
             _update_once(subject, own=batch is not None and context is not example_context)
             for law in laws:
-                if wrong := _broken(law, subject):
+                if wrong := _check_law(law, subject):
                     raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
 
 
-def _subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
+def _make_subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
     """Yield the part with its inputs, on each side of the sampler on which it may be placed; True is after it."""
     policy = context().evaluate  # of every context, because jit takes another function for another program
     sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
     for after in (False,) if isinstance(part, Divider) else sides:
 
-        def example(seed: int = 0, dtype: Any = jnp.float32, after: bool = after) -> Batch:
+        def make_batch(seed: int = 0, dtype: Any = jnp.float32, after: bool = after) -> Batch:
             return example_batch(seed, dtype, after_sampler=after).replace(current=None)
 
-        yield Subject(part, batch or example, lambda *given: context(*given).replace(evaluate=policy), after)
+        yield Subject(part, batch or make_batch, lambda *given: context(*given).replace(evaluate=policy), after)
 
 
 def _update_once(subject: Subject, own: bool) -> None:
@@ -102,11 +102,11 @@ def _update_once(subject: Subject, own: bool) -> None:
         raise UserValueError(says) from error
 
 
-def _broken(law: Law, subject: Subject) -> str | None:
+def _check_law(law: Law, subject: Subject) -> str | None:
     """Return how a law is broken; an error of the part while the law is checked breaks it, too."""
     try:
         wrong = law(subject)
-        return wrong and (_not_repeatable(subject) or wrong)
+        return wrong and (_check_repeatable(subject) or wrong)
     except VALUE_NEEDED as error:
         summary = str(error).partition("\n")[0]
         return f"it needs the value of an array ({summary}); do not use `if`, float(), int() or NumPy on arrays"
@@ -114,10 +114,10 @@ def _broken(law: Law, subject: Subject) -> str | None:
         return f"the part raised {type(error).__name__}: {error}"
 
 
-def _not_repeatable(subject: Subject) -> str | None:
+def _check_repeatable(subject: Subject) -> str | None:
     """Return how the results of two equal calls differ, which breaks laws that are about something else."""
     first, second = (subject.apply(*subject.inputs()) for _ in range(2))
-    if wrong := difference(first, second, exact=True):
+    if wrong := compare(first, second, exact=True):
         return f"two calls with the same inputs differ, {wrong}: draw random numbers from context.key, with jax.random"
     return None
 
@@ -146,7 +146,7 @@ def check_hyperparameters(
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
     schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
     part = make(**numeric)
-    for subject in _subjects(part, batch, context):
+    for subject in _make_subjects(part, batch, context):
         inputs = subject.inputs()
 
         def apply(numeric: Mapping[str, Any], subject: Subject = subject, inputs: Any = inputs) -> Any:
@@ -158,7 +158,7 @@ def check_hyperparameters(
         expected = apply(numeric)
         for way, run, given_as in (("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules)):
             try:
-                wrong = difference(run(given_as), expected)
+                wrong = compare(run(given_as), expected)
             except (TypeError, *VALUE_NEEDED) as error:
                 summary = str(error).partition("\n")[0]
                 raise UserValueError(

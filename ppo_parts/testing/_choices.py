@@ -33,13 +33,13 @@ MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "pp
 """The modules that the text of an update may name; others have their full name."""
 
 
-def evaluated(x: Any) -> Any:
+def evaluate_text(x: Any) -> Any:
     """Return the value of a Python expression; anything else is returned unchanged."""
-    return _value_of(inspect.cleandoc(x)) if isinstance(x, str) else x
+    return _evaluate(inspect.cleandoc(x)) if isinstance(x, str) else x
 
 
 @functools.cache
-def _value_of(text: str) -> Any:
+def _evaluate(text: str) -> Any:
     tree = ast.walk(ast.parse(text, mode="eval"))
     names = {node.id for node in tree if isinstance(node, ast.Name)} - set(dir(builtins)) - {"batch"}
     try:
@@ -51,7 +51,7 @@ def _value_of(text: str) -> Any:
         ) from error
 
 
-def joined(calls: tuple[str, ...]) -> str:
+def join(calls: tuple[str, ...]) -> str:
     """Return the only call, or a chain of calls."""
     return calls[0] if len(calls) == 1 else f"pp.chain({', '.join(calls)})"
 
@@ -60,24 +60,24 @@ def joined(calls: tuple[str, ...]) -> str:
 def read_calls(text: str) -> tuple[str, ...]:
     """Return the calls inside a `chain(...)`, flattened, or the single call, each with its arguments by name."""
     try:
-        return tuple(_calls(ast.parse(inspect.cleandoc(text), mode="eval").body))
+        return tuple(_split(ast.parse(inspect.cleandoc(text), mode="eval").body))
     except SyntaxError as error:
         raise UserValueError(f"compare_update: not a Python expression: {error}, in {text!r}") from None
 
 
-def _calls(node: ast.expr) -> Iterator[str]:
+def _split(node: ast.expr) -> Iterator[str]:
     if not isinstance(node, ast.Call):
         raise UserTypeError(f"compare_update: expected a call, such as pp.gae(...), got {ast.unparse(node)}")
     function = ast.unparse(node.func)
     if function in ("pp.chain", "optax.chain"):
         for each in node.args:
-            yield from _calls(each)
+            yield from _split(each)
         return
-    parameters = inspect.signature(evaluated(function)).parameters
+    parameters = inspect.signature(evaluate_text(function)).parameters
     variadic = any(x.kind is x.VAR_POSITIONAL for x in parameters.values())
     given = [*zip([""] * len(node.args) if variadic else parameters, node.args, strict=False)]
     given += [(each.arg or "", each.value) for each in node.keywords]
-    texts = [(x, joined(tuple(_calls(y))) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given]
+    texts = [(x, join(tuple(_split(y))) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given]
     values = dict(texts)
     if function == "pp.clipped_adam":
         yield f"optax.clip_by_global_norm(max_norm={values['max_grad_norm']})"
@@ -85,19 +85,19 @@ def _calls(node: ast.expr) -> Iterator[str]:
         yield f"pp.optim.scale_by_update_schedule(learning_rate={values['learning_rate']})"
     elif function == "optax.adam":
         rate = values.pop("learning_rate")
-        yield call("optax.scale_by_adam", values.items())
+        yield format_call("optax.scale_by_adam", values.items())
         yield f"optax.scale_by_learning_rate(learning_rate={rate})"
     else:
-        yield call(function, texts)
+        yield format_call(function, texts)
 
 
-def call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
+def format_call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
     """Return the text of a call; an argument without a name is positional."""
     return f"{function}({', '.join(f'{name}={value}' if name else value for name, value in arguments)})"
 
 
 @functools.cache
-def parsed(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+def parse_call(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Return the function of a call, its arguments by name, and those of its arguments that are calls."""
     node: Any = ast.parse(text, mode="eval").body
     values = [*node.args, *(each.value for each in node.keywords)]
@@ -105,7 +105,7 @@ def parsed(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
     return ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}, inner
 
 
-def name_of(text: str) -> str:
+def read_name(text: str) -> str:
     """Return the name of the function that a text calls, without its module."""
     return text.partition("(")[0].split(".")[-1]
 
@@ -133,16 +133,16 @@ class Update:
         imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
         return "\n".join([*imports, text])
 
-    def calls(self) -> Iterator[str]:
+    def walk(self) -> Iterator[str]:
         """Yield each call, and those inside it."""
         stack = [x for x in (*self.chain, *self.optimizer) if isinstance(x, str)][::-1]
         while stack:
             yield (text := stack.pop())
-            stack += parsed(text)[2][::-1]
+            stack += parse_call(text)[2][::-1]
 
     def find(self, *names: str) -> str | None:
         """Return the first call of the first of these names that there is."""
-        return next((x for name in names for x in self.calls() if name_of(x) == name), None)
+        return next((x for name in names for x in self.walk() if read_name(x) == name), None)
 
     def swap(self, old: str | None, *new: str) -> Update:
         """Return a copy with other calls in the place of one."""
@@ -152,19 +152,19 @@ class Update:
                 return new
             if old is None or not isinstance(text, str) or old not in text:
                 return (text,)
-            return read_calls(text.replace(old, joined(new)))
+            return read_calls(text.replace(old, join(new)))
 
         chain, optimizer = ([x for y in calls for x in swapped(y)] for calls in (self.chain, self.optimizer))
         return Update(tuple(chain), tuple(optimizer), self.rows)
 
-    def changed(self, *changes: Change) -> Update:
+    def change(self, *changes: Change) -> Update:
         """Return a copy after changes, one after another."""
         return functools.reduce(lambda update, change: change.edit(update), changes, self)
 
-    def number(self, name: str, argument: str) -> float | None:
+    def read_number(self, name: str, argument: str) -> float | None:
         text = self.find(name)
         try:
-            return float(evaluated(parsed(text)[1][argument])) if text else None
+            return float(evaluate_text(parse_call(text)[1][argument])) if text else None
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -205,20 +205,20 @@ def _exchange(
         old = update.find(*at)
         if old is None or update.find(unless):
             return update
-        function, own, _ = parsed(old)
-        this = call(function, {**own, **arguments}.items()) if arguments else old
-        parameters = inspect.signature(evaluated(function)).parameters
+        function, own, _ = parse_call(old)
+        this = format_call(function, {**own, **arguments}.items()) if arguments else old
+        parameters = inspect.signature(evaluate_text(function)).parameters
         given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
-        for each in (*update.calls(), old):
-            given |= parsed(each)[1]
+        for each in (*update.walk(), old):
+            given |= parse_call(each)[1]
         try:
             new = read_calls(text.format(**given, this=this))
         except KeyError:  # no call has such an argument
             return update
         for name in drop:
-            update = update if name == name_of(old) else update.swap(update.find(name))
+            update = update if name == read_name(old) else update.swap(update.find(name))
         update = update.swap(old, *new)
-        ends = () if not last or update.find(name_of(last)) else (last,)
+        ends = () if not last or update.find(read_name(last)) else (last,)
         return dataclasses.replace(update, chain=(*update.chain, *ends))
 
     return Change(tuple(stages.split()), says, edit)
@@ -232,7 +232,7 @@ def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
     """Add a call after (or before) the first one of these names, unless there is one already."""
     chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
-    return _exchange(stages, says, at, chain, unless="" if again else name_of(text))
+    return _exchange(stages, says, at, chain, unless="" if again else read_name(text))
 
 
 def _write(says: str, values: dict[str, str], *needs: str) -> Change:
@@ -243,7 +243,7 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
     return _add("advantage", says, text, ESTIMATORS, before=True, again=True)
 
 
-def with_number(name: tuple[str, str], value: float) -> Change:
+def set_number(name: tuple[str, str], value: float) -> Change:
     """Return the change of an argument of a call to this number."""
     return _set("", f"{name[0]}: {name[1]}={value:g}", name[0], **{name[1]: f"{value:.12g}"})
 

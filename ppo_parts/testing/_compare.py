@@ -9,10 +9,10 @@ from typing import Any
 
 from .._base.errors import UserTypeError
 from .._core.part import Part
-from ._choices import CHAIN, OPTIMIZER, Update, call, evaluated, parsed, read_calls
+from ._choices import CHAIN, OPTIMIZER, Update, evaluate_text, format_call, parse_call, read_calls
 from ._explain import explain
 from ._record import read
-from ._replay import Difference, Replay, first_of
+from ._replay import Difference, Replay, find_first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,25 +103,25 @@ def compare_update(
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
     replay = Replay(read(record), evaluate, rtol)
     if not (isinstance(chain, str) and isinstance(optimizer, str)):
-        found = replay.differences(Update((evaluated(chain),), (evaluated(optimizer),)))
-        return UpdateComparison(replay.compared(found), first_of(found), (), first_of(found), "")
-    update = _with_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
-    found = replay.differences(update)
+        found = replay.compare(Update((evaluate_text(chain),), (evaluate_text(optimizer),)))
+        return UpdateComparison(replay.list_compared(found), find_first(found), (), find_first(found), "")
+    update = _set_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
+    found = replay.compare(update)
     explained, changes, left = explain(replay, update)
     return UpdateComparison(
-        replay.compared(found), first_of(found), tuple(x.says for x in changes), left, str(explained)
+        replay.list_compared(found), find_first(found), tuple(x.says for x in changes), left, str(explained)
     )
 
 
-def _with_sizes(update: Update, replay: Replay) -> Update:
+def _set_sizes(update: Update, replay: Replay) -> Update:
     """Return the update with the recorded numbers of epochs and minibatches, and the sampler that draws such ones."""
     old = update.find("shuffled_minibatches", "segment_minibatches")
     if old is None or replay.indices is None:
         return update
     epochs, minibatches, size = replay.indices.shape
-    arguments = parsed(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
+    arguments = parse_call(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
     name = "pp.segment_minibatches" if "segments" in replay.record else "pp.shuffled_minibatches"
     if "weight" in replay.record:
         name = "pp.prioritized_sampler"
         arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
-    return update.swap(old, call(name, arguments.items()))
+    return update.swap(old, format_call(name, arguments.items()))

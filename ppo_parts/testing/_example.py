@@ -31,7 +31,7 @@ def evaluate_gaussian(params: Any, batch: Any) -> tuple[Normal, Array]:
     return Normal(loc, 0.5 + jax.nn.sigmoid(loc)), batch.obs @ params["value"]
 
 
-def policy(params: Any, batch: Any) -> Output:
+def evaluate_either(params: Any, batch: Any) -> Output:
     """Evaluate the policy of the examples; it is Gaussian if actions are continuous."""
     continuous = jnp.issubdtype(batch.action.dtype, jnp.floating)
     return Output(*(evaluate_gaussian if continuous else evaluate)(params, batch))
@@ -43,7 +43,7 @@ def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, Array]:
     return {"policy": jnp.asarray(policy, dtype), "value": jnp.asarray(value, dtype)}
 
 
-def rollout(
+def make_rollout(
     seed: int = 0,
     shape: tuple[int, int] = (TIME, SEGMENTS),
     *,
@@ -103,10 +103,10 @@ def example_batch(
         >>> batch.reward.shape, batch.obs.shape
         ((6, 4), (6, 4, 3))
     """
-    batch = rollout(seed, dtype=dtype)
+    batch = make_rollout(seed, dtype=dtype)
     if continuous:
         batch = batch.replace(action=jnp.asarray(batch.obs[..., :ACTIONS] + 0.1, dtype))
-    behavior = policy(make_params(seed + 100, dtype), batch).distribution
+    behavior = evaluate_either(make_params(seed + 100, dtype), batch).distribution
     next_obs = jnp.roll(batch.obs, -1, axis=0)
     batch = batch.replace(behavior=behavior, next_obs=next_obs, log_prob=behavior.log_prob(batch.action))
     rng = np.random.default_rng(seed + 1)
@@ -121,10 +121,10 @@ def example_batch(
         weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
         batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})
     batch = batch.replace(**fields)
-    return with_current(batch, make_params(seed, dtype)) if after_sampler else batch
+    return add_current(batch, make_params(seed, dtype)) if after_sampler else batch
 
 
-def with_current(batch: Batch, params: Any, evaluate: Any = policy) -> Batch:
+def add_current(batch: Batch, params: Any, evaluate: Any = evaluate_either) -> Batch:
     """Evaluate the policy being trained; unlike a learner, keep what it computes for masked elements."""
     output = evaluate_policy(evaluate, params, batch)
     log_prob, value = output.distribution.log_prob(batch.action), ABSENT if output.value is None else output.value
@@ -142,17 +142,17 @@ def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
         key=jax.random.key(seed),
         step=jnp.int32(STEP),
         params=make_params(seed, dtype),
-        evaluate=policy,
+        evaluate=evaluate_either,
         minibatch=jnp.int32(1),
         num_minibatches=2,
     )
 
 
-def poisoned(batch: Batch, kind: str) -> Batch:
+def poison(batch: Batch, kind: str) -> Batch:
     """Return `batch` with other numbers wherever the mask is 0: "noise" or "nan"."""
     keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
 
-    def other(x: Array, keep: Any = keep) -> Array:
+    def replace(x: Array, keep: Any = keep) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             noise: Any = 1 - x
         else:
@@ -160,5 +160,5 @@ def poisoned(batch: Batch, kind: str) -> Batch:
         return jnp.where(unsqueezed(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
 
     fields = (*FLOATS, *TREES, "action", "terminated", "truncated")
-    changed = {field: jax.tree.map(other, getattr(batch, field)) for field in fields}
-    return batch.replace(**changed, per_segment=jax.tree.map(lambda x: other(x, keep.any(axis=0)), batch.per_segment))
+    changed = {field: jax.tree.map(replace, getattr(batch, field)) for field in fields}
+    return batch.replace(**changed, per_segment=jax.tree.map(lambda x: replace(x, keep.any(axis=0)), batch.per_segment))

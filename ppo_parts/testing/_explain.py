@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._base.errors import UserError
-from ._choices import CHOICES, NUMBERS, Change, Update, with_number
-from ._replay import Difference, Replay, first_of
+from ._choices import CHOICES, NUMBERS, Change, Update, set_number
+from ._replay import Difference, Replay, find_first
 
 
 class Found(NamedTuple):
@@ -22,7 +22,7 @@ class Found(NamedTuple):
     @property
     def error(self) -> float:
         """The root mean square of the residual."""
-        return _root_mean_square(self.residual)
+        return _compute_rms(self.residual)
 
     @property
     def differs(self) -> bool:
@@ -33,19 +33,19 @@ class Found(NamedTuple):
 def explain(replay: Replay, start: Update) -> tuple[Update, list[Change], Difference | None]:
     """Apply the best changes, stage by stage, until nothing differs or nothing helps; leave out those without need."""
     changes: list[Change] = []
-    update, left, seen = start, first_of(replay.differences(start)), [start]
+    update, left, seen = start, find_first(replay.compare(start)), [start]
     while left is not None and left.stage != "policy":
-        best = Search(replay, left).best(update)
+        best = Search(replay, left).find_best(update)
         if best is None or best.update in seen:
             return update, changes, left
         update, changes, seen = best.update, [*changes, *best.changes], [*seen, best.update]
-        left = first_of(replay.differences(update))
+        left = find_first(replay.compare(update))
     for each in changes if left is None else ():
         fewer = [x for x in changes if x is not each]
         with contextlib.suppress(UserError, TypeError, ValueError):  # another change may need this one
-            if first_of(replay.differences(start.changed(*fewer))) is None:
+            if find_first(replay.compare(start.change(*fewer))) is None:
                 changes = fewer
-    return start.changed(*changes), changes, left
+    return start.change(*changes), changes, left
 
 
 class Search:
@@ -61,89 +61,89 @@ class Search:
         # One step of an optimizer after the other, because each depends on all before it.
         self.steps = first.step + 1 if first.stage == "optimizer" and first.step is not None else None
 
-    def best(self, update: Update) -> Found | None:
+    def find_best(self, update: Update) -> Found | None:
         """Return the change that removes the difference, or else the one that, with numbers fitted, reduces it most."""
-        start = self.found(update)
-        tried = [self.found(update, x) for x in CHOICES if set(x.stages) & set(self.stages)]
+        start = self.try_changes(update)
+        tried = [self.try_changes(update, x) for x in CHOICES if set(x.stages) & set(self.stages)]
         single = [x for x in tried if np.isfinite(x.error) and abs(x.error - start.error) > 1e-6 * start.error]
         if done := [x for x in single if not x.differs]:
             return min(done, key=lambda x: x.error)
         # Rank changes by what is left after numbers are fitted to first order: these may make up for what one affects.
         # Where two are about equal, the order of the table decides.
-        errors = [self.improved(x)[1] for x in single]
-        equal = np.maximum(errors, _tie_limit(errors))
+        errors = [self.improve(x)[1] for x in single]
+        equal = np.maximum(errors, _compute_tie_limit(errors))
         fits: list[Found] = []
         for each in (start, *(single[i] for i in np.argsort(equal, kind="stable")[:5])):
-            fits += [each, self.fitted(each)]
+            fits += [each, self.fit(each)]
             if not fits[-1].differs:
                 return fits[-1]
-        allowed = _tie_limit([x.error for x in fits])
+        allowed = _compute_tie_limit([x.error for x in fits])
         return next(x for x in fits[1:] if x.error <= allowed) if allowed < start.error else None
 
-    def found(self, update: Update, *changes: Change) -> Found:
+    def try_changes(self, update: Update, *changes: Change) -> Found:
         """Return an update after changes, with what is left of the difference; infinity if they do not apply."""
-        changed, residual = update.changed(*changes), np.full(1, np.inf)
+        changed, residual = update.change(*changes), np.full(1, np.inf)
         if changed is not update or not changes:
             with contextlib.suppress(UserError, TypeError, ValueError):  # it does not fit this chain or this record
-                found = self.replay.differences(changed, self.stages[0], self.steps)
+                found = self.replay.compare(changed, self.stages[0], self.steps)
                 residual = np.concatenate([x.residual for x in found])
                 residual = np.where(np.isfinite(residual), residual, 1e30)
         return Found(changed, changes, residual)
 
-    def numbers(self, update: Update) -> dict[tuple[str, str], float]:
+    def read_numbers(self, update: Update) -> dict[tuple[str, str], float]:
         """Return the numbers of the update that may be fitted, by call and argument."""
         names = [x for stage in self.stages for x in NUMBERS.get(stage, ())]
-        return {x: value for x in names if (value := update.number(*x)) is not None}
+        return {x: value for x in names if (value := update.read_number(*x)) is not None}
 
-    def improved(self, begin: Found) -> tuple[np.ndarray, float]:
+    def improve(self, begin: Found) -> tuple[np.ndarray, float]:
         """Return the numbers after a step of Gauss and Newton, and the error that is left after it, to first order."""
-        numbers, slopes = self.numbers(begin.update), []
+        numbers, slopes = self.read_numbers(begin.update), []
         x = np.array([*numbers.values()])
         scale = np.maximum(x, 0.01)  # numbers that hardly matter stay
         for name, each in zip(numbers, scale, strict=True):
-            step = -1e-3 if numbers[name] >= _highest(name) else 1e-3
-            moved = self.found(begin.update, with_number(name, numbers[name] + step * each)).residual
+            step = -1e-3 if numbers[name] >= _find_highest(name) else 1e-3
+            moved = self.try_changes(begin.update, set_number(name, numbers[name] + step * each)).residual
             slopes.append((moved - begin.residual) / step if np.isfinite(moved).all() else 0 * begin.residual)
         if not slopes:
             return x, begin.error
         change = np.linalg.lstsq(np.stack(slopes, axis=1), -begin.residual, rcond=1e-5)[0]
-        return x + scale * change, _root_mean_square(begin.residual + change @ np.stack(slopes))
+        return x + scale * change, _compute_rms(begin.residual + change @ np.stack(slopes))
 
-    def fitted(self, begin: Found) -> Found:
+    def fit(self, begin: Found) -> Found:
         """Fit the numbers by least squares, and round them to the fewest digits with which the fit is as good."""
-        first = self.numbers(begin.update)
-        low, high = [1e-3 if "max" in each[1] else 0.0 for each in first], [*map(_highest, first)]
+        first = self.read_numbers(begin.update)
+        low, high = [1e-3 if "max" in each[1] else 0.0 for each in first], [*map(_find_highest, first)]
 
-        def at(x: Any) -> Found:
-            return self.found(begin.update, *map(with_number, first, x))
+        def try_numbers(x: Any) -> Found:
+            return self.try_changes(begin.update, *map(set_number, first, x))
 
         found, x = begin, np.array([*first.values()])
         for _ in range(10):
-            nearer = np.clip(self.improved(found)[0], low, high)
-            after, before = at(nearer), found.error
+            nearer = np.clip(self.improve(found)[0], low, high)
+            after, before = try_numbers(nearer), found.error
             if after.error < before:
                 found, x = after, nearer
             if not after.error < 0.9 * before:  # also if the chain does not work with these numbers
                 break
         x = np.where(x < 1e-9, 0, x)
-        best = np.max(np.abs(at(x).residual))
+        best = np.max(np.abs(try_numbers(x).residual))
         for digits in (1, 2, 3, 4, 6):
             rounded = np.array([float(f"{value:.{digits}g}") for value in x])
-            found = at(rounded)
+            found = try_numbers(rounded)
             if np.max(np.abs(found.residual)) <= max(1.0, 1.05 * best):
                 break
         said = [y for y, new, old in zip(found.changes, rounded, first.values(), strict=True) if new != old]
         return found._replace(changes=(*begin.changes, *said))
 
 
-def _root_mean_square(x: np.ndarray) -> float:
+def _compute_rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
-def _tie_limit(errors: list[float]) -> float:
+def _compute_tie_limit(errors: list[float]) -> float:
     """Return the error up to which others are about equal to the least."""
     return max(1.0, 1.3 * min(errors, default=0.0))
 
 
-def _highest(number: tuple[str, str]) -> float:
+def _find_highest(number: tuple[str, str]) -> float:
     return 1.0 if number[1] in ("gamma", "gae_lambda", "beta") else np.inf

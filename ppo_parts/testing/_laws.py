@@ -18,7 +18,7 @@ from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
-from ._example import FLOATS, poisoned, with_current
+from ._example import FLOATS, add_current, poison
 
 FIELDS = tuple(Batch.__dataclass_fields__)
 DTYPES = (jnp.float32, jnp.bfloat16)
@@ -52,7 +52,7 @@ class Subject:
 
     def seen(self, batch: Batch, context: Context) -> Batch:
         """Return the batch as the part sees it."""
-        return with_current(batch, context.params, context.evaluate) if self.after else batch
+        return add_current(batch, context.params, context.evaluate) if self.after else batch
 
 
 Law = Callable[[Subject], str | None]
@@ -95,32 +95,32 @@ def reads_what_it_declares(subject: Subject) -> str | None:
     if part.reads is None or isinstance(part, Divider):
         return None
     batch, state, context = subject.inputs()
-    read = _undeclared_reads(part, part.update, subject.seen(batch, context), state, context)
+    read = _find_reads(part, part.update, subject.seen(batch, context), state, context)
     if (finish := part.finish) is not None:
-        evaluated = with_current(batch, context.params, context.evaluate)
-        read += _undeclared_reads(part, lambda *given: (given[0], finish(*given)), evaluated, state, context)
+        evaluated = add_current(batch, context.params, context.evaluate)
+        read += _find_reads(part, lambda *given: (given[0], finish(*given)), evaluated, state, context)
     return f"it reads {', '.join(read)} but does not declare it: add it to `reads`" if read else None
 
 
-def _undeclared_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, context: Context) -> list[str]:
+def _find_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, context: Context) -> list[str]:
     """Return the fields without which `run(batch, state, context)` differs or raises, of those not declared."""
-    undeclared = [path for path in _paths(batch) if not _may_read(part, path)]
+    undeclared = [path for path in _list_paths(batch) if not _may_read(part, path)]
     expected, after = run(batch, state, context)
     copied = [path for path in undeclared if field_at(expected, path) is field_at(batch, path)]
 
     def depends_on(paths: list[str]) -> bool:
         try:
-            result, other = run(_without(batch, paths), state, context)
+            result, other = run(_remove(batch, paths), state, context)
         except Exception:
             return True
-        return bool(difference((_without(result, copied), other), (_without(expected, copied), after), exact=True))
+        return bool(compare((_remove(result, copied), other), (_remove(expected, copied), after), exact=True))
 
     if not depends_on(undeclared):
         return []
     return [path for path in undeclared if depends_on([path])] or undeclared
 
 
-def _paths(batch: Batch) -> Iterable[str]:
+def _list_paths(batch: Batch) -> Iterable[str]:
     """List the fields that a batch has; those of dictionaries and of the current policy one by one."""
     for field in FIELDS:
         value = getattr(batch, field)
@@ -138,7 +138,7 @@ def _may_read(part: Part, path: str) -> bool:
     return path.partition(".")[0] in own or reads_field(part, path)
 
 
-def _without(batch: Batch, paths: Iterable[str]) -> Batch:
+def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
     """Return the batch without some of its fields, or of their entries."""
     for path in paths:
         field, _, entry = path.partition(".")
@@ -153,7 +153,7 @@ def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
     """`jax.jit` and `jax.vmap` over runs compute what the part does without them, run by run."""
     inputs = [subject.inputs(seed) for seed in (0, 1)]
     expected = stack([subject.apply(*given) for given in inputs])
-    wrong = difference(jax.jit(jax.vmap(subject.apply))(*stack(inputs)), expected)  # compiling is slow: both at once
+    wrong = compare(jax.jit(jax.vmap(subject.apply))(*stack(inputs)), expected)  # compiling is slow: both at once
     return f"jit with vmap gives another result: {wrong}" if wrong else None
 
 
@@ -167,7 +167,7 @@ def state_is_stable(subject: Subject) -> str | None:
                 return f"its state holds the Python number {leaf!r}: make it an array, as in jnp.float32(1.0)"
         results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
         if part.finish is not None:
-            seen = with_current(batch, context.params, context.evaluate)
+            seen = add_current(batch, context.params, context.evaluate)
             results["finish"] = state, jax.eval_shape(part.finish, seen, state, context)
         if part.amend is not None:
             given = context.params, (), state, state, context
@@ -191,7 +191,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
         for path, leaf in jax.tree_util.tree_leaves_with_path(out):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
-                return f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {path_name(path)}"
+                return f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
     return None
 
 
@@ -199,28 +199,28 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     """Nothing outside the mask, no metric, no state and no gradient depends on what masked elements contain."""
     given, state, context = subject.inputs()
 
-    def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
+    def compute_losses(current: Any, batch: Batch) -> tuple[Array, Any]:
         out, after = subject.part.update(batch.replace(current=current), state, context)
         return sum((reduce_loss(loss, out) for loss in out.losses.values()), jnp.zeros(())), (out, after)
 
-    def results(batch: Batch) -> Any:
+    def compute_results(batch: Batch) -> Any:
         current = subject.seen(batch, context).current  # None before the sampler: there is nothing to differentiate
-        (loss, (out, after)), gradient = jax.value_and_grad(losses, has_aux=True)(current, batch)
+        (loss, (out, after)), gradient = jax.value_and_grad(compute_losses, has_aux=True)(current, batch)
         kept = jax.tree.map(lambda x: np.asarray(x)[keep], gradient)
-        found = {"batch": outside(out), "state": after, "loss": loss, "gradient": kept}
-        return {**found, "finished": finished(batch, after)}, gradient
+        found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": kept}
+        return {**found, "finished": run_finish(batch, after)}, gradient
 
-    def finished(batch: Batch, after: Any) -> Any:
+    def run_finish(batch: Batch, after: Any) -> Any:
         if (finish := subject.part.finish) is None:
             return None
-        stored = finish(with_current(batch, context.params, context.evaluate), after, context)
-        return jax.tree.map(functools.partial(_kept, keep), stored)  # a buffer of rollouts has masked steps, too
+        stored = finish(add_current(batch, context.params, context.evaluate), after, context)
+        return jax.tree.map(functools.partial(_keep, keep), stored)  # a buffer of rollouts has masked steps, too
 
     keep = np.asarray(given.mask, bool)
-    expected, _ = results(given)
+    expected, _ = compute_results(given)
     for kind in ("noise", "nan"):
-        actual, gradient = results(poisoned(given, kind))
-        if wrong := difference(actual, expected, exact=True):
+        actual, gradient = compute_results(poison(given, kind))
+        if wrong := compare(actual, expected, exact=True):
             sampler = isinstance(subject.part, Divider)
             remedy = "draw by jnp.where(batch.mask, ...)" if sampler else "use masked_mean or jnp.where"
             return f"its result depends on masked elements (filled with {kind}): {wrong}; {remedy}"
@@ -235,7 +235,7 @@ def inputs_are_not_mutated(subject: Subject) -> str | None:
     batch, state = jax.tree.map(lambda x: x if _is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
     subject.apply(batch, state, context)
-    wrong = difference((batch, state), before, exact=True)
+    wrong = compare((batch, state), before, exact=True)
     return f"it writes into its inputs: {wrong}; return new arrays" if wrong else None
 
 
@@ -246,16 +246,16 @@ def no_mask_is_a_full_mask(subject: Subject) -> str | None:
     batch, *others = subject.inputs()
     results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
     # A sampler may add a mask of its own.
-    wrong = difference(*((out.replace(mask=None), state) for out, state in results))
+    wrong = compare(*((out.replace(mask=None), state) for out, state in results))
     return f"a mask of ones changes the result: {wrong}" if wrong else None
 
 
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
     """Metrics, and what the part writes outside the mask, are finite; also where a whole segment is masked."""
     out, _ = subject.apply(*subject.inputs())
-    for path, x in jax.tree_util.tree_leaves_with_path(outside(out)):
+    for path, x in jax.tree_util.tree_leaves_with_path(select_unmasked(out)):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):
-            return f"{path_name(path)} is not finite: use masked_mean, which divides by at least 1"
+            return f"{format_path(path)} is not finite: use masked_mean, which divides by at least 1"
     return None
 
 
@@ -265,12 +265,12 @@ def steps_equal_a_rollout(subject: Subject) -> str | None:
     if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
         return None
     whole, *others = subject.inputs()
-    steps = _in_steps(whole)
+    steps = _cut_into_steps(whole)
     expected, actual = (subject.apply(batch, *others)[0] for batch in (whole, steps))
     for field in (*FLOATS, "losses", "extras"):
         values, flat = getattr(expected, field), getattr(actual, field)
         values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)
-        if wrong := difference({field: flat}, {field: values}):
+        if wrong := compare({field: flat}, {field: values}):
             return (
                 f"it computes another {field} for a minibatch of steps {steps.log_prob.shape} than for the same "
                 f"steps {whole.log_prob.shape}: {wrong}; declare needs_time=True if it works along time"
@@ -285,17 +285,17 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     batch, state, context = subject.inputs()
     shape = batch.log_prob.shape
     kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
-    changed = poisoned(batch.replace(mask=kept), "noise").replace(mask=batch.mask)
+    changed = poison(batch.replace(mask=kept), "noise").replace(mask=batch.mask)
     expected, actual = (subject.apply(given, state, context)[0].losses for given in (batch, changed))
     for name, loss in expected.items():
         if loss.shape != shape:
             return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
-        if wrong := difference(actual[name][kept], loss[kept]):
+        if wrong := compare(actual[name][kept], loss[kept]):
             return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
     return None
 
 
-def _in_steps(batch: Batch) -> Batch:
+def _cut_into_steps(batch: Batch) -> Batch:
     """Return the batch as a minibatch of all of its steps, in their order."""
     size = batch.log_prob.size
     sampler: Any = given_indices(np.arange(size)[None], axis="step")
@@ -322,14 +322,14 @@ LAWS: tuple[Law, ...] = (
 """The cheap laws come first: the last one compiles."""
 
 
-def outside(batch: Batch) -> Any:
+def select_unmasked(batch: Batch) -> Any:
     """Return what may not depend on masked elements: steps and segments that count, and everything reduced."""
-    kept = functools.partial(_kept, np.asarray(batch.mask, bool))
+    kept = functools.partial(_keep, np.asarray(batch.mask, bool))
     steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 
 
-def _kept(keep: np.ndarray, x: Any) -> Any:
+def _keep(keep: np.ndarray, x: Any) -> Any:
     """Return the unmasked elements of an array of steps, of several rollouts of steps, or of segments; others whole."""
     if np.shape(x)[: keep.ndim] == keep.shape:
         return np.asarray(x)[keep]
@@ -338,7 +338,7 @@ def _kept(keep: np.ndarray, x: Any) -> Any:
     return np.asarray(x)[keep.any(axis=0)] if np.shape(x) == keep.shape[1:] else x
 
 
-def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
+def compare(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
     """Describe the first leaf at which two trees differ (beyond rounding, unless `exact`); None if there is none."""
     structures: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
     if structures[0] != structures[1]:
@@ -347,12 +347,12 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
         if x.shape != y.shape or x.dtype != y.dtype:
-            return f"{path_name(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
+            return f"{format_path(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
         wide = (x.astype(np.float64), y.astype(np.float64))
         if not np.allclose(*wide, equal_nan=True, **tolerance):
             place = np.unravel_index(np.argmax(~np.isclose(*wide, equal_nan=True, **tolerance)), x.shape)
             index = tuple(map(int, place))
-            return f"{path_name(path)} is {wide[0][place]:.6g} instead of {wide[1][place]:.6g} at index {index}"
+            return f"{format_path(path)} is {wide[0][place]:.6g} instead of {wide[1][place]:.6g} at index {index}"
     return None
 
 
@@ -360,7 +360,7 @@ def describe(tree: Any) -> Any:
     return jax.tree.map(lambda x: f"{'weak ' * x.weak_type}{x.dtype}{list(x.shape)}", jax.eval_shape(lambda: tree))
 
 
-def path_name(path: Any) -> str:
+def format_path(path: Any) -> str:
     """Write the path of a leaf with dots: "batch.advantage"."""
     return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)
 

@@ -25,7 +25,7 @@ from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
-from ._choices import Update, evaluated
+from ._choices import Update, evaluate_text
 from ._record import OF_MINIBATCH, OF_ROLLOUT, PER_STEP, STAGE_OF, STAGES, has_no_steps
 
 
@@ -57,12 +57,12 @@ class Difference(NamedTuple):
         return f"{self.quantity}{where}: {self.ours:.6g}, recorded {self.recorded:.6g}"
 
 
-def first_of(found: list[Difference]) -> Difference | None:
+def find_first(found: list[Difference]) -> Difference | None:
     """Return the first quantity that differs."""
     return next((x for x in found if x.error > 1), None)
 
 
-def worst(found: Iterable[Difference]) -> float:
+def compute_error(found: Iterable[Difference]) -> float:
     """Return the largest error."""
     return max((x.error for x in found), default=0.0)
 
@@ -79,19 +79,19 @@ class Replay:
 
     def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
         self.record, self.rtol, self.params = {**record}, rtol, jax.tree.map(jnp.asarray, record["params"])
-        self.network, self.current = (functools.partial(x, evaluate) for x in (NETWORK, CURRENT))
+        self.evaluate, self.current = (functools.partial(x, evaluate) for x in (NETWORK, CURRENT))
         step = record.get("step", 0)
-        self.context = Context(key=jax.random.key(0), step=step, params=self.params, evaluate=self.network)
+        self.context = Context(key=jax.random.key(0), step=step, params=self.params, evaluate=self.evaluate)
         # What does not change with the optimizer is computed once for each chain that is tried.
-        self.rollout = functools.lru_cache(64)(self._rollout)
-        self.minibatches = functools.lru_cache(64)(self._minibatches)
-        self.estimates = functools.cache(self._estimates)
+        self.run_rollout = functools.lru_cache(64)(self._run_rollout)
+        self.run_minibatches = functools.lru_cache(64)(self._run_minibatches)
+        self.compute_estimates = functools.cache(self._compute_estimates)
         # The rollout, and how the policy that acted evaluates it.
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
-        output, next_value = self.network(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
+        output, next_value = self.evaluate(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
         if next_value is None and batch.next_obs is not None:
-            next_value = self.network(acted, Batch(obs=batch.next_obs, action=batch.action)).value
+            next_value = self.evaluate(acted, Batch(obs=batch.next_obs, action=batch.action)).value
         elif next_value is None:
             next_value = next_values(batch.value, jnp.asarray(record["last_value"], batch.value.dtype))
         last_done = jnp.asarray(record.get("last_done", np.zeros(batch.reward.shape[1:])))
@@ -115,7 +115,7 @@ class Replay:
         log_prob = output.distribution.log_prob(batch.action)
         self.policy = [*self._compare("log_prob", log_prob), *self._compare("value", output.value)]
 
-    def compared(self, found: list[Difference]) -> tuple[str, ...]:
+    def list_compared(self, found: list[Difference]) -> tuple[str, ...]:
         """Return the quantities that were compared, and say of which only the first gradient step was."""
         several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
         first_alone = several and (self.is_last or "params_after" not in self.record)
@@ -123,29 +123,29 @@ class Replay:
         says = " (of the first gradient step)"
         return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
 
-    def differences(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
+    def compare(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
         """Compare everything up to a stage; that of the optimizer in so many steps."""
         stages, chain = STAGES[: STAGES.index(upto) + 1], dataclasses.replace(update, optimizer=())
-        found = self.policy + self.rollout(chain)[1]
+        found = self.policy + self.run_rollout(chain)[1]
         wanted = [x for x in OF_MINIBATCH if x in self.record and STAGE_OF[x] in stages]
         if self.indices is None or not wanted:
             return found
-        ours = dict(self.minibatches(chain, "gradient" in stages))
+        ours = dict(self.run_minibatches(chain, "gradient" in stages))
         if "params_after" in wanted:
-            ours["params_after"] = self._params_after(update, ours, steps or self.steps)
+            ours["params_after"] = self._run_optimizer(update, ours, steps or self.steps)
         size = 1 + np.mean(np.abs(ours["minibatch_advantage"]))
         for name in (x for x in wanted if x in ours):
             factors = (1, 2) if name == "value_loss" else (1,)  # it may be recorded without the factor 1/2
             each = [self._compare(name, jax.tree.map(lambda x, y=y: y * x, ours[name]), size) for y in factors]
-            found += min(each, key=worst)
+            found += min(each, key=compute_error)
         return found
 
-    def _rollout(self, update: Update) -> tuple[Batch, list[Difference]]:
+    def _run_rollout(self, update: Update) -> tuple[Batch, list[Difference]]:
         """Run the parts before the sampler; what is recorded replaces the estimates that it was compared with.
 
         Recorded advantages are those after the last estimator, or after all parts: whichever are closer.
         """
-        parts, _ = _divided(update)
+        parts, _ = _divide(update)
         makers = [i + 1 for i, x in enumerate(parts) if "advantage" in x.provides and "advantage" not in x.requires]
         recorded = {x: jnp.asarray(self.record[x]) for x in ("advantage", "target") if x in self.record}
         if recorded and not makers:
@@ -153,23 +153,23 @@ class Replay:
                 f"compare_update: the record has {min(recorded)!r}, which the chain does not compute before its "
                 "sampler: leave it out of the record, or add an estimator, such as gae()"
             )
-        states = self._states(parts)
+        states = self._init_states(parts)
 
         def run(batch: Batch, begin: int, end: int | None = None) -> Batch:
             return fold(parts[begin:end], batch, states[begin:end], self.context)[0]
 
-        def compared(batch: Batch) -> list[Difference]:
+        def compare(batch: Batch) -> list[Difference]:
             return [x for name in recorded for x in self._compare(name, getattr(batch, name))]
 
         end = makers[-1] if makers else len(parts)
         estimated = run(self.batch, 0, end)
         whole = run(estimated, end)
-        found, of_whole = compared(estimated), compared(whole)
-        if worst(of_whole) < worst(found):
+        found, of_whole = compare(estimated), compare(whole)
+        if compute_error(of_whole) < compute_error(found):
             return whole.replace(**recorded), of_whole
         return run(estimated.replace(**recorded), end), found
 
-    def _states(self, parts: Any) -> Any:
+    def _init_states(self, parts: Any) -> Any:
         """Return the first states of parts, with the recorded running moments."""
         states = init_parts(parts, self.params)
         if "moments" not in self.record:
@@ -177,40 +177,40 @@ class Replay:
         moments, kind = Moments(*map(jnp.asarray, self.record["moments"])), lambda x: isinstance(x, Moments)
         return jax.tree.map(lambda x: moments if kind(x) else x, states, is_leaf=kind)
 
-    def _minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
+    def _run_minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
         """Return what the chain computes in each gradient step, from the recorded parameters before it."""
-        states, step = self._step_of(update, grad)
+        states, step = self._make_step(update, grad)
         given = self.before, jnp.arange(self.steps)
         if jax.tree.leaves(states):
             return jax.device_get(jax.lax.scan(step, states, given)[1])
         return jax.device_get(jax.vmap(lambda *given: step(states, given)[1])(*given))  # all at once
 
-    def _step_of(self, update: Update, grad: bool) -> tuple[Any, Callable[..., Any]]:
+    def _make_step(self, update: Update, grad: bool) -> tuple[Any, Callable[..., Any]]:
         """Return the first states of the parts after the sampler, and what the chain computes in a gradient step."""
-        parts, phase = _divided(update)
-        rollout_of = self._rollouts(update, parts, phase.sampler.refresh)
-        alpha, beta = (update.number("prioritized_sampler", x) for x in ("alpha", "beta"))
+        parts, phase = _divide(update)
+        rollout_of = self._make_rollouts(update, parts, phase.sampler.refresh)
+        alpha, beta = (update.read_number("prioritized_sampler", x) for x in ("alpha", "beta"))
         weights, keys = (jnp.asarray(self.record[x]) if x in self.record else None for x in ("weight", "keys"))
 
         def step(states: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
             params, index = given
             epoch, number = divmod(index, self.indices.shape[1])
-            rollout, rows = rollout_of(index).replace(metrics={}, reductions=()), self._rows(update.rows, index)
+            rollout, rows = rollout_of(index).replace(metrics={}, reductions=()), self._select_rows(update.rows, index)
             minibatch = self.sampler.take(rollout, rows, None if weights is None else weights[index])
             context = self.context.replace(epoch=epoch, minibatch=number, num_minibatches=self.indices.shape[1])
-            after = phase.after if keys is None else tuple(_with_key(x, keys[index]) for x in phase.after)
+            after = phase.after if keys is None else tuple(_fix_key(x, keys[index]) for x in phase.after)
 
-            def loss(params: Any) -> Any:
-                batch = minibatch.replace(current=self._current(params, minibatch))
+            def compute_loss(params: Any) -> Any:
+                batch = minibatch.replace(current=self._evaluate_current(params, minibatch))
                 batch, new = fold(after, batch, states, context.replace(params=params))
-                numbers = _numbers_of(batch)
+                numbers = _collect_numbers(batch)
                 return numbers["loss"], (new, numbers)
 
             if grad:
-                (_, (new, numbers)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+                (_, (new, numbers)), gradient = jax.value_and_grad(compute_loss, has_aux=True)(params)
                 numbers |= {"gradient": gradient, "grad_norm": optax.tree.norm(gradient)}
             else:
-                new, numbers = loss(params)[1]
+                new, numbers = compute_loss(params)[1]
             if alpha is not None:
                 probabilities = segment_priorities(rollout.advantage, alpha=alpha, mask=rollout.mask)
                 numbers["weight"] = importance_weights(probabilities, rows, beta=beta or 0.0)
@@ -218,66 +218,66 @@ class Replay:
 
         return init_parts(phase.after, self.params), step
 
-    def _rollouts(self, update: Update, parts: Any, refresh: str) -> Callable[[Any], Batch]:
+    def _make_rollouts(self, update: Update, parts: Any, refresh: str) -> Callable[[Any], Batch]:
         """Return the function of a gradient step that returns the rollout before it."""
         if refresh == "rollout":
-            rollout = self.rollout(update)[0]
+            rollout = self.run_rollout(update)[0]
             return lambda index: rollout
-        states = self._states(parts)
+        states = self._init_states(parts)
 
         def run(estimates: Estimates, params: Any) -> Batch:
             batch = self.batch.replace(**estimates._asdict())
             return fold(parts, batch, states, self.context.replace(params=params))[0]
 
-        return functools.partial(_row, jax.vmap(run)(self.estimates(refresh, update.rows), self.before))
+        return functools.partial(_take_row, jax.vmap(run)(self.compute_estimates(refresh, update.rows), self.before))
 
-    def _estimates(self, refresh: str, rows: str) -> Estimates:
+    def _compute_estimates(self, refresh: str, rows: str) -> Estimates:
         """Return what a sampler with this `refresh` knows of the rollout before each step."""
         estimates, sampler, found = Estimates.recorded(self.batch), self.sampler, []
         for index in range(self.steps):
-            params = _row(self.before, index)
+            params = _take_row(self.before, index)
             evaluates = refresh == "every_epoch" or (refresh == "epoch" and index > 0)
             if evaluates and index % self.indices.shape[1] == 0:
-                estimates = Estimates.evaluated(self.network, params, self.batch)
+                estimates = Estimates.evaluated(self.evaluate, params, self.batch)
             found.append(estimates)
             if refresh == "minibatch":
-                drawn = self._rows(rows, index)
+                drawn = self._select_rows(rows, index)
                 minibatch = sampler.take(self.batch, drawn, None)
-                minibatch = minibatch.replace(current=self._current(params, minibatch))
+                minibatch = minibatch.replace(current=self._evaluate_current(params, minibatch))
                 estimates = estimates.written_back(self.batch, sampler, minibatch, drawn)
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
-    def _rows(self, rows: str, index: Any) -> Any:
+    def _select_rows(self, rows: str, index: Any) -> Any:
         """Return the indices of a minibatch."""
         time, segments = self.batch.log_prob.shape[:2]
         found = jnp.asarray(self.indices).reshape(-1, self.indices.shape[2])[index]
         return found if rows == "t * N + n" else found % time * segments + found // time
 
-    def _current(self, params: Any, minibatch: Batch) -> Any:
+    def _evaluate_current(self, params: Any, minibatch: Batch) -> Any:
         names = ("obs", "action", "next_obs", "log_prob", "value", "mask")
         return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
 
-    def _params_after(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
+    def _run_optimizer(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
         """Return the parameters after each of so many steps, from those recorded before it.
 
         Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
         """
-        optimizer = optax.chain(*(transformation("compare_update", evaluated(x)) for x in update.optimizer))
+        optimizer = optax.chain(*(transformation("compare_update", evaluate_text(x)) for x in update.optimizer))
         params, opt_state, after = self.params, optimizer.init(self.params), []
         recorded = ours | {"gradient": self.record.get("gradient", ours["gradient"])}
         if self.is_last:
-            if (refresh := _divided(update)[1].sampler.refresh) != "rollout":
+            if (refresh := _divide(update)[1].sampler.refresh) != "rollout":
                 raise UserValueError(
                     f"compare_update: refresh={refresh!r} evaluates the parameters before each step: add "
                     "'params_after' of each gradient step to the record"
                 )
             steps = self.indices.shape[0] * self.indices.shape[1]
-            states, step = self._step_of(dataclasses.replace(update, optimizer=()), True)
+            states, step = self._make_step(dataclasses.replace(update, optimizer=()), True)
         for index in range(steps):
             if self.is_last:
                 states, numbers = step(states, (params, index))
             else:
-                numbers, params = _row((recorded, self.before), index)
+                numbers, params = _take_row((recorded, self.before), index)
             given = {"step": self.context.step, "value": numbers["loss"], "metrics": numbers["metrics"]}
             updates, opt_state = optimizer.update(numbers["gradient"], opt_state, params, **given)
             params = optax.apply_updates(params, updates)
@@ -313,13 +313,13 @@ class Replay:
         return found
 
 
-def _divided(update: Update) -> tuple[tuple[Part, ...], Any]:
+def _divide(update: Update) -> tuple[tuple[Part, ...], Any]:
     """Return the parts before the sampler, and the phase of the chain."""
-    shared, (phase,) = divide(chain_of(*map(evaluated, update.chain)))
+    shared, (phase,) = divide(chain_of(*map(evaluate_text, update.chain)))
     return (*shared, *phase.before), phase
 
 
-def _numbers_of(batch: Batch) -> dict[str, Any]:
+def _collect_numbers(batch: Batch) -> dict[str, Any]:
     """Return the quantities of a minibatch after the parts of the chain, and its metrics."""
     losses = {x: reduce_loss(y, batch) for x, y in batch.losses.items()}
     total = sum(losses.values())
@@ -333,11 +333,11 @@ def _numbers_of(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _with_key(part: Part, key: Any) -> Part:
+def _fix_key(part: Part, key: Any) -> Part:
     """Return a part that draws its random numbers from this key."""
     run = part.update
     return dataclasses.replace(part, update=lambda batch, state, context: run(batch, state, context.replace(key=key)))
 
 
-def _row(tree: Any, index: Any) -> Any:
+def _take_row(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda x: x[index], tree)

@@ -56,7 +56,7 @@ def test_protocol(case):
 
 
 def test_a_difference_is_located_beside_a_shared_nan():
-    assert _laws.difference([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
+    assert _laws.compare([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
 
 
 @every_part

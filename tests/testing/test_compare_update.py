@@ -8,7 +8,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import testing
-from ppo_parts.testing._choices import CHOICES, Update, evaluated, read_calls
+from ppo_parts.testing._choices import CHOICES, Update, evaluate_text, read_calls
 from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
 
@@ -25,7 +25,7 @@ def recorded(fault=None, without=()):
     return jax.tree.map(lambda x: np.asarray(x, np.float32 if x.dtype.kind == "f" else x.dtype), record)
 
 
-MADE = {"chain": evaluated(numpy_ppo.CHAIN), "optimizer": evaluated(numpy_ppo.OPTIMIZER)}
+MADE = {"chain": evaluate_text(numpy_ppo.CHAIN), "optimizer": evaluate_text(numpy_ppo.OPTIMIZER)}
 compared = functools.partial(testing.compare_update, evaluate=evaluate, **MADE)
 
 
@@ -82,8 +82,8 @@ def test_masked_divergence_and_nan():
 def test_choices_read_numbers_that_are_expressions():
     for coef, number in (("1/2", 0.5), ("pp.linear_schedule(1.0, 0.0, 9)", None)):
         update = Update(read_calls(f"pp.chain(pp.full_batch(), pp.value_loss(coef={coef}))"), ())
-        assert update.number("value_loss", "coef") == number
-        assert evaluated(update.changed(*CHOICES).find("value_loss")).name == "value_loss"
+        assert update.read_number("value_loss", "coef") == number
+        assert evaluate_text(update.change(*CHOICES).find("value_loss")).name == "value_loss"
 
 
 def test_record_that_lacks_something_is_an_error():
