@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def commands() -> dict[str, str]:
+def list_commands() -> dict[str, str]:
     """Modules here with a `main()` that reads sys.argv, and the first lines of their docstrings."""
     parsed = {path.stem: ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.glob("[!_]*.py"))}
     runs = {name: tree for name, tree in parsed.items() if "main" in [getattr(x, "name", None) for x in tree.body]}
@@ -17,7 +17,7 @@ def commands() -> dict[str, str]:
 
 def main() -> None:
     """Run the named one with the rest of the command line."""
-    name, known = sys.argv[1] if len(sys.argv) > 1 else "--help", commands()
+    name, known = sys.argv[1] if len(sys.argv) > 1 else "--help", list_commands()
     if name not in known:
         print("usage: python -m benchmarks <name> [--help | options]\n")
         print("\n".join(f"  {name:12} {what}" for name, what in known.items()))

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ._pages import canvas, save
-from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
+from ._pages import make_canvas, save
+from ._tables import PUBLISHED, compare_runs, group_by, read_records, read_results, read_whole_runs
 from .differences import DIFFERENCES
-from .explain import explained
-from .learning import POPGYM, ends_of_points, task_of
+from .explain import explain_gap
+from .learning import POPGYM, find_task, place_points
 
 
-def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compute_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 95 % bootstrap interval of the mean over seeds, `[points, seeds]`: within what the seeds reach."""
     draws = np.random.default_rng(0).integers(values.shape[1], size=(2000, values.shape[1]))
     means = np.nanmean(values[:, draws], axis=2)
@@ -27,34 +27,34 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def draw_mean(axes: Any, x: Any, values: np.ndarray, color: Any, label: str | None = None, style: str = "-") -> None:
     """Mean over seeds and its 95 % interval, of `[points, seeds]`."""
     axes.plot(x, np.nanmean(values, axis=1), style, color=color, label=label)
-    axes.fill_between(x, *band(values), color=color, alpha=0.2, linewidth=0)
+    axes.fill_between(x, *compute_band(values), color=color, alpha=0.2, linewidth=0)
 
 
-def learning(path: Path, names: Sequence[str], published: str = "") -> None:
+def draw_learning(path: Path, names: Sequence[str], published: str = "") -> None:
     """Learning curves of records of `benchmarks learning`: every seed, and their mean with its interval."""
-    figure, panels = canvas(len(names), width=7 if len(names) == 1 else 4.6, columns=3)
+    figure, panels = make_canvas(len(names), width=7 if len(names) == 1 else 4.6, columns=3)
     for name, axes in zip(names, panels, strict=True):
-        result = records("learning")[name]["results"]
+        result = read_records("learning")[name]["results"]
         returns = np.array(result["curve"]["mean_return_per_seed"], float).T
         each_update = result["config"]["num_envs"] * result["config"]["num_steps"]
-        steps = each_update * ends_of_points(result["env_steps"] // each_update)
+        steps = each_update * place_points(result["env_steps"] // each_update)
         ended = np.isfinite(returns).all(axis=1)  # an update may be shorter than the episodes
         steps, returns = steps[ended], returns[ended]
         axes.plot(steps, returns, color="C0", alpha=0.15, linewidth=0.7)
         draw_mean(axes, steps, returns, "C0", f"mean of {returns.shape[1]} seeds, and its 95 % interval")
         axes.plot([], [], color="C0", alpha=0.3, linewidth=0.7, label="each seed")
         if published:
-            axes.axhline(task_of(name).threshold, color="gray", ls=":", lw=1, label=published)
+            axes.axhline(find_task(name).threshold, color="gray", ls=":", lw=1, label=published)
         axes.set(title=result["config"]["env_id"], xlabel="environment steps", ylabel="episode return")
     panels[0].legend(fontsize=None if len(names) == 1 else "small")
     save(figure, path)
 
 
-def mujoco(path: Path) -> None:
+def draw_mujoco(path: Path) -> None:
     """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
-    runs = whole_runs()
+    runs = read_whole_runs()
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
-    figure, panels = canvas(len(tasks), width=4.6, columns=3)
+    figure, panels = make_canvas(len(tasks), width=4.6, columns=3)
     for task, panel in zip(tasks, panels, strict=True):
         for run in (run for run in runs if run["task"] == task):
             steps = [row["env_steps"] / 1e6 for row in run["curve"]]
@@ -69,11 +69,11 @@ def mujoco(path: Path) -> None:
     save(figure, path)
 
 
-def choices(path: Path) -> None:
+def draw_choices(path: Path) -> None:
     """A panel for each task: how much the return changes with each choice of a library."""
-    compared = comparisons("differences", DIFFERENCES)
+    compared = compare_runs("differences", DIFFERENCES)
     names = [name for name in DIFFERENCES if name in compared[0].last]
-    figure, panels = canvas(len(compared), width=4.6)
+    figure, panels = make_canvas(len(compared), width=4.6)
     figure.set_size_inches(9.2, 1.2 + 0.27 * len(names))
     for one, panel in zip(compared, panels, strict=True):
         for shift, label, changes in (
@@ -91,15 +91,15 @@ def choices(path: Path) -> None:
     save(figure, path)
 
 
-def explain(path: Path, name: str) -> None:
+def draw_explain(path: Path, name: str) -> None:
     """A waterfall: from the return of the first library, by the effect of each choice, to that of the second."""
-    result = records("explain")[name]["results"]
+    result = read_records("explain")[name]["results"]
     first, last = (result["returns"][digit * len(result["choices"])] for digit in "01")
     begin, end = np.mean(list(first.values())), np.mean(list(last.values()))
-    changes = {choice: change for choice, change in explained(result).items() if choice != "gap"}
+    changes = {choice: change for choice, change in explain_gap(result).items() if choice != "gap"}
     means = np.array([change["mean"] for change in changes.values()])
     stops = begin + np.cumsum([0, *means])
-    figure, (axes,) = canvas(1, width=8)
+    figure, (axes,) = make_canvas(1, width=8)
     places = np.arange(len(changes)) + 1
     axes.barh(
         places, means, left=stops[:-1], color=["C0" if x > 0 else "C1" for x in means], label="effect of the choice"
@@ -119,10 +119,10 @@ def explain(path: Path, name: str) -> None:
     save(figure, path)
 
 
-def atari(path: Path, games_averaged: int = 20) -> None:
+def draw_atari(path: Path, games_averaged: int = 20) -> None:
     """A panel for each game: moving means of the returns of games, a line for each seed."""
-    by_task = grouped(results("atari"), "task")
-    figure, panels = canvas(len(by_task), width=4.6)
+    by_task = group_by(read_results("atari"), "task")
+    figure, panels = make_canvas(len(by_task), width=4.6)
     for ((task,), found), panel in zip(by_task.items(), panels, strict=True):
         for name, who, color in (("ppo_parts", "atari_ppo", "C0"), ("cleanrl", "CleanRL", "C1")):
             for number, run in enumerate(run for result in found for run in result["runs"][name]):
@@ -136,10 +136,10 @@ def atari(path: Path, games_averaged: int = 20) -> None:
     save(figure, path)
 
 
-def study(path: Path) -> None:
+def draw_study(path: Path) -> None:
     """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
-    found = records("study")
-    figure, panels = canvas(len(found), width=3.4)
+    found = read_records("study")
+    figure, panels = make_canvas(len(found), width=3.4)
     for axes, record in zip(panels, found.values(), strict=True):
         result = record["results"]
         for row, (name, arm) in enumerate(result["arms"].items()):
@@ -155,20 +155,20 @@ def study(path: Path) -> None:
     save(figure, path)
 
 
-def importance(path: Path) -> None:
+def draw_importance(path: Path) -> None:
     """A bar for each hyperparameter of a search."""
-    found = records("population")["sweep_cartpole"]["results"]["importance"]
-    figure, (axes,) = canvas(1, width=7)
+    found = read_records("population")["sweep_cartpole"]["results"]["importance"]
+    figure, (axes,) = make_canvas(1, width=7)
     axes.barh(list(found), list(found.values()))
     axes.set(xlabel="importance (PED-ANOVA)")
     axes.invert_yaxis()
     save(figure, path)
 
 
-def parts(path: Path) -> None:
+def draw_parts(path: Path) -> None:
     """Time against the number of elements, for the two estimators and their rivals."""
-    rows = records("parts")["cpu"]["results"]
-    figure, panels = canvas(2)
+    rows = read_records("parts")["cpu"]["results"]
+    figure, panels = make_canvas(2)
     for axes, part in zip(panels, ("gae", "vtrace"), strict=True):
         chosen = [row for row in rows if row["part"] == part]
         for method in dict.fromkeys(row["method"] for row in chosen):
@@ -180,11 +180,11 @@ def parts(path: Path) -> None:
     save(figure, path)
 
 
-def devices(path: Path) -> None:
+def draw_devices(path: Path) -> None:
     """What each device does and sends, against the number of devices."""
-    rows = records("devices")["devices"]["results"]
+    rows = read_records("devices")["devices"]["results"]
     names = list(dict.fromkeys(row["recipe"] for row in rows))
-    figure, panels = canvas(3, width=3.6)
+    figure, panels = make_canvas(3, width=3.6)
     titles = {
         "flops": "FLOPs, relative to one device",
         "temporaries": "temporaries, relative to one device",
@@ -213,12 +213,13 @@ def devices(path: Path) -> None:
     save(figure, path)
 
 
-def pareto(path: Path) -> None:
+def draw_pareto(path: Path) -> None:
     """What policies earn and what it costs, with each weight of the cost, beside what can be reached."""
-    figure, (axes,) = canvas(1, width=5)
+    figure, (axes,) = make_canvas(1, width=5)
     costs = np.linspace(0, 1)
     axes.plot(costs, np.sqrt(costs), color="gray", linewidth=1, label="best possible")
-    for i, (weight, (earned, cost)) in enumerate(records("gallery")["several objectives"]["results"]["front"].items()):
+    front = read_records("gallery")["several objectives"]["results"]["front"]
+    for i, (weight, (earned, cost)) in enumerate(front.items()):
         axes.plot(cost, earned, "o", color=f"C{i}", alpha=0.6, label=f"weight {weight}")
     axes.set(xlabel="mean cost of a step", ylabel="mean reward of a step")
     axes.legend()
@@ -227,19 +228,19 @@ def pareto(path: Path) -> None:
 
 FIGURES: dict[str, Callable[[Path], None]] = {
     **{
-        f"learning_{name}.png": functools.partial(learning, names=[name])
+        f"learning_{name}.png": functools.partial(draw_learning, names=[name])
         for name in ("cartpole", "ippo_spread", "ippo_smax_3m", "ippo_riddle")
     },
     "results_memory.png": functools.partial(
-        learning, names=[f"popgym_{name}" for name in POPGYM], published="best of 13 memories, 15M steps"
+        draw_learning, names=[f"popgym_{name}" for name in POPGYM], published="best of 13 memories, 15M steps"
     ),
-    "results_mujoco.png": mujoco,
-    "results_choices.png": choices,
-    "explain.png": functools.partial(explain, name="stable_baselines3_rsl_rl_HalfCheetah-v5_300000"),
-    "results_atari.png": atari,
-    "study.png": study,
-    "sweep_cartpole.png": importance,
-    "parts_cpu.png": parts,
-    "devices.png": devices,
-    "pareto.png": pareto,
+    "results_mujoco.png": draw_mujoco,
+    "results_choices.png": draw_choices,
+    "explain.png": functools.partial(draw_explain, name="stable_baselines3_rsl_rl_HalfCheetah-v5_300000"),
+    "results_atari.png": draw_atari,
+    "study.png": draw_study,
+    "sweep_cartpole.png": draw_importance,
+    "parts_cpu.png": draw_parts,
+    "devices.png": draw_devices,
+    "pareto.png": draw_pareto,
 }

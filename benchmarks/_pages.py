@@ -11,29 +11,29 @@ import numpy as np
 STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def span(ratio: Mapping[str, float]) -> str:
+def show_quartiles(ratio: Mapping[str, float]) -> str:
     """Median and quartiles."""
     return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
-def interval(found: dict[str, Any], digits: int | None = None) -> str:
+def show_interval(found: dict[str, Any], digits: int | None = None) -> str:
     """The mean over seeds and its 95 % bootstrap interval, which one seed does not have, from `training.summary`."""
     digits = int(abs(found["mean"]) < 20) if digits is None else digits
     mean, *ends = (f"{number:.{digits}f}" for number in (found["mean"], *(found["mean_95"] or ())))
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
-def interquartile(found: dict[str, Any], digits: int = 1) -> str:
+def show_iqm(found: dict[str, Any], digits: int = 1) -> str:
     """The interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
-    return interval({"mean": found["iqm"], "mean_95": found["iqm_95"]}, digits)
+    return show_interval({"mean": found["iqm"], "mean_95": found["iqm_95"]}, digits)
 
 
-def difference(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:
+def compare_means(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:
     """The difference of two means over seeds, with its 95 % bootstrap interval; the seeds are not paired."""
     generator = np.random.default_rng(0)
     means = [generator.choice(x, (samples, len(x))).mean(axis=1) for x in (now, before)]
@@ -41,7 +41,7 @@ def difference(now: Sequence[float], before: Sequence[float], samples: int = 500
     return {"mean": float(np.mean(now) - np.mean(before)), "95": [float(low), float(high)]}
 
 
-def detected(change: dict[str, Any]) -> float:
+def find_detectable(change: dict[str, Any]) -> float:
     """The size of a difference that as many seeds show with a power of 80 %: 2.8 standard errors, from the interval.
 
     Reference: Cohen, "Statistical Power Analysis", 1988: the quantiles 0.975 and 0.8 of a normal distribution together.
@@ -50,12 +50,12 @@ def detected(change: dict[str, Any]) -> float:
     return (1.96 + 0.84) * (high - low) / (2 * 1.96)
 
 
-def signed(change: dict[str, Any]) -> str:
+def show_change(change: dict[str, Any]) -> str:
     """A difference and its interval."""
     return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
 
 
-def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
+def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
     """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
     import matplotlib
     from matplotlib.figure import Figure

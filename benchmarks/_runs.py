@@ -15,28 +15,28 @@ from ppo_parts import training
 from ppo_parts.training._program import compiler_options
 
 
-def seeds_of(options: Any) -> range:
+def select_seeds(options: Any) -> range:
     """The seeds of a command line."""
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
-def keys_of(seeds: range) -> jax.Array:
+def make_keys(seeds: range) -> jax.Array:
     """A key for each seed."""
     return jax.vmap(jax.random.key)(jnp.arange(seeds.start, seeds.stop))
 
 
-def evaluation_key(key: jax.Array) -> jax.Array:
+def make_eval_key(key: jax.Array) -> jax.Array:
     """A key that training does not use, for evaluations."""
     return jax.random.fold_in(key, 2**20)
 
 
-def side_by_side(run: Callable[..., Any]) -> Callable[..., Any]:
+def vectorize(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` for each entry of its arguments, such as the keys of seeds, in one program; NumPy arrays of the results."""
     program = jax.jit(jax.vmap(run), compiler_options=compiler_options())
     return lambda *columns: jax.tree.map(np.asarray, program(*columns))
 
 
-def outcome(train: training.Train, seed: jax.Array) -> dict[str, jax.Array]:
+def measure_training(train: training.Train, seed: jax.Array) -> dict[str, jax.Array]:
     """Train one seed; `return_over_training` is the mean over all episodes of the training."""
     metrics = train(jax.random.key(seed)).metrics
     returns, episodes = metrics["episode_return"], metrics["episodes"]
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
     metrics: Any
 
 
-def stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
+def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
     """Train the seeds of `keys` side by side, and stop `number` times, at distances that differ by one update."""
 
     @functools.partial(jax.jit, static_argnums=1)

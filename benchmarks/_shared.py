@@ -30,7 +30,7 @@ import jax
 from ppo_parts._base.command_line import positive
 from ppo_parts.training._files import plain, write_whole
 
-from ._pages import span
+from ._pages import show_quartiles
 
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,13 +42,13 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def git(*args: str) -> str:
+def run_git(*args: str) -> str:
     """Return the output of a git command in this checkout; nothing if it fails."""
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
 
 
 @contextlib.contextmanager
-def checkout(revision: str) -> Iterator[Path]:
+def unpack_revision(revision: str) -> Iterator[Path]:
     """The files of a revision in a temporary folder."""
     archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
     if archive.returncode:
@@ -60,8 +60,8 @@ def checkout(revision: str) -> Iterator[Path]:
 
 BEGAN = time.monotonic()
 # Asked when a benchmark starts, because it does not measure what is committed while it runs.
-COMMIT = git("rev-parse", "HEAD")
-UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
+COMMIT = run_git("rev-parse", "HEAD")
+UNCOMMITTED = run_git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
 
 
 def read(path: Path) -> dict[str, Record]:
@@ -85,7 +85,7 @@ def store(address: str | Path, record: Record) -> None:
 def write(address: str | None, results: Any) -> None:
     """Store `results` with command, date, commit, machine and versions; None: nowhere."""
     if address is not None:
-        store(address, provenance() | {"results": results})
+        store(address, describe_run() | {"results": results})
 
 
 def collect(address: str | None, rows: Iterable[Record]) -> None:
@@ -93,20 +93,21 @@ def collect(address: str | None, rows: Iterable[Record]) -> None:
     found: list[Record] = []
     for row in rows:
         found.append(row)
-        print("  ".join(f"{name} {shown(x)}" for name, x in row.items()), flush=True)
+        print("  ".join(f"{name} {show(x)}" for name, x in row.items()), flush=True)
         write(address, found)
 
 
-def shown(x: Any) -> str:
+def show(x: Any) -> str:
     """A value of a row: four digits of a number, median and quartiles, a size."""
     if isinstance(x, Mapping):
-        return span(x) if "median" in x else f"({', '.join(f'{name} {shown(each)}' for name, each in x.items())})"
+        inner = ", ".join(f"{name} {show(each)}" for name, each in x.items())
+        return show_quartiles(x) if "median" in x else f"({inner})"
     if isinstance(x, (list, tuple)):
-        return "x".join(map(shown, x))
+        return "x".join(map(show, x))
     return f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
-def provenance() -> Record:
+def describe_run() -> Record:
     """What a reader needs to know to measure again."""
     cpu, info = platform.processor(), Path("/proc/cpuinfo")
     if info.exists():
@@ -134,7 +135,7 @@ def provenance() -> Record:
     }
 
 
-def size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """Steps and environments from the command line, "128x64"."""
     steps, environments = map(positive, text.split("x"))
     return steps, environments
@@ -144,13 +145,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "seeds": {"type": positive, "help": "how many seeds"},
     "first_seed": {"type": int, "help": "the first of them"},
     "steps": {"type": positive, "help": "environment steps of each seed"},
-    "sizes": {"type": size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
+    "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
     "rounds": {"type": positive, "help": "interleaved rounds; a third of them where one takes long"},
     "json": {"metavar": "FILE#NAME", "help": "write the record here"},
 }
 
 
-def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A command line with the shared options that have a default here."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():

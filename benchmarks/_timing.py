@@ -32,7 +32,7 @@ def compile_cold(
     return compiled, {"trace": traced - start, "compile": time.perf_counter() - traced}
 
 
-def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+def repeat(method: Callable[..., Any]) -> Callable[..., Any]:
     """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop."""
 
     def run(n: Any, *args: Any) -> Any:
@@ -46,7 +46,7 @@ def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def seconds(thunk: Thunk, calls: int = 1) -> float:
+def measure_seconds(thunk: Thunk, calls: int = 1) -> float:
     """Mean time of one call; every call is waited for."""
     began = time.perf_counter()
     for _ in range(calls):
@@ -54,15 +54,15 @@ def seconds(thunk: Thunk, calls: int = 1) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def interleaved(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf) -> Samples:
+def interleave(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf) -> Samples:
     """Seconds per call, one sample of each method per round, in a new random order each round.
 
     A sample repeats the call until about `at_least` seconds have passed. Where one call of each takes more than `long`
     seconds, a third of the rounds have to do, and at least three.
     """
-    calls, once = {}, {name: seconds(thunk) for name, thunk in thunks.items()}
+    calls, once = {}, {name: measure_seconds(thunk) for name, thunk in thunks.items()}
     for name, thunk in thunks.items():
-        took = once[name] if once[name] > at_least else seconds(thunk)  # the first call of a fast one is slow
+        took = once[name] if once[name] > at_least else measure_seconds(thunk)  # the first call of a fast one is slow
         calls[name] = max(1, round(at_least / took))
     if sum(once.values()) > long:
         rounds = max(3, rounds // 3)
@@ -71,29 +71,29 @@ def interleaved(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0,
     for _ in range(rounds):
         shuffle(names)
         for name in names:
-            samples[name].append(seconds(thunks[name], calls[name]))
+            samples[name].append(measure_seconds(thunks[name], calls[name]))
     return samples
 
 
-def quartiles(values: Sequence[float], scale: float = 1.0) -> Quartiles:
+def summarize(values: Sequence[float], scale: float = 1.0) -> Quartiles:
     """Median, first and third quartile, times `scale`."""
     found = np.quantile(values, (0.5, 0.25, 0.75))
     return dict(zip(("median", "q1", "q3"), (scale * found).tolist(), strict=True))
 
 
-def ratio(samples: Samples, name: str, reference: str) -> Quartiles:
+def compare(samples: Samples, name: str, reference: str) -> Quartiles:
     """Median and quartiles of the paired ratios `name / reference`."""
-    return quartiles([a / b for a, b in zip(samples[name], samples[reference], strict=True)])
+    return summarize([a / b for a, b in zip(samples[name], samples[reference], strict=True)])
 
 
-def speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
+def compute_speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
     """Environment steps per second of each program, and its time for a step relative to that of those in `over`."""
     each = {name: [sample / steps[name] for sample in samples] for name, samples in seconds.items()}
     return {
         name: {
             "env_steps": steps[name],
-            "steps_per_second": 1 / quartiles(samples)["median"],
-            **{f"over_{what}": ratio(each, name, other) for what, other in over.items()},
+            "steps_per_second": 1 / summarize(samples)["median"],
+            **{f"over_{what}": compare(each, name, other) for what, other in over.items()},
         }
         for name, samples in each.items()
     }

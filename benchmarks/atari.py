@@ -28,13 +28,13 @@ from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
 from . import hosts
-from ._runs import seeds_of
-from ._shared import RESULTS, parser, write
+from ._runs import select_seeds
+from ._shared import RESULTS, make_parser, write
 
 PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
 
-def ours(config: atari_ppo.Config) -> dict[str, Any]:
+def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
     """Train a seed with the recipe.
 
     Each row of `games` has the steps so far, the mean return of the games that ended, and their number.
@@ -52,17 +52,17 @@ def ours(config: atari_ppo.Config) -> dict[str, Any]:
     return {"seed": config.seed, "steps_per_second": steps / (time.perf_counter() - began), "games": rows}
 
 
-def cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[str, Any]:
+def train_cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[str, Any]:
     """Train a seed with CleanRL's script; each row has the steps so far, the return of a game, and 1."""
     game = "".join(map(str.capitalize, config.env_id.removeprefix("ale:").split("_")))
     given = {"env-id": f"{game}NoFrameskip-v4", "seed": config.seed, "total-timesteps": config.total_timesteps}
     printed = hosts.run_cleanrl(python, script, given)
     found = re.findall(r"global_step=(\d+), episodic_return=\[?([-+.e\d]+)", printed)
     rows = [[int(step), float(reward), 1] for step, reward in found]
-    return {"seed": config.seed, "steps_per_second": hosts.steps_per_second(printed), "games": rows}
+    return {"seed": config.seed, "steps_per_second": hosts.read_speed(printed), "games": rows}
 
 
-def versions(python: str, script: str) -> dict[str, str]:
+def list_versions(python: str, script: str) -> dict[str, str]:
     """Return the packages that CleanRL's script runs with, and its digest."""
     command = [python, "-m", "pip", "list", "--format=json"]
     installed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -72,12 +72,12 @@ def versions(python: str, script: str) -> dict[str, str]:
 
 def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None) -> None:
     """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
-    programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": ours}
+    programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": train_ours}
     result: dict[str, Any] = {"task": config.env_id, "config": dataclasses.asdict(config)}
     result["env_steps"] = config.num_updates * config.num_envs * config.num_steps
     if script:
-        programs["cleanrl"] = functools.partial(cleanrl, *script)
-        result["cleanrl_versions"] = versions(*script)
+        programs["cleanrl"] = functools.partial(train_cleanrl, *script)
+        result["cleanrl_versions"] = list_versions(*script)
     runs = result["runs"] = {program: [] for program in programs}
     name = f"{config.env_id.removeprefix('ale:')}_{config.total_timesteps}_{config.seed}"
     for seed, program in itertools.product(seeds, programs):
@@ -91,10 +91,10 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None) ->
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, steps=200_000, seeds=1, first_seed=1)
+    options = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1)
     options.add_argument("task", help="ale:breakout, ale:pong, ...")
     options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
     given = options.parse_args()
     fields = {"env_id": given.task, "total_timesteps": given.steps, "seed": given.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
-    measure(config, seeds_of(given), given.cleanrl)
+    measure(config, select_seeds(given), given.cleanrl)

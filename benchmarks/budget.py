@@ -22,7 +22,7 @@ from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing, parts, update
-from ._shared import collect, parser
+from ._shared import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # larger minibatches are evaluated in pieces
@@ -32,22 +32,22 @@ UNITS = 4 * WIDTH  # hidden ones
 Piece = tuple[Any, tuple[Any, ...], int, float]  # a method, its arguments, its calls in an update, the floor of a call
 
 
-def limits() -> dict[str, float]:
+def measure_limits() -> dict[str, float]:
     """Seconds for a multiplication with its addition, a tanh and a byte."""
     x, kernel = jnp.ones((ROWS, WIDTH)), jnp.ones((WIDTH, WIDTH))
     cases = {"product": (jnp.matmul, x, kernel), "tanh": (jnp.tanh, x), "byte": (lambda x: x + 1, x)}
     amounts = {"product": x.size * WIDTH, "tanh": x.size, "byte": 2 * x.nbytes}
-    loops = {name: parts.loop_of(method, tuple(args)) for name, (method, *args) in cases.items()}
-    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds=15)
+    loops = {name: parts.make_loop(method, tuple(args)) for name, (method, *args) in cases.items()}
+    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds=15)
     return {name: min(taken[name]) / loops[name][1] / amount for name, amount in amounts.items()}
 
 
-def pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
+def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
     """The pieces by name."""
     begin, context = train.init(jax.random.key(0)), pp.Context(key=jax.random.key(0))
     params, optimizer = begin.learner.params, pp.clipped_adam(config.learning_rate, config.max_grad_norm)
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
-    batch = update.rollout(train, jax.random.key(1))
+    batch = update.make_rollout(train, jax.random.key(1))
     batch = estimator.update(batch, estimator.init(params), context)[0]
     samples, key = batch.value.size, jax.random.key_data(jax.random.key(2))
     minibatches, rows = config.update_epochs * config.num_minibatches, samples // config.num_minibatches
@@ -116,10 +116,10 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
     """A row for each piece, and one for the whole."""
     config = cleanrl_ppo.Config(num_steps=steps, num_envs=environments, total_timesteps=100 * steps * environments)
     train = cleanrl_ppo.make_train(config)
-    found = pieces(config, train, limits())
+    found = make_pieces(config, train, measure_limits())
     found["whole"] = (train.step, found["rollout"][1], 1, 0.0)
-    loops = {name: parts.loop_of(method, args) for name, (method, args, *_) in found.items()}
-    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
+    loops = {name: parts.make_loop(method, args) for name, (method, args, *_) in found.items()}
+    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
     ms = {name: 1e3 * calls * min(taken[name]) / loops[name][1] for name, (*_, calls, _) in found.items()}
     floors = {name: 1e3 * calls * floor for name, (*_, calls, floor) in found.items()}
     for times in (ms, floors):
@@ -132,5 +132,5 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
 
 def main() -> None:
     """Print a row for each piece at each size; write them with `--json`."""
-    given = parser(__doc__, sizes=SIZES, rounds=15, json=None).parse_args()
+    given = make_parser(__doc__, sizes=SIZES, rounds=15, json=None).parse_args()
     collect(given.json, (row for sized in given.sizes for row in measure(*sized, given.rounds)))

@@ -21,7 +21,7 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.training._program import place
 
-from ._shared import collect, parser
+from ._shared import collect, make_parser
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 BYTES = {"pred": 1, "bf16": 2}
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
         return sum(width * math.prod(sizes) for width, sizes in zip(widths, self.sizes, strict=True))
 
 
-def collectives(compiled: Any) -> list[Collective]:
+def read_collectives(compiled: Any) -> list[Collective]:
     """Return the collectives of a program; those in loops count as often as they run, and all branches count."""
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -88,12 +88,12 @@ def collectives(compiled: Any) -> list[Collective]:
     return visit(entry, 1)
 
 
-def counted(found: list[Collective]) -> dict[str, int]:
+def count(found: list[Collective]) -> dict[str, int]:
     """Count how often each kind runs."""
     return {kind: sum(one.times for one in found if one.kind == kind) for kind in sorted({one.kind for one in found})}
 
 
-def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
+def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
     """Compile a rollout and an update on so many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
     placed = place(train, training.RunOptions(num_devices=num_devices))
@@ -104,8 +104,8 @@ def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False
     if placed.mesh is not None:
         state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, placed.state)
     compiled = program.lower(state).compile()
-    found = collectives(compiled)
-    operations = counted(found)
+    found = read_collectives(compiled)
+    operations = count(found)
     return {
         "operations": operations,
         "bytes": {kind: sum(one.times * one.size for one in found if one.kind == kind) for kind in operations},
@@ -117,7 +117,7 @@ def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    given = parser(__doc__, json=None).parse_args()
+    given = make_parser(__doc__, json=None).parse_args()
     flags = f"--xla_force_host_platform_device_count={DEVICES[-1]} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
@@ -131,6 +131,6 @@ def main() -> None:
                     sized = dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
                     row = {"recipe": name, "scaling": scaling, "devices": devices}
                     row |= {"num_envs": sized.num_envs, "num_steps": sized.num_steps}
-                    yield row | measured(module, sized, devices, scaling == "one shard")
+                    yield row | measure(module, sized, devices, scaling == "one shard")
 
     collect(given.json, rows())

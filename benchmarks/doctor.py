@@ -29,8 +29,8 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import plain
 
-from ._runs import keys_of, side_by_side
-from ._shared import COMMIT, parser, write
+from ._runs import make_keys, vectorize
+from ._shared import COMMIT, make_parser, write
 
 Numbers = Mapping[str, Any]
 Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it did harm
@@ -93,7 +93,7 @@ ONLY_WITH_MEMORY = ("memory_not_reset",)
 TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 
 
-def faulty_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
+def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
     """Plant the faults of the environment and of its wrappers."""
 
     def shown(obs: Any) -> Any:
@@ -118,12 +118,12 @@ def faulty_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
         return spoiled(state, new), out._replace(obs=shown(out.obs), final_obs=shown(out.final_obs))
 
     def evaluation(state: Any) -> envs.Env:
-        return faulty_env(env.evaluation(state), NORMAL | {"obs": f["obs"]}, False)
+        return plant_in_env(env.evaluation(state), NORMAL | {"obs": f["obs"]}, False)
 
     return env._replace(reset=reset, step=step, evaluation=evaluation)
 
 
-def faulty_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
+def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     """Plant the faults of what is stored."""
 
     def collect(key: Any, params: Any, state: Any) -> Any:
@@ -142,7 +142,7 @@ def faulty_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     return rollout._replace(collect=collect)
 
 
-def faulty_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
+def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
     """Plant the faults of the first parameters, and of a memory."""
 
     def init(key: Any) -> Any:
@@ -161,7 +161,7 @@ def faulty_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
     return dataclasses.replace(policy, init=init, evaluate=evaluate)
 
 
-def planted(config: Config, f: Numbers, env: envs.Env, shared: bool, memory: bool) -> training.Train:
+def make_faulty_train(config: Config, f: Numbers, env: envs.Env, shared: bool, memory: bool) -> training.Train:
     """Return CleanRL's PPO with faults."""
     env = envs.prepare(env, normalize=config.normalize_env, gamma=config.gamma)
     network = networks.actor_critic(env, config.hidden, "tanh", shared=shared, memory="lstm" if memory else None)
@@ -190,9 +190,9 @@ def planted(config: Config, f: Numbers, env: envs.Env, shared: bool, memory: boo
     def rate(update: Any) -> Any:
         return config.learning_rate * jnp.maximum(0, 1 - update * f["unit"] / config.num_updates)
 
-    env, policy = faulty_env(env, f, config.normalize_env), faulty_policy(network, f, memory)
+    env, policy = plant_in_env(env, f, config.normalize_env), plant_in_policy(network, f, memory)
     train = training.Train.of(config, env, policy, pipeline, pp.clipped_adam(rate, config.max_grad_norm))
-    return dataclasses.replace(train, rollout=faulty_rollout(train.rollout, f, env.action_space))
+    return dataclasses.replace(train, rollout=plant_in_rollout(train.rollout, f, env.action_space))
 
 
 def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -
     return {**{name: metrics[name] for name in metrics}, **evaluation, **training.probe(train, state, config)}
 
 
-def lanes(
+def run_lanes(
     base: Config, names: list[str], first_seed: int, shared: bool = False, memory: bool = False
 ) -> dict[str, Any]:
     """Run one lane for each name of a fault, or "healthy", in one program; seeds are counted for each name."""
@@ -224,37 +224,37 @@ def lanes(
 
     def run(seed: Any, f: Numbers) -> dict[str, Any]:
         config = dataclasses.replace(base, **{name: f[name] for name in TRACED})
-        return measure(planted(config, f, env, shared, memory), jax.random.key(seed), config, f)
+        return measure(make_faulty_train(config, f, env, shared, memory), jax.random.key(seed), config, f)
 
-    found = side_by_side(run)(np.array([first_seed + names[:i].count(name) for i, name in enumerate(names)]), numbers)
+    found = vectorize(run)(np.array([first_seed + names[:i].count(name) for i, name in enumerate(names)]), numbers)
     counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
     given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in TRACED}).items()}
-    return {"name": np.array(names), **found, **given, "config": as_text(base)}
+    return {"name": np.array(names), **found, **given, "config": format_config(base)}
 
 
-def all_faults(
+def run_faults(
     env_id: str, base: Config, first_seed: int, seeds: int, healthy: int, steps: int, shared: bool = False
 ) -> dict[str, Any]:
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
     left_out = {*(ONLY_RAW if base.normalize_env else ONLY_BOXED), *ONLY_WITH_MEMORY, *(() if shared else ONLY_SHARED)}
     names = [name for name in FAULTS if name not in left_out for _ in range(seeds)] + ["healthy"] * healthy
-    parts = [lanes(base, names, first_seed, shared)]
+    parts = [run_lanes(base, names, first_seed, shared)]
     for name, changes in SETTINGS.items():
-        parts.append(lanes(dataclasses.replace(base, **changes), [name] * seeds, first_seed, shared))
+        parts.append(run_lanes(dataclasses.replace(base, **changes), [name] * seeds, first_seed, shared))
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "config"}
-    return whole | {"config": as_text(base)}
+    return whole | {"config": format_config(base)}
 
 
-def healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: int) -> dict[str, Any]:
+def run_healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: int) -> dict[str, Any]:
     """Run a recipe as it is, with ten seeds."""
     config = dataclasses.replace(recipe.PRESETS[preset], env_id=env_id, total_timesteps=steps)
     train = recipe.make_train(config)
-    found = side_by_side(lambda key: measure(train, key, config))(keys_of(range(first_seed, first_seed + 10)))
-    return {"name": ["healthy"] * 10, **found, "config": as_text(config)}
+    found = vectorize(lambda key: measure(train, key, config))(make_keys(range(first_seed, first_seed + 10)))
+    return {"name": ["healthy"] * 10, **found, "config": format_config(config)}
 
 
-def as_text(config: Any) -> str:
+def format_config(config: Any) -> str:
     """Return a configuration as JSON."""
     return json.dumps(plain(dataclasses.asdict(config)))
 
@@ -263,36 +263,36 @@ Programs = dict[str, Callable[[], dict[str, Any]]]
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
 
 
-def memory(env_id: str, first_seed: int) -> dict[str, Any]:
+def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     """Run lanes whose policy has a memory."""
     base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    return lanes(base, [*ONLY_WITH_MEMORY, "healthy"] * 3, first_seed, shared=True, memory=True)
+    return run_lanes(base, [*ONLY_WITH_MEMORY, "healthy"] * 3, first_seed, shared=True, memory=True)
 
 
-def programs_of(first_seed: int, *rows: tuple[Any, tuple[str, ...], str, int]) -> Programs:
+def make_programs(first_seed: int, *rows: tuple[Any, tuple[str, ...], str, int]) -> Programs:
     """Return programs of healthy runs: a recipe, its presets, a task and a number of steps in each row."""
     every = [(row[0], preset, *row[2:], first_seed) for row in rows for preset in row[1]]
     return {
-        f"{run[0].__name__.rpartition('.')[2]} {run[1]} {run[2]}": functools.partial(healthy, *run) for run in every
+        f"{run[0].__name__.rpartition('.')[2]} {run[1]} {run[2]}": functools.partial(run_healthy, *run) for run in every
     }
 
 
 TRAINING: Programs = {
-    "CartPole-v1 shared": lambda: all_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
-    "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
-    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 500, 2, 16, 163_840),
-    "Reacher-misc shared": lambda: all_faults("Reacher-misc", BOXED, 500, 2, 16, 163_840, shared=True),
-    "Breakout-MinAtar": lambda: all_faults("Breakout-MinAtar", QUICK_DISCRETE, 900, 2, 12, 131_072),
-    "SpaceInvaders-MinAtar": lambda: all_faults("SpaceInvaders-MinAtar", QUICK_DISCRETE, 1300, 2, 12, 131_072),
-    "Swimmer-misc shared": lambda: all_faults("Swimmer-misc", QUICK_BOXED, 1300, 2, 16, 131_072, shared=True),
-    "Asterix-MinAtar": lambda: all_faults("Asterix-MinAtar", QUICK_DISCRETE, 2100, 2, 12, 131_072),
-    "FrozenLake-misc": lambda: all_faults("FrozenLake-misc", DISCRETE, 2100, 2, 12, 131_072),
-    "PointRobot-misc shared": lambda: all_faults("PointRobot-misc", BOXED, 2100, 2, 16, 131_072, shared=True),
-    "MountainCarContinuous-v0": lambda: all_faults("MountainCarContinuous-v0", QUICK_BOXED, 2100, 2, 16, 131_072),
-    "CartPole-v1 memory": lambda: memory("CartPole-v1", 500),
-    "Catch-bsuite memory": lambda: memory("Catch-bsuite", 1300),
-    "DiscountingChain-bsuite memory": lambda: memory("DiscountingChain-bsuite", 2100),
-} | programs_of(
+    "CartPole-v1 shared": lambda: run_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
+    "Pendulum-v1": lambda: run_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
+    "Acrobot-v1": lambda: run_faults("Acrobot-v1", DISCRETE, 500, 2, 16, 163_840),
+    "Reacher-misc shared": lambda: run_faults("Reacher-misc", BOXED, 500, 2, 16, 163_840, shared=True),
+    "Breakout-MinAtar": lambda: run_faults("Breakout-MinAtar", QUICK_DISCRETE, 900, 2, 12, 131_072),
+    "SpaceInvaders-MinAtar": lambda: run_faults("SpaceInvaders-MinAtar", QUICK_DISCRETE, 1300, 2, 12, 131_072),
+    "Swimmer-misc shared": lambda: run_faults("Swimmer-misc", QUICK_BOXED, 1300, 2, 16, 131_072, shared=True),
+    "Asterix-MinAtar": lambda: run_faults("Asterix-MinAtar", QUICK_DISCRETE, 2100, 2, 12, 131_072),
+    "FrozenLake-misc": lambda: run_faults("FrozenLake-misc", DISCRETE, 2100, 2, 12, 131_072),
+    "PointRobot-misc shared": lambda: run_faults("PointRobot-misc", BOXED, 2100, 2, 16, 131_072, shared=True),
+    "MountainCarContinuous-v0": lambda: run_faults("MountainCarContinuous-v0", QUICK_BOXED, 2100, 2, 16, 131_072),
+    "CartPole-v1 memory": lambda: run_with_memory("CartPole-v1", 500),
+    "Catch-bsuite memory": lambda: run_with_memory("Catch-bsuite", 1300),
+    "DiscountingChain-bsuite memory": lambda: run_with_memory("DiscountingChain-bsuite", 2100),
+} | make_programs(
     2100,
     (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536),
     (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
@@ -313,10 +313,10 @@ TRAINING: Programs = {
     (library_ppo, ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou"), "Reacher-misc", 204_800),
 )
 HELD_OUT: Programs = {  # no rule has seen their runs; Swimmer is also in TRAINING, with other programs
-    "FourRooms-misc shared": lambda: all_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
-    "Pong-misc": lambda: all_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 49_152),
-    "UmbrellaChain-bsuite memory": lambda: memory("UmbrellaChain-bsuite", 3100),
-} | programs_of(
+    "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
+    "Pong-misc": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 49_152),
+    "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
+} | make_programs(
     3100,
     (cleanrl_ppo, ("discrete",), "FourRooms-misc", 65_536),
     (cleanrl_ppo, ("continuous",), "Swimmer-misc", 204_800),
@@ -328,7 +328,7 @@ HELD_OUT: Programs = {  # no rule has seen their runs; Swimmer is also in TRAINI
 )
 
 
-def runs_of(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
+def read_runs(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Return the runs of a program, from its file if there is one."""
     path = folder / f"{re.sub('[^A-Za-z0-9_]+', '-', name)}.npz"
     if not path.exists():
@@ -337,7 +337,7 @@ def runs_of(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> d
     return dict(np.load(path))
 
 
-def findings_of(runs: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
+def diagnose_runs(runs: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
     """Yield what was planted in each run, and what was found."""
     base = json.loads(str(runs["config"]))
     for i, name in enumerate(runs["name"]):
@@ -346,7 +346,7 @@ def findings_of(runs: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield str(name).partition(" ")[0], [found.name for found in training.diagnose(metrics, config)]
 
 
-def harmed(runs: dict[str, Any]) -> np.ndarray:
+def find_harmed(runs: dict[str, Any]) -> np.ndarray:
     """Return which runs end below every healthy run of their program, in training or in the evaluation."""
     returns = runs["episode_return"]
     late = np.nanmean(returns[:, -(returns.shape[1] // 4) :], axis=1)
@@ -376,16 +376,16 @@ def judge(rows: list[Judged]) -> dict[str, Any]:
 
 def main() -> None:
     """Judge the runs, and write the record."""
-    command_line = parser(__doc__, json=None)
+    command_line = make_parser(__doc__, json=None)
     command_line.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with metrics of the runs")
     options = command_line.parse_args()
     results: dict[str, Any] = {"commits": {}}  # of the runs, which may be older than the rules
     for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
         rows: list[Judged] = []
         for name, program in programs.items():
-            runs = runs_of(name, program, options.runs)
+            runs = read_runs(name, program, options.runs)
             results["commits"][name] = str(runs["commit"])
-            found = [(*pair, bool(harm)) for pair, harm in zip(findings_of(runs), harmed(runs), strict=True)]
+            found = [(*pair, bool(harm)) for pair, harm in zip(diagnose_runs(runs), find_harmed(runs), strict=True)]
             wrong = collections.Counter((planted, *names) for planted, names, _ in found if [planted] != names[:1])
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
             rows += found

@@ -25,9 +25,9 @@ from ppo_parts import training
 from ppo_parts.recipes.libraries import parts
 
 from . import differences
-from ._pages import signed
-from ._runs import outcome, seeds_of, side_by_side
-from ._shared import RESULTS, Record, parser, read, write
+from ._pages import show_change
+from ._runs import measure_training, select_seeds, vectorize
+from ._shared import RESULTS, Record, make_parser, read, write
 
 Choices = dict[str, dict[str, Any]]
 EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}
@@ -64,13 +64,13 @@ LIBRARIES: dict[str, Choices] = {  # what changes the chain and the optimizer of
 }  # fmt: skip
 
 
-def differing(first: str, second: str) -> list[str]:
+def list_differing(first: str, second: str) -> list[str]:
     """The names of the choices in which two libraries differ."""
     a, b = LIBRARIES[first], LIBRARIES[second]
     return [name for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
-def between(config: differences.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
+def make_between(config: differences.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
     """The run with the named choices of the second library, and the others of the first."""
     made = dict(LIBRARIES[first])
     for name in of_second:
@@ -80,31 +80,31 @@ def between(config: differences.Config, first: str, second: str, of_second: Sequ
     return differences.make_train(dataclasses.replace(config, **fields), **given)
 
 
-def walks(names: Sequence[str], seed: int) -> Iterator[list[list[str]]]:
+def draw_walks(names: Sequence[str], seed: int) -> Iterator[list[list[str]]]:
     """The stops of both walks of a seed, each with the choices of the second library that are made so far."""
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
     for each in (order, order[::-1]):
         yield [each[:made] for made in range(len(each) + 1)]
 
 
-def code(names: Sequence[str], of_second: Sequence[str]) -> str:
+def encode(names: Sequence[str], of_second: Sequence[str]) -> str:
     """A digit for each choice: 1 for that of the second library."""
     return "".join(str(int(name in of_second)) for name in names)
 
 
-def effects(result: Record) -> dict[str, np.ndarray]:
+def compute_effects(result: Record) -> dict[str, np.ndarray]:
     """The effect of each choice, and the `gap`, for each seed of a record."""
     names, seeds, returns = result["choices"], result["seeds"], result["returns"]
     found = {name: np.zeros(len(seeds)) for name in names}
     for i, seed in enumerate(seeds):
-        for stops in walks(names, seed):
-            reached = [returns[code(names, of_second)][str(seed)] for of_second in stops]
+        for stops in draw_walks(names, seed):
+            reached = [returns[encode(names, of_second)][str(seed)] for of_second in stops]
             for name, (before, after) in zip(stops[-1], itertools.pairwise(reached), strict=True):
                 found[name][i] += (after - before) / 2
     return found | {"gap": np.sum(list(found.values()), axis=0)}
 
 
-def explained(result: Record) -> dict[str, Record]:
+def explain_gap(result: Record) -> dict[str, Record]:
     """The mean effect of each choice, the largest first, and the gap, with 95 % intervals (Student's t over the seeds).
 
     The intervals of the choices hold together: each has the level 1 - 0.05 / choices (Dunn 1961).
@@ -115,19 +115,19 @@ def explained(result: Record) -> dict[str, Record]:
         half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
         return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
 
-    *choices, (_, gap) = effects(result).items()
+    *choices, (_, gap) = compute_effects(result).items()
     changes = {name: interval(values, len(choices)) for name, values in choices}
     return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": interval(gap, 1)}
 
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, steps=300_000, seeds=10, first_seed=1)
+    options = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1)
     options.add_argument("first", choices=LIBRARIES)
     options.add_argument("second", choices=LIBRARIES)
     options.add_argument("--env-id", default="gym:HalfCheetah-v5")
     given = options.parse_args()
-    names, seeds = differing(given.first, given.second), list(seeds_of(given))
+    names, seeds = list_differing(given.first, given.second), list(select_seeds(given))
     if not names:
         options.error("the libraries must differ")
     config = differences.Config(env_id=given.env_id, total_timesteps=given.steps, gae_lambda=0.95)
@@ -140,16 +140,16 @@ def main() -> None:
     }  # fmt: skip
     wanted: dict[str, tuple[list[str], set[int]]] = {}
     for seed in seeds:
-        for of_second in itertools.chain(*walks(names, seed)):
-            wanted.setdefault(code(names, of_second), (of_second, set()))[1].add(seed)
+        for of_second in itertools.chain(*draw_walks(names, seed)):
+            wanted.setdefault(encode(names, of_second), (of_second, set()))[1].add(seed)
     for number, (stop, (of_second, who)) in enumerate(wanted.items()):
         missing = sorted(seed for seed in who if str(seed) not in returns.get(stop, {}))
         if not missing:
             continue
-        run = functools.partial(outcome, between(config, given.first, given.second, of_second))
-        found = side_by_side(run)(np.array(missing))["last_100_episodes_return"]
+        run = functools.partial(measure_training, make_between(config, given.first, given.second, of_second))
+        found = vectorize(run)(np.array(missing))["last_100_episodes_return"]
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(missing, found, strict=True)})
         write(f"{file}#{name}", result | {"complete": number + 1 == len(wanted)})
         print(f"{number + 1} of {len(wanted)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
-    for choice, change in explained(result).items():
-        print(f"{choice:18} {signed(change)}")
+    for choice, change in explain_gap(result).items():
+        print(f"{choice:18} {show_change(change)}")

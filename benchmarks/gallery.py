@@ -23,8 +23,8 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._wrappers import with_observations
 
-from ._runs import keys_of, seeds_of, side_by_side
-from ._shared import RESULTS, ROOT, parser, write
+from ._runs import make_keys, select_seeds, vectorize
+from ._shared import RESULTS, ROOT, make_parser, write
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
 PARTS = {  # of CleanRL's `ppo.py`
@@ -378,7 +378,7 @@ def curve_of(variant: Variant, seeds: range) -> np.ndarray:
         parts = (jnp.array_split(x, POINTS) for x in (total, number))
         return jnp.stack([jnp.sum(x) / jnp.sum(n) for x, n in zip(*parts, strict=True)])
 
-    return side_by_side(run)(keys_of(seeds)).T
+    return vectorize(run)(make_keys(seeds)).T
 
 
 def front(seeds: range) -> dict[str, list[Any]]:
@@ -389,19 +389,19 @@ def front(seeds: range) -> dict[str, list[Any]]:
         return jnp.stack([metrics[name][-1] for name in ("earned", "cost")])
 
     runs = {weight: functools.partial(reached, train_of(objectives(weight))) for weight in (0.5, 0.7, 1.0, 2.0, 4.0)}
-    return {f"{weight:g}": side_by_side(run)(keys_of(seeds)).T.tolist() for weight, run in runs.items()}
+    return {f"{weight:g}": vectorize(run)(make_keys(seeds)).T.tolist() for weight, run in runs.items()}
 
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=1)
+    options = make_parser(__doc__, seeds=10, first_seed=1)
     options.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
     given = options.parse_args()
     if unknown := set(given.names) - set(VARIANTS):
         options.error(f"no such variant: {', '.join(sorted(unknown))}")
     for name in given.names or VARIANTS:
         variant = VARIANTS[name]()
-        curve = curve_of(variant, seeds := seeds_of(given))
+        curve = curve_of(variant, seeds := select_seeds(given))
         found = {"task": variant.task, "measure": variant.measure, "without": variant.without, "seeds": list(seeds)}
         found |= {"front": front(seeds)} if name == "several objectives" else {}
         print(f"{name:30} {curve[0].mean():10.4g} {curve[-1].mean():10.4g}", flush=True)

@@ -29,13 +29,13 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._shared import collect, parser
-from .train import installed, on_host
+from ._shared import collect, make_parser
+from .train import is_installed, make_on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
 
-def alone(task: str, updates: int) -> Callable[[], Any]:
+def play_alone(task: str, updates: int) -> Callable[[], Any]:
     """Gymnasium's own vector environment, stepped with random actions."""
     import gymnasium
 
@@ -52,7 +52,7 @@ def alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def again(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+def repeat(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
     """Call `state = advance(state)` for each update."""
 
     def run() -> None:
@@ -63,22 +63,22 @@ def again(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[
     return run
 
 
-def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
+def run_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
     """Run `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
-    return again(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
+    return repeat(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
-def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
+def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     """`ppo_parts.recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    return again(lambda x: advance(x, 1)[0], state, updates)
+    return repeat(lambda x: advance(x, 1)[0], state, updates)
 
 
-def cleanrl(python: str, script: str, task: str, updates: int) -> float:
+def measure_cleanrl(python: str, script: str, task: str, updates: int) -> float:
     """Steps per second of CleanRL's script, as it reports them when it ends."""
     given = {
         "env-id": task.replace("-v5", "-v4"),
@@ -88,7 +88,7 @@ def cleanrl(python: str, script: str, task: str, updates: int) -> float:
         "num-minibatches": MINIBATCHES,
         "total-timesteps": updates * ENVS * STEPS,
     }
-    return steps_per_second(run_cleanrl(python, script, given))
+    return read_speed(run_cleanrl(python, script, given))
 
 
 def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
@@ -103,7 +103,7 @@ def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
     return out.stdout
 
 
-def steps_per_second(printed: str) -> float:
+def read_speed(printed: str) -> float:
     """The last of the speeds that a script of CleanRL printed."""
     return float(re.findall(r"SPS: (\d+)", printed)[-1])
 
@@ -117,32 +117,32 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     config = mujoco_ppo.Config(**settings)
     other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **settings)
     thunks = {
-        "environments alone": alone(task, updates),
-        "collecting": ours(mujoco_ppo.make_train(config), updates, learn=False),
-        "recipe": ours(mujoco_ppo.make_train(config), updates),
-        "cleanrl's settings": ours(cleanrl_ppo.make_train(other), updates),
-        "one rollout ahead": ahead(config, updates),
+        "environments alone": play_alone(task, updates),
+        "collecting": run_ours(mujoco_ppo.make_train(config), updates, learn=False),
+        "recipe": run_ours(mujoco_ppo.make_train(config), updates),
+        "cleanrl's settings": run_ours(cleanrl_ppo.make_train(other), updates),
+        "one rollout ahead": run_ahead(config, updates),
     }
     steps, fewer = dict.fromkeys(thunks, updates * ENVS * STEPS), max(2, updates // 4)
-    if installed("sb3"):
+    if is_installed("sb3"):
         minibatches = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS}
         others = {"normalize": True, "learning_rate": 3e-4, "ent_coef": 0.0}
         steps["stable-baselines3"] = fewer * ENVS * STEPS
-        thunks["stable-baselines3"] = on_host("sb3", task, ENVS, fewer, **minibatches, **others)
+        thunks["stable-baselines3"] = make_on_host("sb3", task, ENVS, fewer, **minibatches, **others)
     if script:
         speeds: list[float] = []  # it counts its own time, without that of starting
         steps["cleanrl"] = fewer * ENVS * STEPS
-        thunks["cleanrl"] = lambda: speeds.append(cleanrl(*script, task, fewer))
-    walls = _timing.interleaved(thunks, rounds)
+        thunks["cleanrl"] = lambda: speeds.append(measure_cleanrl(*script, task, fewer))
+    walls = _timing.interleave(thunks, rounds)
     if script:
         walls["cleanrl"] = [steps["cleanrl"] / speed for speed in speeds[-rounds:]]
-    found = _timing.speeds(walls, steps, recipe="recipe", environments="environments alone")
+    found = _timing.compute_speeds(walls, steps, recipe="recipe", environments="environments alone")
     return [{"task": task, "num_envs": ENVS, "program": name} | row for name, row in found.items()]
 
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    options = parser(__doc__, rounds=5, json=None)
+    options = make_parser(__doc__, rounds=5, json=None)
     options.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
     options.add_argument("--updates", type=positive, default=20, help="in each sample")
     options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ._shared import ROOT, checkout, parser
+from ._shared import ROOT, make_parser, unpack_revision
 
 FRAMES = """
 import sys, jax, ppo_parts as pp
@@ -44,7 +44,7 @@ print("frames to the gather of a minibatch:", found["gather"])
 """
 
 
-def sizes(paths: Iterable[Path]) -> tuple[int, int, int]:
+def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
     """All lines, lines of code, and lines of docstrings of Python files."""
     every = code = docstrings = 0
     for path in paths:
@@ -59,7 +59,7 @@ def sizes(paths: Iterable[Path]) -> tuple[int, int, int]:
     return every, code, docstrings
 
 
-def arrows(package: Path) -> set[tuple[str, str]]:
+def find_arrows(package: Path) -> set[tuple[str, str]]:
     """Imports of one room (a folder or a module of the package) by another."""
     found = set()
     for path in package.rglob("*.py"):
@@ -72,7 +72,7 @@ def arrows(package: Path) -> set[tuple[str, str]]:
     return {(a, b) for a, b in found if b in rooms and a != b}
 
 
-def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
+def count_floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
     """How many floors the rooms lie on, each above those that it imports, and how many arrows lead into a cycle."""
     number = 1
     while lowest := {b for _, b in pairs} - {a for a, _ in pairs}:
@@ -80,18 +80,18 @@ def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
     return number, len(pairs)
 
 
-def measured(root: Path) -> dict[str, str]:
+def measure(root: Path) -> dict[str, str]:
     """The numbers of a checkout by name."""
     found, package = {}, root / "ppo_parts"
     recipes = sorted(package.glob("recipes/**/*.py"))
     files = {"package": sorted({*package.rglob("*.py")} - {*recipes}), "recipes": recipes}
     files |= {name: sorted((root / name).rglob("*.py")) for name in ("benchmarks", "tests")}
     for name, paths in files.items():
-        found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*sizes(paths))
-    pairs = arrows(package)
+        found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*count_lines(paths))
+    pairs = find_arrows(package)
     rooms = {room for pair in pairs for room in pair}
     found["rooms, arrows"] = f"{len(rooms)}, {len(pairs)}"
-    found["floors, arrows into cycles"] = "{}, {}".format(*floors(pairs))
+    found["floors, arrows into cycles"] = "{}, {}".format(*count_floors(pairs))
     texts = [path.read_text() for path in (root / "README.md", *(root / "docs").rglob("*.md"))]
     prose = [re.sub(r"^```.*?^```$|<!-- \w.*?<!-- end -->", "", text, flags=re.DOTALL | re.MULTILINE) for text in texts]
     words = [sum(len(text.split()) for text in each) for each in (texts, prose)]
@@ -104,12 +104,12 @@ def measured(root: Path) -> dict[str, str]:
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__)
+    options = make_parser(__doc__)
     options.add_argument("--base", help="a revision to compare with, such as HEAD~10")
     given = options.parse_args()
-    now, before = measured(ROOT), {}
+    now, before = measure(ROOT), {}
     if given.base:
-        with checkout(given.base) as root:
-            before = measured(root)
+        with unpack_revision(given.base) as root:
+            before = measure(root)
     for name in dict.fromkeys([*before, *now]):
         print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")

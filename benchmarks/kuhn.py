@@ -20,8 +20,8 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
-from ._runs import keys_of, seeds_of, stages
-from ._shared import RESULTS, parser, write
+from ._runs import make_keys, select_seeds, train_in_stages
+from ._shared import RESULTS, make_parser, write
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4
@@ -45,7 +45,7 @@ class Config(training.Config):
     arm: Literal["mirror", "clipped"] = "mirror"
 
 
-def seen(card: Array, node: Array) -> Array:
+def encode(card: Array, node: Array) -> Array:
     """The observation of the player to move, `[..., 7]`."""
     return jnp.concatenate([jax.nn.one_hot(card, CARDS), jax.nn.one_hot(node, NODES)], axis=-1)
 
@@ -53,7 +53,7 @@ def seen(card: Array, node: Array) -> Array:
 def observe(state: tuple[Array, Array]) -> Array:
     """What the player to move sees."""
     cards, node = state
-    return seen(cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)], node)
+    return encode(cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)], node)
 
 
 def reset(key: Array) -> Any:
@@ -95,14 +95,14 @@ def make_train(config: Config) -> training.Train:
     return training.Train.of(config, env, policy, chain, pp.clipped_adam(annealed(5e-3, 1e-3), 0.5))
 
 
-def bets(train: training.Train, params: Any) -> Array:
+def compute_bets(train: training.Train, params: Any) -> Array:
     """The probability of a bet with each card at each node, `[3, 4]`."""
     cards, nodes = jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")
-    distribution = train.policy(params, pp.Batch(obs=seen(cards, nodes))).distribution
+    distribution = train.policy(params, pp.Batch(obs=encode(cards, nodes))).distribution
     return jnp.exp(distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
 
 
-def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
+def play_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
     """Return the first player's mean payoff with these cards; `first` and `second` are probabilities of a bet."""
     bet = first[cards[0], node] if FIRST[node] else second[cards[1], node]
     total = 0.0
@@ -110,16 +110,16 @@ def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray
         if probability == 0:
             continue
         after, earned = NEXT[node][action], float(EARNED[node][action][cards[0] > cards[1]])
-        total += probability * (earned if after == END else return_of_deal(cards, first, second, after))
+        total += probability * (earned if after == END else play_deal(cards, first, second, after))
     return total
 
 
-def first_players_return(first: np.ndarray, second: np.ndarray) -> float:
+def compute_return(first: np.ndarray, second: np.ndarray) -> float:
     """Return the first player's mean payoff with these probabilities of a bet, `[3, 4]`, against the second."""
-    return float(np.mean([return_of_deal(deal, first, second) for deal in itertools.permutations(range(CARDS), 2)]))
+    return float(np.mean([play_deal(deal, first, second) for deal in itertools.permutations(range(CARDS), 2)]))
 
 
-def exploitability(table: np.ndarray) -> float:
+def exploit(table: np.ndarray) -> float:
     """Return the payoff of a best response to these probabilities of a bet, averaged over the two seats."""
     best = []
     for seat, nodes in ((1, (0, 3)), (-1, (1, 2))):
@@ -128,7 +128,7 @@ def exploitability(table: np.ndarray) -> float:
             response = np.zeros((CARDS, NODES))
             response[:, nodes] = np.reshape(choices, (CARDS, -1))
             pair = (response, table) if seat > 0 else (table, response)
-            returns.append(seat * first_players_return(*pair))
+            returns.append(seat * compute_return(*pair))
         best.append(max(returns))
     return float(np.mean(best))
 
@@ -136,10 +136,10 @@ def exploitability(table: np.ndarray) -> float:
 def measure(config: Config, seeds: range) -> dict[str, Any]:
     """Train the seeds of an arm in one program."""
     train, rows = make_train(config), []
-    bets_of = jax.jit(jax.vmap(lambda state: bets(train, state.learner.params)))
-    for stage in stages(train, keys_of(seeds), EVALUATIONS):
+    bets_of = jax.jit(jax.vmap(lambda state: compute_bets(train, state.learner.params)))
+    for stage in train_in_stages(train, make_keys(seeds), EVALUATIONS):
         tables = np.asarray(bets_of(stage.state))
-        rows.append({"env_steps": stage.env_steps, "exploitability": [exploitability(table) for table in tables]})
+        rows.append({"env_steps": stage.env_steps, "exploitability": [exploit(table) for table in tables]})
         print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
     return {
         "arm": config.arm,
@@ -152,6 +152,6 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=1).parse_args()
-    arms = [measure(Config(arm=arm), seeds_of(options)) for arm in ("mirror", "clipped")]
+    options = make_parser(__doc__, seeds=10, first_seed=1).parse_args()
+    arms = [measure(Config(arm=arm), select_seeds(options)) for arm in ("mirror", "clipped")]
     write(f"{RESULTS}/kuhn.jsonl#kuhn", {"arms": arms})

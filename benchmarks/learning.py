@@ -23,9 +23,9 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
-from ._pages import interval
-from ._runs import evaluation_key, keys_of, seeds_of, side_by_side, stages
-from ._shared import RESULTS, parser, write
+from ._pages import show_interval
+from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages, vectorize
+from ._shared import RESULTS, make_parser, write
 
 
 class Task(NamedTuple):
@@ -38,13 +38,13 @@ class Task(NamedTuple):
     episodes: int = 100  # of each evaluation
 
 
-def task(recipe: Any, preset: str, threshold: float, why: str, episodes: int = 100, **changes: Any) -> Task:
+def make_task(recipe: Any, preset: str, threshold: float, why: str, episodes: int = 100, **changes: Any) -> Task:
     """A preset of a recipe with some fields changed."""
     config = dataclasses.replace(recipe.PRESETS[preset], **changes)
     return Task(recipe.make_train, config, threshold, why, episodes)
 
 
-def discretized(config: Any) -> training.Train:
+def make_discretized(config: Any) -> training.Train:
     """Golf with one choice among 3 clubs, 16 directions and 4 strengths, instead of a hybrid action."""
     env = envs.make(config.env_id)
     angle, strength = np.meshgrid(np.arange(16) * np.pi / 8, np.arange(1, 5) / 4)
@@ -78,86 +78,86 @@ CONNECT_FOUR: dict[str, Any] = {
     "num_minibatches": 8, "learning_rate": 1e-3, "gae_lambda": 0.8,
 }  # fmt: skip
 TASKS = {
-    "cartpole": task(cleanrl_ppo, "discrete", 475, GYMNASIUM),
-    "acrobot": task(cleanrl_ppo, "discrete", -100, GYMNASIUM, env_id="Acrobot-v1"),
-    "pendulum": task(cleanrl_ppo, "continuous", -200, SWINGS_UP),
-    "pufferlib_cartpole": task(pufferlib_ppo, "discrete", 475, GYMNASIUM),
-    "pufferlib_pendulum": task(pufferlib_ppo, "continuous", -200, SWINGS_UP),
-    "pufferlib_memory": task(pufferlib_ppo, "memory", 0.9, ANSWERS),
-    "pufferlib_memory_feedforward": task(pufferlib_ppo, "memory", 0.9, ANSWERS, memory=None),
+    "cartpole": make_task(cleanrl_ppo, "discrete", 475, GYMNASIUM),
+    "acrobot": make_task(cleanrl_ppo, "discrete", -100, GYMNASIUM, env_id="Acrobot-v1"),
+    "pendulum": make_task(cleanrl_ppo, "continuous", -200, SWINGS_UP),
+    "pufferlib_cartpole": make_task(pufferlib_ppo, "discrete", 475, GYMNASIUM),
+    "pufferlib_pendulum": make_task(pufferlib_ppo, "continuous", -200, SWINGS_UP),
+    "pufferlib_memory": make_task(pufferlib_ppo, "memory", 0.9, ANSWERS),
+    "pufferlib_memory_feedforward": make_task(pufferlib_ppo, "memory", 0.9, ANSWERS, memory=None),
     **{
-        f"minatar_{game.lower()}": task(
+        f"minatar_{game.lower()}": make_task(
             pufferlib_ppo, "minatar", threshold, "PPO in Goldie et al. 2024", env_id=f"{game}-MinAtar"
         )
         for game, threshold in MINATAR.items()
     },
     **{
-        f"popgym_{name}": task(
+        f"popgym_{name}": make_task(
             pufferlib_ppo, "popgym", best, "best of 13 memories, 15M steps",
             env_id=f"popgym:{game}", total_timesteps=millions * 1_000_000, **changes,
         )
         for name, (game, millions, best, changes) in POPGYM.items()
     },
-    "ippo_spread": task(ippo, "spread", -15, "untrained agents have -27"),
-    "ippo_smax_3m": task(ippo, "smax", 1.8, "about 80 % of the episodes won"),
-    "ippo_riddle": task(ippo, "riddle", 0.55, "better than telling on the last night without a signal, 0.48"),
-    "classic_mountain_car": task(classic, "mountain_car", -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"),
-    "classic_mountain_car_250k": task(
+    "ippo_spread": make_task(ippo, "spread", -15, "untrained agents have -27"),
+    "ippo_smax_3m": make_task(ippo, "smax", 1.8, "about 80 % of the episodes won"),
+    "ippo_riddle": make_task(ippo, "riddle", 0.55, "better than telling on the last night without a signal, 0.48"),
+    "classic_mountain_car": make_task(classic, "mountain_car", -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"),
+    "classic_mountain_car_250k": make_task(
         classic, "mountain_car_250k", -118, "gymnax-blines, as its figure shows, 250k steps"
     ),
-    "classic_acrobot": task(classic, "acrobot", -81.3, "SLM-Lab's PPO, 300k steps"),
-    "classic_mountain_car_continuous": task(
+    "classic_acrobot": make_task(classic, "acrobot", -81.3, "SLM-Lab's PPO, 300k steps"),
+    "classic_mountain_car_continuous": make_task(
         classic, "mountain_car_continuous", 91.5, "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps"
     ),
-    "classic_cartpole": task(classic, "cartpole", 500, "the largest return"),
-    "brax_inverted_pendulum": task(
+    "classic_cartpole": make_task(classic, "cartpole", 500, "the largest return"),
+    "brax_inverted_pendulum": make_task(
         cleanrl_ppo, "continuous", 990, ALL_OF_IT, env_id="brax:inverted_pendulum", total_timesteps=150_000, **SIMULATED
     ),
-    "playground_cartpole_balance": task(
+    "playground_cartpole_balance": make_task(
         cleanrl_ppo, "continuous", 950, ALL_OF_IT, env_id="playground:CartpoleBalance", total_timesteps=500_000,
         **SIMULATED,
     ),
-    "craftax_classic": task(
+    "craftax_classic": make_task(
         cleanrl_ppo, "discrete", 4.2, "PPO in Hafner 2021, 1M steps of Crafter, from pixels",
         env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16", total_timesteps=1_000_000, num_envs=64,
         num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
     ),
-    "gsde_mountain_car_continuous": task(
+    "gsde_mountain_car_continuous": make_task(
         library_ppo, "stable_baselines3", 90, GYMNASIUM, env_id="MountainCarContinuous-v0", total_timesteps=300_000,
         noise_steps=256,
     ),
     **{
-        name: task(cleanrl_ppo, "discrete", 0.95, "of 1", episodes=5000, **{**CONNECT_FOUR, **changes})
+        name: make_task(cleanrl_ppo, "discrete", 0.95, "of 1", episodes=5000, **{**CONNECT_FOUR, **changes})
         for name, changes in {
             "connect_four": {},
             "connect_four_6m": {"total_timesteps": 6_000_000},
             "connect_four_self_play": {"env_id": "pgx:connect_four,opponent=self"},
         }.items()
     },
-    "hybrid_golf": task(cleanrl_ppo, "golf", 4, "four strokes"),
-    "hybrid_golf_discretized": Task(discretized, cleanrl_ppo.PRESETS["golf"], 4, "four strokes"),
+    "hybrid_golf": make_task(cleanrl_ppo, "golf", 4, "four strokes"),
+    "hybrid_golf_discretized": Task(make_discretized, cleanrl_ppo.PRESETS["golf"], 4, "four strokes"),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }  # fmt: skip
 
 
-def evaluations(train: training.Train, keys: jax.Array, state: Any, episodes: int = 100) -> dict[str, np.ndarray]:
+def evaluate_seeds(train: training.Train, keys: jax.Array, state: Any, episodes: int = 100) -> dict[str, np.ndarray]:
     """Return the mean return and the environment's own numbers of new episodes, with a separate key for each seed."""
-    keys, found = jax.vmap(evaluation_key)(keys), {}
+    keys, found = jax.vmap(make_eval_key)(keys), {}
     for name, mode in {"evaluation": False, "evaluation_mode": True}.items():
         play = functools.partial(train.evaluate_policy, episodes=episodes, mode=mode)
-        played = side_by_side(play)(keys, state)
+        played = vectorize(play)(keys, state)
         for what, x in {"return": played.episode_return, **played.info}.items():
             each_seed = np.mean(x.reshape(len(keys), -1), axis=1)
             found[f"{name}_{episodes}_episodes_{what}"] = each_seed
     return found
 
 
-def task_of(name: str) -> Task:
+def find_task(name: str) -> Task:
     """The task of a record, whose name may also say seeds and changes of settings."""
     return TASKS[max((task for task in TASKS if name.startswith(task)), key=len)]
 
 
-def changed(config: Any, changes: Sequence[str]) -> Any:
+def change_config(config: Any, changes: Sequence[str]) -> Any:
     """The configuration with some fields replaced; values are read as Python, or else as words."""
     values = {}
     for name, text in (change.split("=", 1) for change in changes):
@@ -168,7 +168,7 @@ def changed(config: Any, changes: Sequence[str]) -> Any:
     return dataclasses.replace(config, **values)
 
 
-def ends_of_points(updates: int) -> np.ndarray:
+def place_points(updates: int) -> np.ndarray:
     """The updates so far at the end of each point of a curve, the mean of equally many; the last may have fewer."""
     each = max(1, updates // 200)
     return np.append(np.arange(each, updates, each), updates)
@@ -177,14 +177,14 @@ def ends_of_points(updates: int) -> np.ndarray:
 def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Train seeds in one program, and describe how they did; `changes` are as in "ent_coef=0.001"."""
     make_train, config, *_, evaluated = TASKS[task]
-    config = changed(config, changes)
+    config = change_config(config, changes)
     name = "_".join([task, *([] if seeds.start == config.seed else [str(seeds.start)]), *changes]).replace("=", "_")
-    train, keys = make_train(config), keys_of(seeds)
-    (end,) = stages(train, keys, 1)
+    train, keys = make_train(config), make_keys(seeds)
+    (end,) = train_in_stages(train, keys, 1)
     returns, episodes = np.asarray(end.metrics["episode_return"]), np.asarray(end.metrics["episodes"])
     each_seed = {"last_100_episodes_return": np.asarray(training.last_episodes_return(returns, episodes))}
-    each_seed |= evaluations(train, keys, end.state, evaluated)
-    pieces = np.array_split(returns, ends_of_points(train.num_updates)[:-1], axis=1)
+    each_seed |= evaluate_seeds(train, keys, end.state, evaluated)
+    pieces = np.array_split(returns, place_points(train.num_updates)[:-1], axis=1)
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
     return {
         "task": name,
@@ -199,11 +199,12 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=1)
+    options = make_parser(__doc__, seeds=10, first_seed=1)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     options.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the configuration")
     given = options.parse_args()
     for task in given.tasks:
-        result = measure(task, seeds_of(given), given.set)
+        result = measure(task, select_seeds(given), given.set)
         write(f"{RESULTS}/learning.jsonl#{result['task']}", result)
-        print(result["task"], interval(result[f"evaluation_{TASKS[task].episodes}_episodes_return"], 3), flush=True)
+        returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
+        print(result["task"], show_interval(returns, 3), flush=True)

@@ -18,16 +18,16 @@ import numpy as np
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 
-from ._pages import difference, interquartile
-from ._runs import evaluation_key, keys_of, seeds_of, side_by_side
-from ._shared import RESULTS, parser, write
+from ._pages import compare_means, show_iqm
+from ._runs import make_eval_key, make_keys, select_seeds, vectorize
+from ._shared import RESULTS, make_parser, write
 from .gallery import card as code_of
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
 """Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
 
 
-def distance(card: Any, level: Any) -> jax.Array:
+def compute_distance(card: Any, level: Any) -> jax.Array:
     """The number of moves from start to goal; at least `CELLS` if the goal cannot be reached."""
     cells, actions = jnp.arange(card.CELLS), jnp.arange(len(card.MOVES))
     after = jax.vmap(lambda cell: jax.vmap(lambda action: card.moved(level.walls, cell, action))(actions))(cells)
@@ -36,15 +36,15 @@ def distance(card: Any, level: Any) -> jax.Array:
     return jax.lax.fori_loop(0, card.CELLS, nearer, far)[level.start]
 
 
-def held_out(card: Any) -> tuple[Any, float]:
+def select_held_out(card: Any) -> tuple[Any, float]:
     """Random levels with a long way to the goal, and the share of random levels that are so hard."""
     pool = jax.vmap(card.random_level)(jax.random.split(jax.random.key(2**20), 2**14))
-    far = np.asarray(jax.jit(jax.vmap(lambda level: distance(card, level)))(pool))
+    far = np.asarray(jax.jit(jax.vmap(lambda level: compute_distance(card, level)))(pool))
     rows = np.flatnonzero((far >= HARD) & (far < card.CELLS))
     return jax.tree.map(lambda x: x[rows[:LEVELS]], pool), len(rows) / len(far)
 
 
-def arms(card: Any) -> dict[str, training.Train]:
+def make_arms(card: Any) -> dict[str, training.Train]:
     """Runs that differ in their levels."""
 
     def reset(key: jax.Array) -> Any:
@@ -63,20 +63,20 @@ def arms(card: Any) -> dict[str, training.Train]:
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=1).parse_args()
-    card, seeds, found = code_of("levels", "Prioritized Level Replay"), seeds_of(options), {}
-    hard, share = held_out(card)
-    for arm, train in arms(card).items():
+    options = make_parser(__doc__, seeds=10, first_seed=1).parse_args()
+    card, seeds, found = code_of("levels", "Prioritized Level Replay"), select_seeds(options), {}
+    hard, share = select_held_out(card)
+    for arm, train in make_arms(card).items():
 
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
             params, maze = train(key).state.learner.params, card.maze(hard)
-            played = training.evaluate_episodes(maze, train.policy, params, evaluation_key(key), EPISODES)
+            played = training.evaluate_episodes(maze, train.policy, params, make_eval_key(key), EPISODES)
             return jnp.mean(played.episode_return)
 
-        returns = training.summary(side_by_side(run)(keys_of(seeds)))
+        returns = training.summary(vectorize(run)(make_keys(seeds)))
         found[arm] = {"held_out": returns}
-        found[arm]["difference"] = difference(returns["per_seed"], found["uniform"]["held_out"]["per_seed"])
-        print(f"{arm:10} {interquartile(returns, 3)}", flush=True)
+        found[arm]["difference"] = compare_means(returns["per_seed"], found["uniform"]["held_out"]["per_seed"])
+        print(f"{arm:10} {show_iqm(returns, 3)}", flush=True)
     config = dataclasses.asdict(card.config)
     settings = {"config": config, "seeds": list(seeds), "least_moves": HARD, "share_of_random_levels": share}
     write(f"{RESULTS}/levels.jsonl#maze_{options.first_seed}", settings | {"arms": found})

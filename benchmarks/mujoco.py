@@ -23,9 +23,9 @@ from ppo_parts import envs, training
 from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import mujoco_ppo
 
-from ._pages import interval
-from ._runs import evaluation_key, keys_of, seeds_of, stages
-from ._shared import RESULTS, parser, write
+from ._pages import show_interval
+from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages
+from ._shared import RESULTS, make_parser, write
 
 EPISODES = 10  # of each evaluation
 Config = mujoco_ppo.Config
@@ -73,12 +73,12 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
     env_id = f"gym:{given.task}" + without * (not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": given.steps, "seed": given.first_seed}
-    config, seeds = dataclasses.replace(variant.config, **fields), seeds_of(given)
+    config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(given)
     train = variant.make_train(config)
-    keys = keys_of(seeds)
+    keys = make_keys(seeds)
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(evaluation_key(key), number)
+        key = jax.random.fold_in(make_eval_key(key), number)
         return jnp.mean(train.evaluate_policy(key, state, EPISODES, mode=True).episode_return)
 
     evaluate = jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
@@ -86,7 +86,7 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
     rows = result["curve"] = []
     name = f"{given.task}_{config.total_timesteps}_{given.variant}_{given.first_seed}"
     seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
-    for stage in stages(train, keys, given.evaluations):
+    for stage in train_in_stages(train, keys, given.evaluations):
         seen.append((np.asarray(stage.metrics["episode_return"]), np.asarray(stage.metrics["episodes"])))
         returns, episodes = (np.concatenate(x, axis=1) for x in zip(*seen, strict=True))
         row = {
@@ -98,13 +98,13 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
         rows.append(row)
         result |= {"env_steps": stage.env_steps, "complete": stage.last}
         write(f"{RESULTS}/{benchmark}.jsonl#{name}", result)
-        shown = interval(training.summary(row["evaluation"]))
+        shown = show_interval(training.summary(row["evaluation"]))
         print(f"{given.task} {given.variant} {stage.env_steps:>9,}: {shown}", flush=True)
 
 
 def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
     """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
-    options = parser(description, steps=1_000_000, seeds=10, first_seed=1)
+    options = make_parser(description, steps=1_000_000, seeds=10, first_seed=1)
     options.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
     options.add_argument("--evaluations", type=positive, default=20, help="how many, at equal distances")
     options.add_argument("--variant", choices=variants, default=next(iter(variants)))

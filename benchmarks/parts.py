@@ -22,7 +22,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional
 
 from . import _timing
-from ._shared import collect, parser
+from ._shared import collect, make_parser
 
 try:
     import rlax
@@ -45,7 +45,7 @@ class Case(NamedTuple):
     alike: bool = True  # the rivals return the same numbers
 
 
-def workload(time: int, envs: int) -> Arrays:
+def make_workload(time: int, envs: int) -> Arrays:
     """Random arrays by name: `[T, N]` floats, booleans, and what belongs to one step or segment."""
     keys = iter(jax.random.split(jax.random.key(0), 20))
     shape = (time, envs)
@@ -121,7 +121,7 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     return estimate(jnp.exp(log_ratio), advantage)
 
 
-def part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
+def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
     """A part, on a batch of these fields; `current_value`, `current_log_prob` and `logits` are of `batch.current`."""
 
     def run(*arrays: jax.Array) -> Any:
@@ -134,7 +134,7 @@ def part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int
     return Case(reads, run, wrt=wrt)
 
 
-def sampler(made: Any) -> Case:
+def try_sampler(made: Any) -> Case:
     """One epoch: the plan, then every minibatch drawn and copied out."""
     fields = ("log_prob", "value", "advantage", "target")
 
@@ -152,7 +152,7 @@ def sampler(made: Any) -> Case:
     return Case(("key", *fields), run)
 
 
-def cases() -> dict[str, Case]:
+def make_cases() -> dict[str, Case]:
     """Everything by name: functions, then parts (`pp.`)."""
     estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
     gae, vtrace = (partial(function, **estimate) for function in (functional.gae, functional.vtrace))
@@ -196,36 +196,36 @@ def cases() -> dict[str, Case]:
         "permutation": Case(
             ("key", "value"), shuffled(functional.permutation), {"jax": shuffled(jax.random.permutation)}, alike=False
         ),
-        "pp.gae": part(pp.gae(**estimate), written, *steps),
-        "pp.vtrace": part(pp.vtrace(**estimate), written, "log_ratio", *steps),
-        "pp.advantage_normalize": part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
-        "pp.clipped_surrogate": part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
-        "pp.clipped_value_loss": part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
-        "pp.value_loss": part(pp.value_loss(), loss, *values, wrt=0),
-        "pp.entropy_bonus": part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
-        "pp.advantage_weight": part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
-        "pp.kl_early_stop": part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
-        "pp.full_batch": sampler(pp.full_batch()),
-        "pp.shuffled_minibatches": sampler(pp.shuffled_minibatches(MINIBATCHES)),
-        "pp.segment_minibatches": sampler(pp.segment_minibatches(MINIBATCHES)),
-        "pp.prioritized_sampler": sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
+        "pp.gae": try_part(pp.gae(**estimate), written, *steps),
+        "pp.vtrace": try_part(pp.vtrace(**estimate), written, "log_ratio", *steps),
+        "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
+        "pp.clipped_surrogate": try_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
+        "pp.clipped_value_loss": try_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
+        "pp.value_loss": try_part(pp.value_loss(), loss, *values, wrt=0),
+        "pp.entropy_bonus": try_part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
+        "pp.advantage_weight": try_part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
+        "pp.kl_early_stop": try_part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
+        "pp.full_batch": try_sampler(pp.full_batch()),
+        "pp.shuffled_minibatches": try_sampler(pp.shuffled_minibatches(MINIBATCHES)),
+        "pp.segment_minibatches": try_sampler(pp.segment_minibatches(MINIBATCHES)),
+        "pp.prioritized_sampler": try_sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
     }
 
 
-def gradient(method: Method, wrt: int) -> Method:
+def differentiate(method: Method, wrt: int) -> Method:
     """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
-def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
+def make_loop(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
     """A program that calls `method` many times, and how often: as many as take 5 ms, and four where that is fewer.
 
     A call also allocates its outputs and fills them.
     """
-    loop = _timing.repeated(method)
+    loop = _timing.repeat(method)
     call, n = _timing.compile_cold(loop, 1, *args)[0], 1
     for _ in range(3):
-        once = _timing.seconds(partial(call, n, *args)) / n
+        once = _timing.measure_seconds(partial(call, n, *args)) / n
         n = max(round(0.005 / once), 4 if once < 1 else 1)
     if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
         return partial(_timing.compile_cold(partial(loop, n), *args)[0], *args), n
@@ -245,25 +245,25 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     if direction == "gradient" or case.wrt is None:
         methods |= case.rivals
     if direction == "gradient":
-        methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
+        methods = {name: differentiate(method, case.wrt) for name, method in methods.items()}
     if case.alike and len(methods) > 1:
         check({name: jax.jit(method)(*args) for name, method in methods.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
-    loops = {name: loop_of(method, args) for name, method in methods.items()}
-    loops["floor"] = loop_of(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
-    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)
+    loops = {name: make_loop(method, args) for name, method in methods.items()}
+    loops["floor"] = make_loop(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
+    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)
     samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
-    ours = _timing.quartiles(samples["ours"])
+    ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
     return [
         {
             "method": name,
-            "us": _timing.quartiles(each, 1e6),
+            "us": _timing.summarize(each, 1e6),
             "disturbed": disturbed,
-            "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
-            "over_floor": _timing.ratio(samples, name, "floor"),
-            "over_ours": _timing.ratio(samples, name, "ours"),
+            "gb_per_s": traffic / _timing.summarize(each)["median"] / 1e9,
+            "over_floor": _timing.compare(samples, name, "floor"),
+            "over_ours": _timing.compare(samples, name, "ours"),
         }
         for name, each in samples.items()
     ]
@@ -271,14 +271,14 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
 
 def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
-    known = cases()
-    options = parser(__doc__, sizes=SIZES, rounds=15, json=None)
+    known = make_cases()
+    options = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
     options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
     given = options.parse_args()
 
     def rows() -> Iterator[dict[str, Any]]:
         for time, envs in given.sizes:
-            arrays = workload(time, envs)
+            arrays = make_workload(time, envs)
             for name in given.parts:
                 for direction in ("forward",) if known[name].wrt is None else ("forward", "gradient"):
                     where = {"part": name, "direction": direction, "size": [time, envs]}

@@ -21,9 +21,9 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
-from ._pages import difference, interval
-from ._runs import evaluation_key, keys_of, seeds_of
-from ._shared import RESULTS, parser, write
+from ._pages import compare_means, show_interval
+from ._runs import make_eval_key, make_keys, select_seeds
+from ._shared import RESULTS, make_parser, write
 
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps
@@ -48,14 +48,14 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         train = make_train(config)
 
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
-            return jnp.mean(train.evaluate_policy(evaluation_key(key), train(key).state, episodes=100).episode_return)
+            return jnp.mean(train.evaluate_policy(make_eval_key(key), train(key).state, episodes=100).episode_return)
 
         # One seed after another, because a CPU is busy with one, and nested vmaps compile for twice as long.
         program = jax.jit(lambda keys: jax.lax.map(run, keys), compiler_options=compiler_options())
-        arms[arm] = training.summary(program(keys_of(seeds)))
-        print(f"{task:9} {arm:14} {interval(arms[arm], 1)}", flush=True)
+        arms[arm] = training.summary(program(make_keys(seeds)))
+        print(f"{task:9} {arm:14} {show_interval(arms[arm], 1)}", flush=True)
     returns = [arm["per_seed"] for arm in arms.values()]
-    change = {"difference": difference(*returns), "paired_difference": training.summary(np.subtract(*returns))}
+    change = {"difference": compare_means(*returns), "paired_difference": training.summary(np.subtract(*returns))}
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
     found |= {"members": MEMBERS, "every": every, "options": OPTIONS, "seeds": list(seeds)}
     found |= {"env_steps": train.num_updates * train.steps_per_update}
@@ -64,9 +64,9 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=101)
+    options = make_parser(__doc__, seeds=10, first_seed=101)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     given = options.parse_args()
     keep_compiled_programs()
     for task in given.tasks:
-        write(f"{RESULTS}/population.jsonl#{task}_{given.first_seed}", measure(task, seeds_of(given)))
+        write(f"{RESULTS}/population.jsonl#{task}_{given.first_seed}", measure(task, select_seeds(given)))

@@ -11,14 +11,14 @@ import re
 from pathlib import Path
 
 from . import _figures
-from ._shared import RESULTS, ROOT, parser
+from ._shared import RESULTS, ROOT, make_parser
 from ._tables import BLOCKS
 
 BLOCK = re.compile(rf"<!-- ({'|'.join(BLOCKS)})( [^\n]*?)? -->\n.*?<!-- end -->", re.DOTALL)
 PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def filled(page: str, folder: Path) -> str:
+def fill(page: str, folder: Path) -> str:
     """A page in `folder` with its tables as the records have them."""
 
     def link(text: str, *addresses: str) -> str:
@@ -34,12 +34,12 @@ def filled(page: str, folder: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    command_line = parser(__doc__)
+    command_line = make_parser(__doc__)
     command_line.add_argument("--no-figures", action="store_true", help="only the tables")
     options = command_line.parse_args()
     for path in PAGES:
         text = path.read_text()
-        if (now := filled(text, path.parent)) != text:
+        if (now := fill(text, path.parent)) != text:
             path.write_text(now)
             print(f"wrote {path.relative_to(ROOT)}")
     for name, draw in {} if options.no_figures else _figures.FIGURES.items():

@@ -20,10 +20,10 @@ from typing import Any
 
 import jax
 
-from ._shared import RESULTS, Record, checkout, parser, read
+from ._shared import RESULTS, Record, make_parser, read, unpack_revision
 
 
-def numbers(tree: Any) -> dict[str, float]:
+def read_numbers(tree: Any) -> dict[str, float]:
     """The numbers of a tree of dicts and lists, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
@@ -32,7 +32,7 @@ def numbers(tree: Any) -> dict[str, float]:
 
 def compare(old: Any, new: Any) -> list[str]:
     """What two results have in common: how many numbers are equal, and the means and medians of those that differ."""
-    before, after = numbers(old), numbers(new)
+    before, after = read_numbers(old), read_numbers(new)
     both = [path for path in before if path in after]
     differ = [path for path in both if before[path] != after[path]]
     said = [f"{len(both) - len(differ)} of {len(both)} numbers are equal; {len(before) - len(both)} are missing"]
@@ -40,7 +40,7 @@ def compare(old: Any, new: Any) -> list[str]:
     return [*said, *(f"  {path}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
 
 
-def records_in(text: str) -> list[Record]:
+def parse_records(text: str) -> list[Record]:
     """The records of a file of JSON lines, or of one record, as files were before."""
     try:
         return [json.loads(text)]
@@ -51,18 +51,18 @@ def records_in(text: str) -> list[Record]:
 def rerun(record: Record, more: Sequence[str]) -> list[Record]:
     """Run a record's command with the files of its commit; return the records that it wrote."""
     command = [sys.executable, *shlex.split(record["command"])[1:], *more]
-    with checkout(record["commit"]) as place:
+    with unpack_revision(record["commit"]) as place:
         files = functools.partial((place / "benchmarks/results").rglob, "*.json*")
-        before = [each for path in files() for each in records_in(path.read_text())]
+        before = [each for path in files() for each in parse_records(path.read_text())]
         print(shlex.join(command), flush=True)
         subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)}, check=True)
-        after = [each for path in files() for each in records_in(path.read_text())]
+        after = [each for path in files() for each in parse_records(path.read_text())]
     return [each for each in after if each not in before]
 
 
 def main() -> None:
     """Command line."""
-    arguments = parser(__doc__)
+    arguments = make_parser(__doc__)
     arguments.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
     arguments.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")
     options, more = arguments.parse_known_args()

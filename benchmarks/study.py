@@ -19,9 +19,9 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
-from ._pages import interquartile
-from ._runs import outcome, side_by_side
-from ._shared import RESULTS, parser, write
+from ._pages import show_iqm
+from ._runs import measure_training, vectorize
+from ._shared import RESULTS, make_parser, write
 
 
 class Arm(NamedTuple):
@@ -86,9 +86,9 @@ def measure(task: str) -> dict[str, Any]:
 
         def trained(seed: jax.Array, rate: jax.Array, arm: Arm = arm) -> dict[str, jax.Array]:
             here = dataclasses.replace(config, learning_rate=rate)
-            return outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
+            return measure_training(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
 
-        run = side_by_side(trained)
+        run = vectorize(trained)
         # Repeats only fill the program up.
         found = run(np.resize(100 + np.arange(len(tuned)) % TUNING_SEEDS, SEEDS), np.resize(tuned, SEEDS))
         whole = found[WHOLE][: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
@@ -97,14 +97,14 @@ def measure(task: str) -> dict[str, Any]:
         summaries = {what: training.summary(x) for what, x in found.items()}
         tuning = {str(r): float(w) for r, w in zip(rates, whole, strict=True)}
         arms[name] = {**arm._asdict(), "learning_rate": rate, "tuning": tuning, **summaries}
-        shown = ", last ".join(interquartile(arms[name][what]) for what in (WHOLE, LAST))
+        shown = ", last ".join(show_iqm(arms[name][what]) for what in (WHOLE, LAST))
         print(f"{task:9} {name:22} learning rate {rate:g}: {shown}", flush=True)
     return {"task": task, "config": dataclasses.asdict(config), "seeds": SEEDS, "arms": arms}
 
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__)
+    options = make_parser(__doc__)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     for task in options.parse_args().tasks:
         write(f"{RESULTS}/study.jsonl#{task}", measure(task))

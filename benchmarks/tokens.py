@@ -20,9 +20,9 @@ import optax
 import ppo_parts as pp
 from ppo_parts.training import summary
 
-from ._pages import interval
-from ._runs import keys_of, side_by_side
-from ._shared import parser, write
+from ._pages import show_interval
+from ._runs import make_keys, vectorize
+from ._shared import make_parser, write
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS
@@ -88,7 +88,7 @@ def rollout(params: Any, key: jax.Array) -> pp.Batch:
     )
 
 
-def chains() -> dict[str, pp.Part]:
+def make_chains() -> dict[str, pp.Part]:
     """The algorithms, which differ in a line or two."""
     F, sampler, surrogate = pp.functional, pp.segment_minibatches(2, num_epochs=2), pp.policy_loss
     clipped, standardized = pp.clipped_surrogate(clip_eps=0.2), pp.advantage_normalize(ddof=1)
@@ -117,7 +117,7 @@ def chains() -> dict[str, pp.Part]:
     }
 
 
-def trained(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
     """A function of a key that trains, and returns mean score and fraction of perfect answers of each update."""
     learner = pp.learner(evaluate, pipeline, optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3)))
 
@@ -138,12 +138,12 @@ def trained(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, jax.Arr
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, json=None)
-    options.add_argument("--chains", nargs="+", choices=list(chains()), default=list(chains()))
+    options = make_parser(__doc__, seeds=10, json=None)
+    options.add_argument("--chains", nargs="+", choices=list(make_chains()), default=list(make_chains()))
     given, results = options.parse_args(), {}
     for name in given.chains:
-        scores, perfect = side_by_side(trained(chains()[name]))(keys_of(range(given.seeds)))
+        scores, perfect = vectorize(make_training(make_chains()[name]))(make_keys(range(given.seeds)))
         last = {"final_score": scores[:, -10:].mean(axis=1), "final_perfect": perfect[:, -10:].mean(axis=1)}
         results[name] = {"first_score": scores[:, 0], **last, "every_tenth_score": scores[:, ::10].round(4)}
-        print(f"{name:12}", *(f"{what} {interval(summary(x), 3)}" for what, x in last.items()), flush=True)
+        print(f"{name:12}", *(f"{what} {show_interval(summary(x), 3)}" for what, x in last.items()), flush=True)
     write(given.json, results)

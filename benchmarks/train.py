@@ -31,7 +31,7 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._shared import collect, parser
+from ._shared import collect, make_parser
 
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
@@ -67,7 +67,7 @@ class FiveTuple(purerl.GymnaxWrapper):
         return obs, state, reward, terminated | truncated, {}
 
 
-def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+def make_rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
     """rejax's PPO, without its evaluations."""
     from rejax import PPO
 
@@ -85,7 +85,7 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
     return train
 
 
-def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
     """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
     make = gymnax.make
 
@@ -110,7 +110,7 @@ def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[
         return module.make_train(config)
 
 
-def on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
+def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
     """A function that trains sbx or stable-baselines3 in this process; `changes` are arguments of their PPO."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -134,12 +134,12 @@ def on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool
     return lambda: model.learn(updates * num_envs * settings["n_steps"]).num_timesteps
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether a rival can be asked."""
     return importlib.util.find_spec({"sb3": "stable_baselines3"}.get(name, name)) is not None
 
 
-def programs(
+def make_programs(
     env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None
 ) -> dict[str, Callable[[jax.Array], Any]]:
     """`train(key)` of everybody who can take part in a setting."""
@@ -147,7 +147,7 @@ def programs(
     config = cleanrl_ppo.Config(**common)
     found: dict[str, Callable[[jax.Array], Any]] = {"cleanrl": cleanrl_ppo.make_train(config)}
     if clone is not None:
-        found["purejaxrl"] = found[SAME_OPTIONS] = purejaxrl(clone, env_id, num_envs, updates)
+        found["purejaxrl"] = found[SAME_OPTIONS] = make_purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
         return found
     if num_envs >= LARGE and env_id == CARTPOLE:
@@ -155,8 +155,8 @@ def programs(
     epochs = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
     puffer = pufferlib_ppo.Config(**common, **epochs, hidden=HIDDEN, optimizer="adam")
     found["pufferlib"] = pufferlib_ppo.make_train(puffer)
-    if installed("rejax"):
-        found["rejax"] = rejax(env_id, num_envs, updates)
+    if is_installed("rejax"):
+        found["rejax"] = make_rejax(env_id, num_envs, updates)
     return found
 
 
@@ -166,7 +166,7 @@ def measure(
     """One row for each program of a setting (cleanrl and `only`, if there are any), compiled and timed in turn."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
-    chosen = programs(env_id, num_envs, updates, seeds, clone)
+    chosen = make_programs(env_id, num_envs, updates, seeds, clone)
     chosen = {name: train for name, train in chosen.items() if not only or name in ("cleanrl", *only)}
     calls = {name: (train, key) for name, train in chosen.items()}
     if seeds > 1:
@@ -188,10 +188,10 @@ def measure(
         rows[name]["compile_seconds"] = medians
     fewer = max(1, updates // 10)
     for name in HOST_RIVALS if env_id == CARTPOLE and seeds == 1 and num_envs <= 64 else ():
-        if installed(name) and (name in only or not only):
-            thunks[name], steps[name], rows[name] = on_host(name, env_id, num_envs, fewer), each * fewer, {}
-    walls = _timing.interleaved(thunks, rounds, long=20)
-    for name, found in _timing.speeds(walls, steps, cleanrl="cleanrl").items():
+        if is_installed(name) and (name in only or not only):
+            thunks[name], steps[name], rows[name] = make_on_host(name, env_id, num_envs, fewer), each * fewer, {}
+    walls = _timing.interleave(thunks, rounds, long=20)
+    for name, found in _timing.compute_speeds(walls, steps, cleanrl="cleanrl").items():
         rows[name] |= found
     where = {"setting": setting, "env": env_id, "num_envs": num_envs}
     return [where | {"seeds": 1 if name == ONE_SEED else seeds, "program": name} | row for name, row in rows.items()]
@@ -199,14 +199,14 @@ def measure(
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    options = parser(__doc__, rounds=7, json=None)
+    options = make_parser(__doc__, rounds=7, json=None)
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
     options.add_argument("--programs", nargs="+", default=(), help="these alone, and cleanrl to compare them with")
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     given = options.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
-        if not installed(name):
+        if not is_installed(name):
             print(f"{name}: left out, it is not installed")
     how = (given.rounds, given.compilations, given.purejaxrl, given.programs)
     collect(given.json, (row for setting in given.settings for row in measure(setting, *how)))

@@ -23,7 +23,7 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
-from ._shared import collect, parser
+from ._shared import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
 PRIORITY_EPS = 1e-6
@@ -49,7 +49,7 @@ class Minibatch(NamedTuple):
     target: jax.Array
 
 
-def rollout(train: training.Train, key: jax.Array) -> pp.Batch:
+def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     """A rollout with ends of both kinds, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
     keys = jax.random.split(key, 5)
@@ -64,7 +64,7 @@ def rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     )
 
 
-def advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
+def compute_advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
     """GAE or, with log-ratios, V-trace's errors with clips at 1."""
 
     def step(later: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
@@ -80,7 +80,7 @@ def advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_r
     return jax.lax.scan(step, jnp.zeros_like(value[0]), rows, reverse=True)[1]
 
 
-def actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0, ddof: int = 0) -> Any:
+def compute_actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0, ddof: int = 0) -> Any:
     """The clipped surrogate with the entropy bonus, its metrics, and the log-ratio."""
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     ratio, advantage = jnp.exp(log_ratio), minibatch.advantage
@@ -102,7 +102,7 @@ def actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0
     return loss - config.ent_coef * entropy, metrics, log_ratio
 
 
-def critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
     """The clipped value loss with its weight, and its metrics."""
     clipped = minibatch.value + jnp.clip(value - minibatch.value, -clip, clip)
     errors = jnp.maximum((value - minibatch.target) ** 2, (clipped - minibatch.target) ** 2)
@@ -110,7 +110,7 @@ def critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch
     return coef * loss, {"value_loss": loss, "nonfinite/loss/value": ~jnp.isfinite(loss)}
 
 
-def gradient_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
+def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
     """One step of the optimizer: parameters, its state, metrics, and what the loss returns besides them."""
     (value, (metrics, seen)), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -120,12 +120,12 @@ def gradient_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_sta
     return optax.apply_updates(params, updates), opt_state, metrics, seen
 
 
-def epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
+def split_epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
     """Exactly the learner's way to the key of an epoch's minibatches, which is the only randomness there is."""
     return jax.random.split(jax.random.fold_in(key, epoch + 1), 3)[1]
 
 
-def shuffled_epochs(
+def run_shuffled_epochs(
     loss: Callable[..., Any],
     optimizer: Any,
     config: Any,
@@ -138,11 +138,11 @@ def shuffled_epochs(
     flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
 
     def minibatch_step(state: Any, minibatch: Minibatch) -> Any:
-        *state, metrics, _ = gradient_step(loss, optimizer, *state, minibatch)
+        *state, metrics, _ = take_step(loss, optimizer, *state, minibatch)
         return tuple(state), metrics
 
     def epoch_step(state: Any, epoch: jax.Array) -> Any:
-        permutation = pp.functional.permutation(epoch_keys(key, epoch), len(flat.log_prob))
+        permutation = pp.functional.permutation(split_epoch_keys(key, epoch), len(flat.log_prob))
         shuffled = jax.tree.map(lambda x: jnp.take(x, permutation, axis=0), flat)
         minibatches = jax.tree.map(lambda x: x.reshape((config.num_minibatches, -1, *x.shape[1:])), shuffled)
         return jax.lax.scan(minibatch_step, state, minibatches)
@@ -150,14 +150,14 @@ def shuffled_epochs(
     return jax.lax.scan(epoch_step, state, jnp.arange(epochs))
 
 
-def of_rollout(batch: pp.Batch) -> Metrics:
+def count_nonfinite(batch: pp.Batch) -> Metrics:
     """Numbers of a rollout that are not finite."""
     bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value", "next_value")}
     bad["next_value"] &= ~batch.terminated
     return {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
 
 
-def reduced(metrics: Metrics, prefix: str = "") -> Metrics:
+def reduce_metrics(metrics: Metrics, prefix: str = "") -> Metrics:
     """The metrics of a phase from those of its minibatches, `[epochs, minibatches]`."""
     reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
     found = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
@@ -187,10 +187,10 @@ def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> 
 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
         params, opt_state = state.params, dict(state.opt_state)
-        advantage = advantages(config, batch, batch.value, batch.next_value)
+        advantage = compute_advantages(config, batch, batch.value, batch.next_value)
         target = advantage + batch.value
         whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
-        found = of_rollout(batch) | {"explained_variance": 1 - jnp.var(advantage) / jnp.var(target)}
+        found = count_nonfinite(batch) | {"explained_variance": 1 - jnp.var(advantage) / jnp.var(target)}
         for number, (name, phase) in enumerate(phases.items()):
 
             def merged(trained: Any, name: str = name, params: Any = params) -> Any:
@@ -202,10 +202,10 @@ def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> 
                 return loss, (metrics, None)
 
             own, start = jax.random.fold_in(key, number + 1), (params[name] if name else params, opt_state[name])
-            (trained, opt_state[name]), metrics = shuffled_epochs(
+            (trained, opt_state[name]), metrics = run_shuffled_epochs(
                 loss, optimizers[name], config, phase.epochs, own, start, whole
             )
-            params, found = merged(trained), found | reduced(metrics, f"{name}/" if name else "")
+            params, found = merged(trained), found | reduce_metrics(metrics, f"{name}/" if name else "")
         return State(params, opt_state), found
 
     return optimizers, update
@@ -215,8 +215,8 @@ def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any,
     """One phase, which trains everything."""
 
     def loss(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
-        of_actor, metrics, _ = actor_loss(config, distribution, minibatch, ddof=1)
-        of_critic, more = critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+        of_actor, metrics, _ = compute_actor_loss(config, distribution, minibatch, ddof=1)
+        of_critic, more = compute_critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
         return of_actor + of_critic, metrics | more
 
     return phases_by_hand(config, policy, {"": Phase(config.update_epochs, config.learning_rate, loss)})
@@ -226,10 +226,10 @@ def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[
     """First the actor's epochs, then the critic's."""
 
     def actor(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
-        return actor_loss(config, distribution, minibatch)[:2]
+        return compute_actor_loss(config, distribution, minibatch)[:2]
 
     def critic(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
-        return critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
+        return compute_critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
 
     phases = {"actor": Phase(config.actor_epochs, config.actor_learning_rate, actor)}
     phases["critic"] = Phase(config.critic_epochs, config.critic_learning_rate, critic)
@@ -244,8 +244,8 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
 
     def loss(params: Any, minibatch: Minibatch, weight: jax.Array) -> Any:
         distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
-        of_actor, metrics, log_ratio = actor_loss(config, distribution, minibatch, weight, ddof=1)
-        of_critic, more = critic_loss(config.vf_coef, config.vf_clip_coef, value, minibatch)
+        of_actor, metrics, log_ratio = compute_actor_loss(config, distribution, minibatch, weight, ddof=1)
+        of_critic, more = compute_critic_loss(config.vf_coef, config.vf_clip_coef, value, minibatch)
         return of_actor + of_critic, (metrics | more, (log_ratio, value))
 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
@@ -254,7 +254,7 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
 
         def minibatch_step(carry: Any, key: jax.Array) -> Any:
             params, opt_state, values, next_values, log_ratios = carry
-            advantage = advantages(config, batch, values, next_values, log_ratios)
+            advantage = compute_advantages(config, batch, values, next_values, log_ratios)
             priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
             probabilities = priorities / priorities.sum()
             drawn = segments // config.num_minibatches
@@ -265,7 +265,7 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
 
             weighted = functools.partial(loss, weight=weight)
-            params, opt_state, metrics, seen = gradient_step(weighted, optimizer, params, opt_state, minibatch)
+            params, opt_state, metrics, seen = take_step(weighted, optimizer, params, opt_state, minibatch)
             metrics["explained_variance"] = 1 - jnp.var(advantage) / jnp.var(target)
             log_ratios, values = (x.at[:, index].set(new) for x, new in zip((log_ratios, values), seen, strict=True))
             shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
@@ -273,12 +273,12 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             return (params, opt_state, values, next_values, log_ratios), metrics
 
         def epoch_step(carry: Any, epoch: jax.Array) -> Any:
-            keys = jax.random.split(epoch_keys(key, epoch), config.num_minibatches)
+            keys = jax.random.split(split_epoch_keys(key, epoch), config.num_minibatches)
             return jax.lax.scan(minibatch_step, carry, keys)
 
         start = (state.params, state.opt_state[""], batch.value, batch.next_value, jnp.zeros_like(batch.value))
         (params, opt_state, *_), metrics = jax.lax.scan(epoch_step, start, jnp.arange(config.update_epochs))
-        return State(params, {"": opt_state}, state.step + 1), reduced(metrics) | of_rollout(batch)
+        return State(params, {"": opt_state}, state.step + 1), reduce_metrics(metrics) | count_nonfinite(batch)
 
     return {"": optimizer}, update
 
@@ -290,7 +290,7 @@ RECIPES: dict[str, tuple[Any, Callable[[Any, pp.Policy], tuple[Any, Callable[...
 }
 
 
-def both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
+def make_both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
     """The run of a recipe, and the first state and the update of its rival."""
     module, by_hand = RECIPES[recipe]
     config = module.Config(**settings)
@@ -304,8 +304,8 @@ def both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[
 def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str, Any]:
     """Compile, check and time the three programs at one size."""
     sizes = {"num_steps": steps, "num_envs": environments, "total_timesteps": 100 * steps * environments}
-    train, state, by_hand = both(recipe, **sizes)
-    key, batch = jax.random.key(1), jax.jit(functools.partial(rollout, train))(jax.random.key(2))
+    train, state, by_hand = make_both(recipe, **sizes)
+    key, batch = jax.random.key(1), jax.jit(functools.partial(make_rollout, train))(jax.random.key(2))
 
     def loss_alone(*args: Any) -> tuple[State, list[jax.Array]]:
         state, metrics = by_hand(*args)
@@ -324,20 +324,20 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
     # Muon amplifies rounding: after 16 steps on 131,072 elements, parameters differ by 1e-3.
     _timing.assert_same({name: state.params for name, (state, _) in results.items()}, 5e-3)
     _timing.assert_same({name: dict(results[name][1]) for name in ("ours", "with_diagnostics")})
-    taken = _timing.interleaved(thunks, rounds, at_least=0.02, long=1)
+    taken = _timing.interleave(thunks, rounds, at_least=0.02, long=1)
     return {
         "recipe": recipe,
         "size": [steps, environments],
         "rounds": len(taken["ours"]),
         "compile_seconds": compiling,
-        "run_ms": {name: _timing.quartiles(values, 1e3)["median"] for name, values in taken.items()},
-        "ours_over": {rival: _timing.ratio(taken, "ours", rival) for rival in ("handwritten", "with_diagnostics")},
+        "run_ms": {name: _timing.summarize(values, 1e3)["median"] for name, values in taken.items()},
+        "ours_over": {rival: _timing.compare(taken, "ours", rival) for rival in ("handwritten", "with_diagnostics")},
     }
 
 
 def main() -> None:
     """Print a row for each recipe and size; write them with `--json`."""
-    options = parser(__doc__, sizes=SIZES, rounds=41, json=None)
+    options = make_parser(__doc__, sizes=SIZES, rounds=41, json=None)
     options.add_argument("recipes", nargs="+", choices=RECIPES)
     given = options.parse_args()
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much

@@ -85,7 +85,7 @@ def learned(
     """Train one seed, and return its learning curve and what is `saved` of it at each checkpoint."""
     found: dict[str, Any] = {"env": env_id, "steps": [], kind: []}
     returns: list[float] = []
-    for stage in _runs.stages(train, _runs.keys_of(range(1, 2)), checkpoints):
+    for stage in _runs.train_in_stages(train, _runs.make_keys(range(1, 2)), checkpoints):
         found["steps"].append(stage.env_steps)
         found[kind].append(saved(train, jax.tree.map(lambda x: x[0], stage.state)))  # of the only seed
         returns += np.asarray(stage.metrics["episode_return"][0], float).tolist()

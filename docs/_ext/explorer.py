@@ -230,7 +230,7 @@ def measured(parts: dict[str, Any]) -> dict[str, Any]:
     keys = {part["name"]: key for key, part in parts.items()}
     settings = set(inspect.signature(differences.chain).parameters)
     config = differences.Config(env_id="HalfCheetah-v5")
-    compared = _tables.comparisons("differences", differences.VARIANTS)
+    compared = _tables.compare_runs("differences", differences.VARIANTS)
     rows: list[dict[str, Any]] = []
     for name, each in differences.DIFFERENCES.items():
         if not each.choices.keys() <= settings:
@@ -238,9 +238,6 @@ def measured(parts: dict[str, Any]) -> dict[str, Any]:
         chain = [keys.get(part.name) for part in pp.chain(differences.chain(config, **each.choices)).parts]
         if None in chain or chain in (row["chain"] for row in rows):  # a part of a recipe, or another setting of a part
             continue
-        effects = [
-            _tables.signed(one.last[name]) if name in one.last else _tables.interval(one.runs[name]["last_evaluation"])
-            for one in compared
-        ]
+        effects = [one.cell(lambda text, *addresses: text, name) for one in compared]
         rows.append({"what": each.what, "chain": chain, "effects": effects})
     return {"tasks": [one.task for one in compared], "steps": compared[0].steps, "rows": rows}

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _tables
-from benchmarks._figures import band
+from benchmarks._figures import compute_band
 from benchmarks._shared import ROOT
 
 WIDTH, HEIGHT, MARGIN = 120, 44, 3
-records = functools.cache(_tables.records)
+records = functools.cache(_tables.read_records)
 
 
 def study(arm: str, task: str = "breakout") -> str:
@@ -179,7 +179,7 @@ def strip(
     x = scale([*mine, *plain], WIDTH)
     shapes = []
     for values, middle, name in ((mine, HEIGHT / 4, "mine"), (plain, 3 * HEIGHT / 4, "other")):
-        (low,), (high,) = band(np.array([values]))
+        (low,), (high,) = compute_band(np.array([values]))
         shapes.append(f'<path class="{name}" d="M{x(low)} {middle}H{x(high)}M{x(np.mean(values))} {middle - 7}v14"/>')
         shapes += [f'<circle class="{name}" cx="{x(value)}" cy="{middle}" r="2"/>' for value in values]
     means = f"mean {np.mean(mine):.1f}; below it {named}, mean {np.mean(plain):.1f}"
@@ -191,7 +191,7 @@ def curve(task: str, what: str, mine: Any, other: Any = None, named: str = "with
     both = [each for each in (mine, other) if each is not None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # before the first episode ends, there is nothing to draw
-        means, (low, high) = [np.nanmean(each, axis=1) for each in both], band(mine)
+        means, (low, high) = [np.nanmean(each, axis=1) for each in both], compute_band(mine)
     upward = scale(np.concatenate([low, high, *means]), HEIGHT)
 
     def points(values: Any) -> list[str]:

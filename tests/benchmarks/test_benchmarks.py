@@ -15,7 +15,7 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks import _pages, _runs, _shared, _tables, atari, classic, explain, hosts, parts, report, reproduce, train
 
-programs = train.programs
+programs = train.make_programs
 ROOT = _shared.ROOT
 
 
@@ -63,15 +63,15 @@ def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
     names, seeds = ["a", "b", "c"], [1, 2, 3]
     stops = ["".join(digits) for digits in itertools.product("01", repeat=3)]
     returns = {x: {str(seed): seed + 4.0 * (x[:2] == "11") + 10.0 * (x[2] == "1") for seed in seeds} for x in stops}
-    found = explain.effects({"choices": names, "seeds": seeds, "returns": returns})
+    found = explain.compute_effects({"choices": names, "seeds": seeds, "returns": returns})
     assert {name: set(values) for name, values in found.items()} == {"a": {2}, "b": {2}, "c": {10}, "gap": {14}}
-    assert list(explain.explained({"choices": names, "seeds": seeds, "returns": returns})) == ["c", "a", "b", "gap"]
+    assert list(explain.explain_gap({"choices": names, "seeds": seeds, "returns": returns})) == ["c", "a", "b", "gap"]
 
 
-@pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.differing("cleanrl", "rsl_rl")])
+@pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.list_differing("cleanrl", "rsl_rl")])
 def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second):
     monkeypatch.setattr(explain.differences, "make_train", lambda config, **choices: (config, choices))
-    config, choices = explain.between(explain.differences.Config(), "cleanrl", "rsl_rl", of_second)
+    config, choices = explain.make_between(explain.differences.Config(), "cleanrl", "rsl_rl", of_second)
     expected = explain.LIBRARIES["cleanrl"] | {name: explain.LIBRARIES["rsl_rl"][name] for name in of_second}
     given = {argument: x for choice in expected.values() for argument, x in choice.items()}
     assert (config.num_minibatches, config.update_epochs) == ((4, 5) if of_second else (32, 10))
@@ -83,12 +83,12 @@ def test_outcomes_are_those_of_the_training():
     """The same seed in a run that stops at several stages."""
     sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
     train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
-    stages = list(_runs.stages(train, _runs.keys_of(range(3, 5)), 3))
+    stages = list(_runs.train_in_stages(train, _runs.make_keys(range(3, 5)), 3))
     ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are no multiple of 3
     assert [(stage.env_steps, stage.last) for stage in stages] == ends
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
-    found = jax.jit(functools.partial(_runs.outcome, train))(3)
+    found = jax.jit(functools.partial(_runs.measure_training, train))(3)
     over_training = np.nansum(returns * episodes) / episodes.sum()
     np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
 
@@ -96,7 +96,7 @@ def test_outcomes_are_those_of_the_training():
 def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
     """Stand-ins of the programs, quickly compiled: each is divided by the recipe."""
     monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
-    monkeypatch.setattr(train, "installed", lambda name: False)
+    monkeypatch.setattr(train, "is_installed", lambda name: False)
     slow = lambda x: jax.lax.fori_loop(0, 1_000_000, lambda i, x: jax.numpy.sin(x), x)  # noqa: E731
     stand_ins = {"cleanrl": slow, "pufferlib": jax.numpy.sin}
 
@@ -104,7 +104,7 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
         assert programs(*args).keys() == stand_ins.keys()
         return {name: lambda key, f=f: f(jax.random.normal(key)) for name, f in stand_ins.items()}
 
-    monkeypatch.setattr(train, "programs", some)
+    monkeypatch.setattr(train, "make_programs", some)
     written = ("--json", f"{tmp_path / 'train.jsonl'}#cpu")
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
     rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
@@ -117,15 +117,15 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
     monkeypatch.setattr(_tables, "read", functools.cache(_shared.read))
     for path in report.PAGES:
         page = path.read_text()
-        assert report.filled(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
+        assert report.fill(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
         for file, name in re.findall(r"benchmarks/results/(\w+)\.jsonl#([^)\s]+)", page):
-            assert name in _tables.records(file) or name == "gpu", f"{path} links to {file}.jsonl#{name}"
+            assert name in _tables.read_records(file) or name == "gpu", f"{path} links to {file}.jsonl#{name}"
 
 
 def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch):
     figures = []
     monkeypatch.setattr(report._figures, "save", lambda figure, path: figures.append(figure))
-    report._figures.learning(None, ["cartpole"])  # 976 updates of 512 steps; each point is the mean of four
+    report._figures.draw_learning(None, ["cartpole"])  # 976 updates of 512 steps; each point is the mean of four
     (axes,) = figures[0].axes
     steps = axes.lines[0].get_xdata()
     assert (steps[0], steps[-1], set(np.diff(steps))) == (4 * 512, 976 * 512, {4 * 512})
@@ -146,7 +146,7 @@ def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     given = []
     monkeypatch.setattr(hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
     config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
-    theirs = atari.cleanrl("python", "script", config)
+    theirs = atari.train_cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
     assert theirs == {"seed": 5, "steps_per_second": 9.0, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
 
@@ -154,13 +154,13 @@ def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
 def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
     now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
-    found, half = _pages.difference(now, before), 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
+    found, half = _pages.compare_means(now, before), 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
     assert found["mean"] == pytest.approx(now.mean() - before.mean())
     assert found["95"] == pytest.approx([found["mean"] - half, found["mean"] + half], abs=8.0)
-    assert _pages.difference([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
-    assert _pages.signed({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
-    several = [_pages.difference(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
-    assert np.mean([_pages.detected(x) for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
+    assert _pages.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
+    assert _pages.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
+    several = [_pages.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
+    assert np.mean([_pages.find_detectable(x) for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
 
 
 def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
@@ -168,8 +168,8 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     new = {"returns": {"per_seed": [1.0, 4.0], "mean": 2.5}, "seconds": 3.0, "more": 2}
     assert reproduce.compare(old, old) == ["5 of 5 numbers are equal; 0 are missing"]
     assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
-    assert reproduce.records_in('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
-    assert [each["name"] for each in reproduce.records_in('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
+    assert reproduce.parse_records('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
+    assert [each["name"] for each in reproduce.parse_records('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
     monkeypatch.setattr(sys, "argv", ["reproduce", "humanoid.jsonl#ablation"])
     with pytest.raises(SystemExit, match="stands for several: its results name each SEED and VARIANT"):
         reproduce.main()

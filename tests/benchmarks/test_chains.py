@@ -20,7 +20,7 @@ def test_every_variant_of_the_gallery_is_traced(name):
 
 
 def test_variants_are_those_of_the_records():
-    assert gallery.VARIANTS.keys() == _tables.records("gallery").keys()
+    assert gallery.VARIANTS.keys() == _tables.read_records("gallery").keys()
 
 
 CONFIG = pufferlib_ppo.Config(total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=2, hidden=4, anneal_ent=True)
@@ -53,7 +53,7 @@ def test_kuhn_poker_pays_what_its_exploitability_assumes():
                 total, state = total + float(out.reward), out.state
             assert out.terminated
             assert seats == [1.0, -1.0, 1.0][: len(line)]
-            assert total == kuhn.return_of_deal(cards, np.nan_to_num(table), np.nan_to_num(table))
+            assert total == kuhn.play_deal(cards, np.nan_to_num(table), np.nan_to_num(table))
 
 
 SIZES = {"num_envs": 4, "num_steps": 8, "total_timesteps": 96, "num_minibatches": 2}
@@ -65,11 +65,11 @@ EPOCHS["ippo"] = {"actor_epochs": 2, "critic_epochs": 3, "hidden": 8, "actor_lea
 @pytest.mark.parametrize("recipe", update.RECIPES)
 def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
     """The second one has other learning rates, and another exponent of PufferLib's weights."""
-    train, theirs, by_hand = update.both(recipe, **SIZES, **EPOCHS[recipe])
+    train, theirs, by_hand = update.make_both(recipe, **SIZES, **EPOCHS[recipe])
     ours, by_hand, learn = train.learner.init(theirs.params), jax.jit(by_hand), jax.jit(train.learner.update)
     for number in range(2):
         key = jax.random.key(number)
-        batch, before = update.rollout(train, key), theirs.params
+        batch, before = update.make_rollout(train, key), theirs.params
         ours, metrics = learn(key, ours, batch)
         theirs, same = by_hand(key, theirs, batch)
         assert metrics.keys() == same.keys()

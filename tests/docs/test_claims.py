@@ -14,7 +14,7 @@ def words(page):
 
 
 def results(benchmark, name):
-    return _tables.records(benchmark)[name]["results"]
+    return _tables.read_records(benchmark)[name]["results"]
 
 
 def test_claims_speed_is_that_of_the_record():
@@ -30,7 +30,7 @@ def test_claims_speed_is_that_of_the_record():
 def test_claims_mujoco_returns_are_those_of_the_records():
     """Of the text below the table, which is written from the records."""
     page = words("docs/results.md")
-    runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in _tables.runs("mujoco")}
+    runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in _tables.read_runs("mujoco")}
     one, three = (runs["Humanoid-v5", "no_contact_forces", long]["best_evaluation"] for long in (False, True))
     assert "four of ten seeds learn to run in 1M steps, and three of ten in 3M" in page
     assert [sum(x > 1200 for x in found["per_seed"]) for found in (one, three)] == [4, 3]
@@ -39,14 +39,14 @@ def test_claims_mujoco_returns_are_those_of_the_records():
 
 def test_claims_every_seed_of_the_preset_learns_to_run_on_humanoid():
     found = results("humanoid", "preset_1")
-    training = _pages.interval(found["last_100_episodes"])
+    training = _pages.show_interval(found["last_100_episodes"])
     least, page = min(found["last_100_episodes"]["per_seed"]), words("docs/results.md")
     assert f"reaches {training} in the last 100 training episodes, and at least {least:,.0f} with each seed" in page
-    assert f"seeds {_tables.first_to_last(found['seeds'])}," in page
+    assert f"seeds {_tables.show_seeds(found['seeds'])}," in page
     assert found["seeds"] == list(range(1, 11))
     others = {name: results("humanoid", name) for name in ("preset_101", "preset_107")}
     for name, other in others.items():
-        assert f"[{_tables.first_to_last(other['seeds'])}](../benchmarks/results/humanoid.jsonl#{name})" in page
+        assert f"[{_tables.show_seeds(other['seeds'])}](../benchmarks/results/humanoid.jsonl#{name})" in page
     least = min(x for other in others.values() for x in other["last_100_episodes"]["per_seed"])
     assert f"at least {least:,.0f}. Seed 106" in page
     curve = {row["env_steps"]: row for row in results("humanoid", "preset_3M_106")["curve"]}
@@ -87,7 +87,7 @@ def test_claims_which_memory_is_for_which_task():
 
 def test_claims_which_single_choices_of_mujoco_ppo_have_a_visible_effect():
     page = words("docs/results.md").replace(",", "")
-    (found,) = _tables.comparisons("mujoco", mujoco.VARIANTS)
+    (found,) = _tables.compare_runs("mujoco", mujoco.VARIANTS)
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
         for change in (found.last[name], found.mean[name]):
             assert change["95"][0] < 0 < change["95"][1]
@@ -97,30 +97,30 @@ def test_claims_which_single_choices_of_mujoco_ppo_have_a_visible_effect():
     base = round(found.runs["recipe"]["last_evaluation"]["mean"])
     assert f"unscaled rewards cost {costs['unscaled_rewards']} of {base}" in page
     assert f"instead of ten {costs['obs_clip_1']} and λ = 0.95 instead of 0.9 {costs['lambda_0.95']}." in page
-    power = float(np.median([_pages.detected(change) for change in found.last.values()]))
+    power = float(np.median([_pages.find_detectable(change) for change in found.last.values()]))
     assert f"ten seeds show one of {power:.0f} with a power of 80 %" in page
 
 
 def test_claims_settings_of_minatar():
     page = words("docs/pufferlib.md")
-    breakout = [x["results"] for name, x in _tables.records("pilots").items() if name.startswith("breakout")]
+    breakout = [x["results"] for name, x in _tables.read_records("pilots").items() if name.startswith("breakout")]
     returns = {x["config"]["ent_coef"]: x["evaluation_100_episodes_return"] for x in breakout}
     much, little = (returns[entropy]["mean"] for entropy in (0.1, 0.03))
     assert f"annealed to 0 reaches {much:.1f} instead of {little:.1f} with 0.03" in page
     eight = [round(x) for entropy in (0.01, 0.03) for x in returns[entropy]["per_seed"]]
     assert f"all eight seeds end at {min(eight)} to {max(eight)}." in page
     assert "nine settings" in page
-    assert len(_tables.records("pilots")) == 9
+    assert len(_tables.read_records("pilots")) == 9
 
 
 def test_claims_self_play_in_poker():
     """Of the page, and of the function that computes them: Kuhn's equilibria, whose value is -1/18, have 0."""
     for alpha in (0, 0.2, 1 / 3):
         table = np.array([[alpha, 1 / 3, 0, 0], [0, 0, 1 / 3, alpha + 1 / 3], [3 * alpha, 1, 1, 1]])
-        assert abs(kuhn.exploitability(table)) < 1e-9
-        assert abs(kuhn.first_players_return(table, table) + 1 / 18) < 1e-9
+        assert abs(kuhn.exploit(table)) < 1e-9
+        assert abs(kuhn.compute_return(table, table) + 1 / 18) < 1e-9
     page = words("docs/gallery/self_play.md")
-    assert f"a uniform policy {kuhn.exploitability(np.full((3, 4), 0.5)):.3f}" in page
+    assert f"a uniform policy {kuhn.exploit(np.full((3, 4), 0.5)):.3f}" in page
     games = ("connect_four", "connect_four_self_play")
     against, by_self_play = ([x["won_sampled"] for x in results("games", game)["seeds"]] for game in games)
     assert "trained against random moves win more" in page
@@ -130,7 +130,7 @@ def test_claims_self_play_in_poker():
     assert f"is {np.mean(first['exploitability']):.3f} after {first['env_steps']:,} moves" in page
     for arm in (mirror, clipped):
         assert len(arm["seeds"]) == 10
-        assert _pages.interval(arm["exploitability"], 3) in page
+        assert _pages.show_interval(arm["exploitability"], 3) in page
 
 
 def test_claims_chosen_levels_are_no_better_in_small_mazes():
@@ -166,28 +166,28 @@ def test_claims_state_dependent_exploration():
 def test_claims_a_discretized_action_reaches_less_than_a_hybrid_one():
     names = ("hybrid_golf", "hybrid_golf_discretized")
     hybrid, one = (results("learning", name)["evaluation_100_episodes_return"] for name in names)
-    assert f"the recipe reaches [{_pages.interval(one, 2)}]" in words("docs/results.md")
+    assert f"the recipe reaches [{_pages.show_interval(one, 2)}]" in words("docs/results.md")
     assert max(one["per_seed"]) < min(hybrid["per_seed"])
 
 
 def test_claims_differences_between_libraries():
     page = words("docs/libraries.md").replace(",", "")
-    for task in _tables.comparisons("differences", differences.VARIANTS):
+    for task in _tables.compare_runs("differences", differences.VARIANTS):
         name, last = task.task.split("-v5")[0], task.last
         visible = [change for change in last.values() if not change["95"][0] < 0 < change["95"][1]]
-        quoted = [f" {_pages.signed(change)} |".replace(",", "") for change in visible]
+        quoted = [f" {_pages.show_change(change)} |".replace(",", "") for change in visible]
         assert [text for text in quoted if text not in page] == []
-        returns = _pages.interval(task.runs["none"]["last_evaluation"]).replace(",", "")
+        returns = _pages.show_interval(task.runs["none"]["last_evaluation"]).replace(",", "")
         assert f"{returns} on {name}" in page
         counts = {"HalfCheetah": (24, 4, 18), "Ant": (24, 2, 8)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
-        assert f"{np.median([_pages.detected(change) for change in last.values()]):.0f} on {name}" in page
+        assert f"{np.median([_pages.find_detectable(change) for change in last.values()]):.0f} on {name}" in page
 
     def last_evaluation(variant):  # of seeds 1 to 10
         return results("differences", f"HalfCheetah-v5_300000_{variant}_1")["curve"][-1]["evaluation"]
 
-    alone = _pages.difference(last_evaluation("no_normalize"), last_evaluation("none"))
-    assert f"({_pages.signed(alone)})".replace(",", "") in page
+    alone = _pages.compare_means(last_evaluation("no_normalize"), last_evaluation("none"))
+    assert f"({_pages.show_change(alone)})".replace(",", "") in page
 
 
 def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
@@ -211,11 +211,11 @@ def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
             return EpisodeResults(luck, jnp.ones(episodes, int), nothing, nothing)
 
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    found = learning.evaluations(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
+    found = learning.evaluate_seeds(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
     assert found.shape == (3,)
     assert len(np.unique(found)) == 3
 
 
 def test_claims_learning_runs_with_changed_settings():
-    config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
+    config = learning.change_config(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
