@@ -41,7 +41,7 @@ def checked(function: F) -> F:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
             return reject_call(function, args, kwargs)
-        for name in hints().keys() & given.keys():
+        for name in filter(hints().get, given):
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given[name] if several else (given[name],):
                 check_as(where, name, value, hints()[name])

@@ -111,8 +111,8 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
             first, *late = (schedule(step) for step in (np.int32(0), *LATE))
-        except TypeError as error:
-            message = f"must be a number or a schedule step -> value, and calling {schedule!r} with a step failed: "
+        except Exception as error:  # whatever a user's function raises, such as a table that ends
+            message = f"must be a number or a schedule step -> value for all steps, and calling {schedule!r} failed: "
             raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):

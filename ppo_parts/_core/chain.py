@@ -216,7 +216,8 @@ def describe(parts: Sequence[Part]) -> str:
             stage = "phases" if phases else "sampler"
         else:
             stage = "" if divides is None else "rollout" if index < divides else "minibatch"
-        reads = ", ".join(readings(part)) or ("undeclared fields" if part.reads is None else "nothing")
+        unnamed = "every field" if index == divides else "undeclared fields" if part.reads is None else "nothing"
+        reads = ", ".join(readings(part)) or unnamed
         line = f"{stage:<11}{part.name:<{width}}reads {reads}"
         lines.append(line + (f"; writes {', '.join(part.provides)}" if part.provides else ""))
         for name, phase in phases.items():

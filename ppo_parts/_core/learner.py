@@ -76,10 +76,11 @@ def learner(
 
     Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
-    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
-    the chain can stop). The metrics `nonfinite/...` count non-finite numbers by where they arose: unmasked elements of
-    the rollout's `reward`, `log_prob` (also where a flag is not 0 or 1), `value` and `next_value`, elements of the
-    minibatches' `advantage`, and minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and, if the chain can stop,
+    `early_stopped` (1 if a part has asked to stop, also after the last minibatch). The metrics `nonfinite/...` count
+    non-finite numbers by where they arose: unmasked elements of the rollout's `reward`, `log_prob` (also where a flag
+    is not 0 or 1), `value` and `next_value`, elements of the minibatches' `advantage`, and minibatches whose loss or
+    `gradient` is not finite; see `nonfinite_report`.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
     states of the parts after the sampler unchanged, and parts before it keep their last finite state.

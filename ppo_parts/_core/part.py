@@ -175,6 +175,7 @@ def stateless(
     """
     called = name or str(getattr(f, "__name__", "stateless"))
     takes_context = _takes_context(f)
+    check_takes(called, "the function", f, ("batch", "context") if takes_context else ("batch",))
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         result = f(batch, context) if takes_context else f(batch)

@@ -239,6 +239,8 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return jax.vmap(inner.init)(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
+        # The gradient and the functions among the extra arguments are those of all agents together.
+        shared = {name: extra[name] for name in ("step", "value", "metrics") if name in extra}
+        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **shared))(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -103,7 +103,8 @@ def action_distribution(
         def of_entry(each: Any, mask: Any) -> Any:
             def part(name: str, x: Any, number: int) -> Any:
                 at[name] += number
-                return None if x is None else x[..., at[name] - number : at[name]]
+                whole = x is None or not jnp.ndim(x)  # one number is that of all entries
+                return x if whole else x[..., at[name] - number : at[name]]
 
             x, its_log_std = part("head", head, action_size(each)), part("log_std", log_std, real_size(each))
             if is_discrete(each):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -226,8 +225,8 @@ def multi_agent_actor_critic(
 
     Args:
         env: environment with an axis of agents; actions that are not available have probability 0.
-        inputs: function from the observations `[..., A, D]` to the inputs of each agent's actor and critic, two arrays
-            `[..., A, D']`.
+        inputs: function from the observations `[..., A, D]`, flattened, and one-hot where they are discrete, to the
+            inputs of each agent's actor and critic, two arrays `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         memory: a cell of `recurrent` with `hidden[-1]` units before each head.
@@ -235,10 +234,10 @@ def multi_agent_actor_critic(
         gain: gain of the policy head.
 
     Returns:
-        `ppo_parts.Policy`, for observations `[..., A, D]`.
+        `ppo_parts.Policy`, for observations `[..., A, ...]`.
 
     Raises:
-        ValueError: the environment has no axis of agents; memory without hidden layers.
+        ValueError: the environment has no axis of agents, or observations are images; memory without hidden layers.
 
     Example:
         >>> from ppo_parts import envs, networks
@@ -253,7 +252,10 @@ def multi_agent_actor_critic(
         raise UserValueError(
             "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
         )
-    agents, space = env.num_agents, env.action_space
+    for each in leaf_spaces(env.observation_space):
+        if is_image(each):
+            raise UserValueError(f"multi_agent_actor_critic: observations are images, {each}: use your own network")
+    agents, space, observed = env.num_agents, env.action_space, env.observation_space
 
     class Network(nn.Module):
         outputs: int
@@ -273,7 +275,8 @@ def multi_agent_actor_critic(
     nothing = dict.fromkeys(networks)
 
     def init(key: Array) -> Any:
-        seen = inputs(jnp.zeros((1, 1, agents, math.prod(array_shape("observations", env.observation_space)))))
+        zeros = map_space(lambda each: jnp.zeros((1, 1, agents, *array_shape("observations", each))), observed)
+        seen = inputs(encoded(observed, zeros))
         carry, no_reset, params = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool), {}
         for (name, network), x, of_name in zip(networks.items(), seen, jax.random.split(key), strict=True):
             init: Any = in_one_draw(network.init)
@@ -283,8 +286,8 @@ def multi_agent_actor_critic(
         return params
 
     def evaluate(params: Any, batch: Batch) -> Output:
-        observed = as_observation(batch.obs)
-        seen = dict(zip(networks, inputs(observed.obs), strict=True))
+        obs = as_observation(batch.obs)
+        seen = dict(zip(networks, inputs(encoded(observed, obs.obs)), strict=True))
         before, heads, log_stds, after = batch.carry or nothing, {}, {}, {}
         for name, network in networks.items():
             apply: Any = network.apply
@@ -292,7 +295,7 @@ def multi_agent_actor_critic(
                 axes = (None, None) if memory is None else (-2, -1)
                 apply = jax.vmap(apply, in_axes=(0, -2, *axes), out_axes=(-2, 0, axes[0]))
             heads[name], log_stds[name], after[name] = apply(params[name], seen[name], before[name], batch.reset)
-        distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=observed.available)
+        distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=obs.available)
         return Output(distribution, heads["critic"][..., 0], None if memory is None else after)
 
     def first_carry(num_envs: int) -> Any:

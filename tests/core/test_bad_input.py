@@ -294,6 +294,7 @@ VALUE_ERRORS = {
 
 TYPE_ERRORS = {
     "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
+    "for all steps, and calling ... failed: index": lambda: clipped(lambda step: np.array([0.2, 0.1])[step]),
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
@@ -308,6 +309,8 @@ TYPE_ERRORS = {
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
     "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
+    "mine: the function must take (batch); this one takes (batch, *, context)":
+        lambda: pp.stateless(lambda batch, *, context: batch, name="mine"),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
         lambda: pp.stateless(abs, requires="reward"),
     "mine: the function must return the new batch, got NoneType":

@@ -532,8 +532,12 @@ def test_replayed_rollouts_are_those_that_the_shared_parts_left(refresh):
         state, _ = jax.block_until_ready(update(KEY, state, batch.replace(reward=jnp.full_like(batch.reward, number))))
     jax.effects_barrier()
     assert seen[-1] == [1, 2, 3]
-    alone, whole = pp.replay(1, rollout()), rollout()
-    assert_same(alone.update(whole, alone.init(None), CONTEXT)[0], whole)
+    keys = jax.random.split(KEY, rollout().log_prob.shape)  # as a policy that draws leaves them
+    whole = rollout().add_extras(policy_key=keys)
+    alone = pp.replay(1, whole)
+    found, _ = alone.update(whole, alone.init(None), CONTEXT)
+    assert_same(jax.random.key_data(found.extras["policy_key"]), jax.random.key_data(keys))
+    assert_same(found.replace(extras={}), whole.replace(extras={}))
 
 
 def _changed(field):

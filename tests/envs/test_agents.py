@@ -62,6 +62,9 @@ def test_clipping_per_agent_is_each_agents_own():
     step = pp.agents.per_agent(pp.optim.scale_by_update_schedule(lambda step: 0.1 * step))
     scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
     np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
+    own = optax.GradientTransformationExtraArgs(lambda p: (), lambda u, s, p=None, *, grad=None: (grad or u, s))
+    kept, _ = pp.agents.per_agent(own).update(updates, (), grad={"w": 0 * updates["w"]})  # that of all agents
+    np.testing.assert_array_equal(kept["w"], updates["w"])
 
 
 def test_folded_agents_are_environments_of_their_own():

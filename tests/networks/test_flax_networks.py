@@ -51,6 +51,8 @@ def test_a_head_is_divided_among_the_choices():
     masked = pp.distributions.mask_logits(head, available)
     for part, logits in zip(found.parts, (masked[:, :2], masked[:, 2:]), strict=True):
         np.testing.assert_allclose(part.logits, pp.distributions.Categorical(logits).logits, rtol=1e-6)
+    several = networks.action_distribution(envs.Tuple((BOX, DISCRETE)), head, 0.0)
+    np.testing.assert_array_equal(several.parts[0].scale, 1.0)
 
 
 @pytest.mark.parametrize("leading", [(), (7,), (2, 3)])
@@ -201,6 +203,13 @@ def test_a_central_critic_sees_what_all_agents_see():
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
 
 
+@pytest.mark.parametrize("space", [envs.Box((2, 3)), envs.Discrete(5)], ids=str)
+def test_agents_see_observations_of_any_shape(space):
+    policy = networks.multi_agent_actor_critic(env(BOX, num_agents=2)._replace(observation_space=space), hidden=(4,))
+    obs = jnp.zeros((7, 2, *space.shape), getattr(space, "dtype", jnp.float32))
+    assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
+
+
 def pixels(space, actions=DISCRETE):
     return env(actions)._replace(observation_space=space)
 
@@ -262,6 +271,7 @@ test_networks_say_what_is_wrong = common.refused(
     ),
     (lambda: networks.multi_agent_actor_critic(env(DISCRETE)), "no axis of agents"),
     (lambda: networks.multi_agent_actor_critic(AGENTS, hidden=(), memory="gru"), "needs hidden"),
+    (lambda: networks.multi_agent_actor_critic(AGENTS._replace(observation_space=FLOATS)), "observations are images"),
     (cnn(env(DISCRETE, (10, 10, 4))), r"at least 36 x 36 pixels, got shape \(10, 10, 4\)"),
     (cnn(pixels(envs.Box(FRAMES, 0, 1)), features=0), "features must be at least 1, got 0"),
     (cnn(env(envs.Box((2,)), FRAMES)), "nature_cnn: actions must be discrete"),
