@@ -300,21 +300,15 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
     np.testing.assert_allclose(convolve_by_products(jnp.asarray(x), kernel, stride), expected, atol=1e-4)
 
 
-def test_nature_cnn_evaluates_frames_with_any_leading_axes():
-    policy = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 255)), features=8)
-    params = jax.jit(policy.init)(jax.random.key(0))
-    frames = jax.random.randint(jax.random.key(1), (2, 3, 2, 36, 36), 0, 256).astype(jnp.uint8)
-    evaluate = jax.jit(policy.evaluate)
-    whole = evaluate(params, pp.Batch(obs=frames))
-    assert whole.value.shape == (2, 3)
-    assert whole.distribution.logits.shape == (2, 3, 3)
-    part = evaluate(params, pp.Batch(obs=frames[1, 2:]))
-    np.testing.assert_allclose(part.value, whole.value[1, 2:], rtol=1e-5, atol=1e-6)
-    turned = evaluate(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
-    assert not np.allclose(turned.value, whole.value, atol=1e-4)
-    scaled = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 1)), features=8)
-    value = jax.jit(scaled.evaluate)(params, pp.Batch(obs=frames / 255)).value  # floats in [0, 1] are not divided again
-    np.testing.assert_allclose(value, whole.value, rtol=1e-4, atol=1e-6)
+def test_nature_cnn_divides_bytes_only_and_evaluates_single_frames():
+    """Golden traces of CleanRL have its numbers."""
+    of_bytes, scaled = (networks.nature_cnn(pixels(envs.Box(FRAMES, 0, high)), features=8) for high in (255, 1))
+    params = jax.jit(of_bytes.init)(jax.random.key(0))
+    frames = jax.random.randint(jax.random.key(1), (2, 3, *FRAMES), 0, 256).astype(jnp.uint8)
+    whole = jax.jit(of_bytes.evaluate)(params, pp.Batch(obs=frames))
+    for policy, obs in ((of_bytes, frames[1, 2]), (scaled, frames[1, 2] / 255)):
+        value = jax.jit(policy.evaluate)(params, pp.Batch(obs=obs)).value
+        np.testing.assert_allclose(value, whole.value[1, 2], rtol=1e-4, atol=1e-6)
 
 
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -349,14 +343,9 @@ def test_orthogonal_has_the_numbers_of_jax(shape):
     made = jax.jit(jax.vmap(lambda key, gain: networks.orthogonal(gain)(key, shape)))(KEYS, gains)
     expected = [gain / 2**0.5 * theirs(key, shape) for key, gain in zip(KEYS, gains, strict=True)]
     np.testing.assert_allclose(made, jnp.stack(expected), atol=1e-6)
-
-
-def test_orthogonal_computes_narrow_types_in_float32():
-    narrow = networks.orthogonal(dtype=jnp.bfloat16)
-    np.testing.assert_array_equal(
-        narrow(KEYS[0], (4, 4)), networks.orthogonal()(KEYS[0], (4, 4)).astype(jnp.bfloat16), strict=True
-    )
-    assert jax.eval_shape(lambda key: narrow(key, (4, 2), jnp.float16), KEYS[0]).dtype == jnp.float16
+    narrow = networks.orthogonal(2**0.5, dtype=jnp.bfloat16)  # is computed in float32
+    np.testing.assert_array_equal(narrow(KEYS[0], shape), ours(KEYS[0], shape).astype(jnp.bfloat16), strict=True)
+    assert jax.eval_shape(lambda key: narrow(key, shape, jnp.float16), KEYS[0]).dtype == jnp.float16
 
 
 def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypatch):
