@@ -21,8 +21,14 @@ def vtrace(
     log_ratio, reward, value, next_value, terminated, truncated=None, mask=None, *,
     gamma, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0, pg_rho_clip=None, pg_lambda=1.0,
 ):  # fmt: skip
-    """Error, target and policy advantage (arXiv:1802.01561, eq. 1, as the sum it is and not as a recursion)."""
+    """Error, target and policy advantage (arXiv:1802.01561, eq. 1, as the sum it is and not as a recursion).
+
+    The first four hyperparameters may differ from step to step.
+    """
     shape = np.shape(value)
+    gamma, gae_lambda, rho_clip, c_clip = (
+        np.broadcast_to(x, shape).reshape(len(value), -1) for x in (gamma, gae_lambda, rho_clip, c_clip)
+    )
     flat = _columns(log_ratio, reward, value, next_value, terminated, truncated, mask)
     log_ratio, reward, value, next_value, terminated, truncated, mask = flat
     steps, columns = value.shape
@@ -31,7 +37,7 @@ def vtrace(
     rho, c = np.minimum(ratio, rho_clip), np.minimum(ratio, c_clip)
 
     def bootstrapped(t, n, following):
-        return reward[t, n] if terminated[t, n] else reward[t, n] + gamma * following
+        return reward[t, n] if terminated[t, n] else reward[t, n] + gamma[t, n] * following
 
     counted = [(t, n) for t, n in np.ndindex(steps, columns) if mask is None or mask[t, n]]
     for t, n in counted:
@@ -40,14 +46,14 @@ def vtrace(
             error[t, n] += weight * rho[k, n] * (bootstrapped(k, n, next_value[k, n]) - value[k, n])
             if terminated[k, n] or _cut(k, n, truncated, mask, steps):
                 break
-            weight *= gamma * gae_lambda * c[k, n]
+            weight *= gamma[k, n] * gae_lambda[k, n] * c[k, n]
         target[t, n] = error[t, n] + value[t, n]
     for t, n in counted:
         last = t + 1 == steps or _cut(t, n, truncated, mask, steps)
         following = next_value[t, n]
         if not last:
             following = pg_lambda * target[t + 1, n] + (1 - pg_lambda) * following
-        weight = min(ratio[t, n], rho_clip if pg_rho_clip is None else pg_rho_clip)
+        weight = min(ratio[t, n], rho_clip[t, n] if pg_rho_clip is None else pg_rho_clip)
         policy[t, n] = weight * (bootstrapped(t, n, following) - value[t, n])
     return tuple(x.reshape(shape) for x in (error, target, policy))
 

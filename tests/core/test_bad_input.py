@@ -137,40 +137,50 @@ def doubled(*fields):
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
 ESTIMATORS = {"gae": GAE, "vtrace": VTRACE}
 VALUE_ERRORS = {
-    "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
+    # the order of a chain
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
-    "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
+    "shuffled_minibatches before it cuts the time axis":
+        lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
+    "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
+    "the loss 'early' was added before the sampler":
+        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE),
+    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
+    "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
+    "replay must be the first part of its chain, but scale is: put scale before":
+        lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
+    # what parts read and write
+    "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
+    "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
+    "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()":
         lambda: learner(pp.chain(GAE, FULL, pp.advantage_normalize())),
-    "gae: batch.value is missing ... give the policy a critic ... group_advantage()":
-        (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
-    "clipped_surrogate ... after a sampler ... learner()":
-        lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
-    "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
-    "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     "no loss after the sampler depends on the parameters":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
+    "kl_penalty needs batch.behavior ... keep_distribution=True":
+        (GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
+    "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
+    "within: gae does not read 'advantage'; it reads reward, value":
+        lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
     "'value' ... name=\"...\"": (GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
     "'early_stop_kl' ... another name": (GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
     "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
-    "rollout: the policy has logits for 3 actions, but the environment has 2":
-        lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))),
-    "record='next_cost' is already in the batch (next_cost, next_next_cost, policy_key, value)":
-        lambda: rollout_of(None, record=("cost", "next_cost")),
-    "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":
-        lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
-    "within: gae does not read 'advantage'; it reads reward, value":
-        lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
-    "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
+    "'loss' is written twice ... gradient_metrics ... another name":
+        ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
+    # parts outside a learner
+    "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
+    "clipped_surrogate ... after a sampler ... learner()":
+        lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
+    "vtrace ... ('step',)": lambda: pp.chain(VTRACE).update(given(axes=("step",)), ((),), CONTEXT),
+    "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
-    "value_loss: the policy returns no value": ({"evaluate": without_critic},),
-    "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
+    # phases
+    "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
     "got (); None means all": lambda: pp.phase(ACTOR, trains=()),
@@ -181,19 +191,9 @@ VALUE_ERRORS = {
     "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
     "mine ... into one of the phases": (PHASES, pp.stateless(lambda batch: batch, name="mine"), {"optimizer": TWO}),
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
+    # samplers and replays
     "5 of 4 segments ... replacement":
         (GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE),
-    "group_advantage: group must name groups of several segments ... got np.int64(1)":
-        lambda: pp.tokens.group_advantage(group=np.int64(1)),
-    "group_advantage: group must name groups of several segments ... got 'group'": lambda: update(
-        pp.tokens.group_advantage(group="group"),
-        pp.full_batch(),
-        SURROGATE,
-        batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
-    ),
-    "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
-    "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
-    "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
     "shuffled_minibatches ... carry ... segment_minibatches()":
         (GAE, SHUFFLED, VALUE, given(carry=jnp.zeros(SEGMENTS))),
     "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
@@ -202,35 +202,20 @@ VALUE_ERRORS = {
     "one size, got [[0, 1], [2]]": lambda: pp.given_indices([[0, 1], [2]]),
     "weights must lie in [0, inf]": lambda: pp.given_indices([[0]], weights=[[np.nan]]),
     "(2,) ... (1, 2)": lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]),
-    "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
-    "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
-    "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
-    "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
-    "shards=3 must ... the number of segments = 4": (given(shards=3),),
-    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)":
-        lambda: pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0),
     "given_indices ... one shard, but this one has 2: use shards=1":
         (GAE, pp.given_indices([[0, 1]], "segment"), VALUE, given(shards=2)),
-    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it":
-        lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
-    "gamma must be one number ... (3,) ... vmap":
-        lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
-    "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
-    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
-    "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
-    "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
-    "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
-    "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
-    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
-        lambda: pp.optim.scale_by_update_schedule(-0.1),
-    "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
-    "kl_penalty needs batch.behavior ... keep_distribution=True":
-        (GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
-    "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
-    "critic_loss: the loss must have the shape of prediction, got ()":
-        lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
-    "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
-    "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
+    "short: plan must return arrays with leading axis [num_minibatches] = [3]":
+        (GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE),
+    "mine: draw must return at least one index, got shape (0,)": draws(lambda item: (item[:0], None)),
+    "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
+    "num_minibatches must divide the 24 steps ... got 7 ... 6, 8": (GAE, pp.shuffled_minibatches(7), VALUE),
+    "num_minibatches must divide the 4 segments ... got 3 ... 2, 4": (GAE, pp.segment_minibatches(3), VALUE),
+    "prioritized_sampler: num_minibatches must divide the 4":
+        (GAE, pp.prioritized_sampler(3, alpha=1.0, beta=0.0), VALUE),
+    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
+    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
+    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
+        lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
         doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
         GAE,
@@ -244,39 +229,31 @@ VALUE_ERRORS = {
         SURROGATE,
         VALUE,
     ),
-    "short: plan must return arrays with leading axis [num_minibatches] = [3]":
-        (GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE),
-    "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
-    "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
-    "the loss 'early' was added before the sampler":
-        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE),
-    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
-    "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
-    "replay must be the first part of its chain, but scale is: put scale before":
-        lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
-    "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
-    "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
-    "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
-    "shuffled_minibatches before it cuts the time axis":
-        lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
-    "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
+    "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
+    "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     "about 4 elements: ... divides 7 is 7":
         (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
-    "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
     "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
-    "'loss' is written twice ... gradient_metrics ... another name":
-        ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
+    # shards
+    "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
+    "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
+    "shards=3 must ... the number of segments = 4": (given(shards=3),),
+    "num_minibatches must divide the 2 segments N ... got 4; ... (a plan is made for each of 2 shards)":
+        lambda: pp.segment_minibatches(4).plan(CONTEXT.key, given(shards=2), 0),
+    "shards=3 cannot be divided over a mesh of 2 devices ... make shards 2 or a multiple of it":
+        lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
+    # policies, rollouts and batches
+    "value_loss: the policy returns no value": ({"evaluate": without_critic},),
+    "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
+    "gae: batch.value is missing ... give the policy a critic ... group_advantage()":
+        (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
+    "rollout: the policy has logits for 3 actions, but the environment has 2":
+        lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))),
+    "record='next_cost' is already in the batch (next_cost, next_next_cost, policy_key, value)":
+        lambda: rollout_of(None, record=("cost", "next_cost")),
+    "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":
+        lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
-    "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
-    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
-    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
-        lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
-    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
-    "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
-    "num_minibatches must divide the 24 steps ... got 7 ... 6, 8": (GAE, pp.shuffled_minibatches(7), VALUE),
-    "num_minibatches must divide the 4 segments ... got 3 ... 2, 4": (GAE, pp.segment_minibatches(3), VALUE),
-    "prioritized_sampler: num_minibatches must divide the 4":
-        (GAE, pp.prioritized_sampler(3, alpha=1.0, beta=0.0), VALUE),
     **{
         f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
         for field in ("obs", "action", "log_prob")
@@ -286,42 +263,117 @@ VALUE_ERRORS = {
         for name, part in ESTIMATORS.items()
         for field in ("reward", "terminated", "next_value", "value")
     },
+    # numbers, schedules and axes
+    "gamma must be one number ... (3,) ... vmap":
+        lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
+    "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
+    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
     "advantage_normalize: axis=None ... shape (1,) ... always 0 ... fewer minibatches":
         (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
     "advantage_normalize: axis=-1 ... shape (6, 1)":
         (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
+    "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
+    "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
+    "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
+    "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
+    "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
+        lambda: pp.optim.scale_by_update_schedule(-0.1),
+    "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
+    "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
+    "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
+    # parts of families
+    "group_advantage: group must name groups of several segments ... got np.int64(1)":
+        lambda: pp.tokens.group_advantage(group=np.int64(1)),
+    "group_advantage: group must name groups of several segments ... got 'group'": lambda: update(
+        pp.tokens.group_advantage(group="group"),
+        pp.full_batch(),
+        SURROGATE,
+        batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
+    ),
+    "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
+    "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
+    "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
+    "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
+    "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
+    "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
+    "critic_loss: the loss must have the shape of prediction, got ()":
+        lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
 }  # fmt: skip
 
 TYPE_ERRORS = {
-    "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
-    "for all steps, and calling ... failed: index": lambda: clipped(lambda step: np.array([0.2, 0.1])[step]),
+    # arguments
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
-    "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
-        lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
+    "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
+    "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
+        lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
+    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
+        lambda: pp.learner(CRITIC, evaluate, SGD),
+    "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
+    # functions and parts, or none where there should be one
+    "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
+    "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
+    "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
+    "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
+    "actor must be a chain ... 3": lambda: pp.phases(actor=3),
+    "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
+    "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
+        lambda: pp.stateless(abs, requires="reward"),
+    "stateless: f must be a function, got 3": lambda: pp.stateless(3),
+    "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
+    "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
+    "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "Policy: evaluate must take (params, batch); this one takes (params)":
         lambda: pp.Policy(lambda key: {}, lambda params: params),
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
-    "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
-    "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
-    "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
-    "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
+    "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
+    "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
+    "short: update must take (batch, state, context); this one takes (batch)":
+        lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
+    "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
+        "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
+    ),
+    "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
+        lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
+    "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
     "mine: the function must take (batch); this one takes (batch, *, context)":
         lambda: pp.stateless(lambda batch, *, context: batch, name="mine"),
-    "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
-        lambda: pp.stateless(abs, requires="reward"),
+    # what functions return
+    "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
+    "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
     "mine: the function must return the new batch, got NoneType":
         (pp.stateless(lambda batch: None, name="mine"), FULL, VALUE),
-    "stateless: f must be a function, got 3": lambda: pp.stateless(3),
+    "drifting: update changed its state from int32[] to float32[]: keep its structure":
+        (GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
+    "mine: amend must return (params, opt_state), got dict":
+        (GAE, FULL, VALUE, part(name="mine", amend=lambda params, *rest: params)),
+    "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
+    "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
+    "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
+    "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
     "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
+    "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
+    "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
+    # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
-    "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
+    "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
+    "learner.update: key must be one key, such as jax.random.key(0), got 0": ({"key": 0},),
+    "learner.update: key must be one key ... got keys of shape (2,)": ({"key": jax.random.split(jax.random.key(0))},),
+    "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
+    "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
+    "smoothness_loss ... not floating ... spatial=None":
+        (FULL, pp.regularizers.smoothness_loss(temporal=None), given(obs=BATCH.obs.astype(int))),
+    "replay: the rollout has float32 where like has uint8":
+        (GAE, pp.phases(all=pp.phase(pp.chain(REPLAY, CRITIC), trains=None)), {"optimizer": {"all": SGD}}),
+    "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
+    # policies and rollouts
     "env must be an environment, got the part 'gae': pass it as pipeline=": lambda: rollout_of(GAE),
     "rollout: ... is not an environment: make one with envs.make(...)":
         lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
@@ -331,58 +383,21 @@ TYPE_ERRORS = {
         lambda: collect(envs.Box((1,)), distributions.Categorical(jnp.zeros((2, 2)))),
     "needs sample(seed=), but an array of shape (2, 2) has no sample: use one of ppo_parts.distributions":
         lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
-    "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
-    "smoothness_loss ... not floating ... spatial=None":
-        (FULL, pp.regularizers.smoothness_loss(temporal=None), given(obs=BATCH.obs.astype(int))),
-    "replay: the rollout has float32 where like has uint8":
-        (GAE, pp.phases(all=pp.phase(pp.chain(REPLAY, CRITIC), trains=None)), {"optimizer": {"all": SGD}}),
-    "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
-    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
-        lambda: pp.learner(CRITIC, evaluate, SGD),
-    "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
-    "actor must be a chain ... 3": lambda: pp.phases(actor=3),
-    "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
-    "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
-    "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
-        lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
-    "learner.update: key must be one key, such as jax.random.key(0), got 0": ({"key": 0},),
-    "drifting: update changed its state from int32[] to float32[]: keep its structure":
-        (GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
-    "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
-    "learner.update: key must be one key ... got keys of shape (2,)": ({"key": jax.random.split(jax.random.key(0))},),
-    "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
-    "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
-        lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
-    "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
-    "value must be floating ... int32 ... astype": (given(value=BATCH.action),),
-    "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
-    "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample":
         (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
+    # numbers and schedules
+    "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
+    "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
+        lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule":
         lambda: pp.kl_penalty(coef=lambda step: 1.0, target_kl=0.1),
-    "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
-    "short: update must take (batch, state, context); this one takes (batch)":
-        lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
-    "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
-    "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
-    "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
-        "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
-    ),
-    "mine: amend must return (params, opt_state), got dict":
-        (GAE, FULL, VALUE, part(name="mine", amend=lambda params, *rest: params)),
-    "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
-    "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
-    "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
-    "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
-    "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
-    "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     "kl_penalty: coef must be one number for the whole batch, and cannot be the field 'extras.w'":
         lambda: pp.kl_penalty(coef=pp.field("extras.w"), target_kl=0.01),
     "linear_schedule: init_value must be a number": lambda: pp.linear_schedule("0.2", 1.0, 9),
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
     "gae: gamma must be a number, but its schedule is '0.9' at step 0": lambda: estimate(gamma=lambda step: "0.9"),
+    "for all steps, and calling ... failed: index": lambda: clipped(lambda step: np.array([0.2, 0.1])[step]),
 }  # fmt: skip
 
 SHAPE_ERRORS = {

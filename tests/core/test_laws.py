@@ -328,7 +328,7 @@ def test_check_part_says_what_is_wrong(faulty, says):
         testing.check_part(faulty)
 
 
-def test_check_hyperparameters_takes_a_context_and_names_an_error():
+def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
     def of_head(coef, read=lambda coef, context: coef(context.step) if callable(coef) else coef):
         def update(batch, state, context):
             return batch.add_loss("cost", read(coef, context) * batch.current.aux["cost"]), state
@@ -343,10 +343,8 @@ def test_check_hyperparameters_takes_a_context_and_names_an_error():
         ):
             testing.check_hyperparameters(functools.partial(of_head, read=read), context=context_with_cost, coef=0.5)
 
-
-def test_check_hyperparameters_names_a_schedule_that_is_ignored():
-    def make(scale):
-        return pp.stateless(lambda batch: batch.replace(reward=batch.reward * (scale(0) if callable(scale) else scale)))
+    def of_first_step(scale):
+        return reward(lambda batch: batch.reward * (scale(0) if callable(scale) else scale))
 
     with pytest.raises(pp.errors.UserValueError, match=r"differs for a schedule: .*reward"):
-        testing.check_hyperparameters(make, scale=0.5)
+        testing.check_hyperparameters(of_first_step, scale=0.5)

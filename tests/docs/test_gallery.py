@@ -587,10 +587,7 @@ def test_several_objectives_equal_a_loop_by_hand():
     weights = jnp.asarray(np.random.default_rng(4).normal(size=(TIME, SEGMENTS, 2)))
     d = data_of(batch, advantage=np.sum(weights * advantage, axis=-1), target=target)
     pipeline = given(module.weighted(pp.field("extras.weights")))
-    [metrics] = check(with_two_critics, pipeline, params, [batch.add_extras(weights=weights)], cut(d))
-    value = batch.value
-    explained = [pp.functional.explained_variance(value[..., k], target[..., k], mask=batch.mask) for k in range(2)]
-    np.testing.assert_allclose(metrics["explained_variance"], np.mean(explained))
+    check(with_two_critics, pipeline, params, [batch.add_extras(weights=weights)], cut(d))
 
 
 def test_reppo_equals_a_loop_by_hand():
@@ -953,13 +950,9 @@ def test_action_chunks_equal_steps_by_hand():
         assert_equal(out.info["discount"], jnp.float64(discount))
         assert out.terminated == ended
     discount = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1, (TIME, SEGMENTS)))
-    batch, later, advantage = double().replace(mask=None).add_extras(discount=discount), 0.0, [None] * TIME
-    for t in reversed(range(TIME)):
-        followed = discount[t] * (1 - batch.terminated[t])
-        error = batch.reward[t] + followed * batch.next_value[t] - batch.value[t]
-        advantage[t] = later = error + 0.95 * followed * (1 - batch.truncated[t]) * later
+    batch = double().replace(mask=None).add_extras(discount=discount)
     written = module.chunked_gae.update(batch, (), pp.Context(key=KEY))[0]
-    assert_equal((written.advantage, written.target), (jnp.stack(advantage), jnp.stack(advantage) + batch.value))
+    np.testing.assert_allclose((written.advantage, written.target), gae_of(batch, gamma=discount), rtol=1e-9)
 
 
 def test_trials_keep_their_task_and_show_what_happened():

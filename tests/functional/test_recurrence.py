@@ -66,11 +66,8 @@ def test_equals_the_reference(name):
 def test_hyperparameters_may_vary_from_step_to_step():
     named, rng = arrays("vtrace", (8, 64)), np.random.default_rng(1)
     per_step = {field: jnp.asarray(rng.uniform(0.3, 1, (8, 64)), jnp.float32) for field in HYPERPARAMETERS["vtrace"]}
-    got = f.vtrace(**named, **per_step)
-    for n in (0, 63):
-        column = {field: x[:, n] for field, x in (named | per_step).items()}
-        for x, y in zip(got, f.vtrace(**column), strict=True):
-            np.testing.assert_allclose(x[:, n], y, rtol=1e-5, atol=1e-6)
+    for x, y in zip(f.vtrace(**named, **per_step), reference.vtrace(**named, **per_step), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
