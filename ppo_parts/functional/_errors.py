@@ -54,4 +54,5 @@ def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mappi
     except TypeError as error:
         known = inspect.signature(function).parameters
         unknown = next((name for name in kwargs if name not in known), "")
-        raise UserTypeError(f"{error}{did_you_mean(unknown, known)}") from None
+        nearest = "" if "Did you mean" in str(error) else did_you_mean(unknown, known)  # Python 3.13 adds it, too
+        raise UserTypeError(f"{error}{nearest}") from None

@@ -304,8 +304,8 @@ VALUE_ERRORS = {
 TYPE_ERRORS = {
     # arguments
     "positional": lambda: pp.gae(0.99, 0.95),
-    "unexpected keyword argument 'gae_lamda'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
-    "unexpected keyword argument 'gama'; did you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
+    "unexpected keyword argument 'gae_lamda' ... id you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
+    "unexpected keyword argument 'gama' ... id you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
