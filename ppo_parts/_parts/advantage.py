@@ -19,7 +19,7 @@ from .._core.batch import Array, Batch, each_stream, require
 from .._core.part import Context, Part, PartState, no_state, stateless
 from .._core.policy import shifted_values
 from .._core.shards import map_shards, replicate
-from ..functional._arguments import KINDS
+from ..functional._arguments import AXIS, DDOF
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element
 from .common import at_step, check_numbers, moments_of, numeric_part
@@ -138,8 +138,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
     """
     where = "advantage_normalize"
-    KINDS["ddof"].check(where, "ddof", ddof)
-    axes = KINDS["axis"].check(where, "axis", axis) or ()
+    DDOF.check(where, "ddof", ddof)
+    axes = AXIS.check(where, "axis", axis) or ()
 
     def update(batch: Batch, context: Context, eps: Any) -> Batch:
         element = batch.advantage if batch.log_prob is None else batch.log_prob

@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric
 from .._core.batch import Batch, field_at
 from .._core.part import Context, Part
 from ..functional import masked_mean
-from ..functional._arguments import KINDS, CorrectionMode, check_order
+from ..functional._arguments import DDOF, CorrectionMode, check_order
 from ..functional._common import boolean_mask
 from ..functional._groups import check_aggregate, per_sequence
 from .common import is_zero, numeric_part
@@ -110,7 +110,7 @@ def group_advantage(
     """
     where = "group_advantage"
     size = None if isinstance(group, str) else group
-    KINDS["ddof"].check(where, "ddof", ddof)
+    DDOF.check(where, "ddof", ddof)
 
     def check_group(size: int) -> None:
         if size == 1 and (scale == "group" or baseline not in ("none", "given")):

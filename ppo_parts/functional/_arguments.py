@@ -1,7 +1,7 @@
 """The checks of public functions: what each argument may be, and how it is prepared for the equations.
 
-The annotation of an argument says its kind, `RANGES` its range, and `KINDS` what kind of array it is. Concrete values
-are checked here; the rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
+The annotation of an argument says its kind, and `RANGES` the range of a hyperparameter. Concrete values are checked
+here; the rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 
 from ._common import (
     Array,
+    Number,
     Range,
     check_array,
     check_flags,
@@ -204,67 +205,70 @@ def _baseline(where: str, name: str, value: Any) -> Any:
     return check_as(where, name, value, Baseline) if isinstance(value, str) else check_floating(where, name, value)
 
 
-FLOATS = Kind(check_floating, "float")
-CONSTANT = Kind(check_floating, "float", constant=True)
+Floats = Annotated[Array, Kind(check_floating, "float")]
+Fixed = Annotated[Array, Kind(check_floating, "float", constant=True)]
+Wide = Annotated[Array, Kind(check_floating, "float", wide=True)]
+WideFixed = Annotated[Array, Kind(check_floating, "float", constant=True, wide=True)]
+"""Arrays of floats of one shape, `Wide` ones with one more axis; no gradient flows to fixed ones. An `Array` has that
+shape, too, but may hold integers or flags, and is neither cast nor masked."""
 
+AnyFloats = Annotated[Array, Kind(check_floating, "other")]
+AnyArray = Annotated[Array, Kind(check_array, "other")]
+Indices = Annotated[Array, Kind(_integers, "other")]
+"""Arrays of another shape."""
 
-KINDS = {
-    **dict.fromkeys(("log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "delta"), FLOATS),
-    **dict.fromkeys(("logits", "quantiles", "mean", "other"), Kind(check_floating, "float", wide=True)),
-    "mirrored": Kind(check_floating, "float", constant=True, wide=True),
-    **dict.fromkeys(("advantage", "target", "old_value", "probabilities"), CONSTANT),
-    **dict.fromkeys(("kernel", "bias", "score"), Kind(check_floating, "other")),
-    **dict.fromkeys(
-        ("reward", "final_value", "length", "x", "trace", "terminated", "truncated", "mask"), Kind(check_array)
-    ),
-    "last_value": Kind(check_array, "other"),
-    "group": Kind(_integers),
-    "indices": Kind(_integers, "other"),
-    **dict.fromkeys(("old", "new"), Kind(_mean_and_scale, "other")),
-    "size": whole(Range(1)),
-    "support": Kind(_support, "other"),
-    "baseline": Kind(_baseline),
-    "key": Kind(check_key, "other"),
-    "axis": Kind(_axes, "static"),
-    "ddof": whole(IN_0_1),
-}
-"""The arguments whose annotation does not say all."""
+Groups = Annotated[Array, Kind(_integers)]
+AnyBaseline = Annotated[Baseline | Array, Kind(_baseline)]
+MeanAndScale = Annotated[tuple[Array, Array], Kind(_mean_and_scale, "other")]
+Support = Annotated[Any, Kind(_support, "other")]
+Key = Annotated[Array, Kind(check_key, "other")]
+Size = Annotated[int, whole(Range(1))]
+AXIS, DDOF = Kind(_axes, "static"), whole(IN_0_1)
+Axes = Annotated[int | tuple[int, ...] | None, AXIS]
+Ddof = Annotated[int, DDOF]
 
-SINGLE = ("eps", "kappa", "kl_coef", "cov_low", "cov_high", "fraction", "sigma", "alpha", "beta", "length")
-"""The hyperparameters that are one number for all elements."""
+Positive = Annotated[Number, number(POSITIVE)]
+Single = Annotated[Number, "single"]
+"""Hyperparameters: a `Number` has the range of its name, and a `Single` one is the same for all elements."""
 
 
 def kind_of(name: str, hint: Any) -> Kind:
-    """Return what an argument with an annotation may be: a `Number` in the range of its name, an array, or a word."""
-    if float in _alternatives(hint):
-        return number(RANGES[name], single=name in SINGLE)
-    return KINDS.get(name) or Kind(functools.partial(check_as, hint=hint), "static")
+    """Return what an argument with an annotation may be."""
+    hints = _alternatives(hint)
+    said = [x for each in hints for x in getattr(each, "__metadata__", ())]
+    for kind in said:
+        if isinstance(kind, Kind):
+            return kind
+    if said == ["single"] or float in hints:
+        return number(RANGES[name], single=said == ["single"])
+    if Array in hints:
+        return Kind(check_array)
+    return Kind(functools.partial(check_as, hint=hint), "static")
 
 
-def public(
+def array_function(
     *,
     raw: bool = False,
     along_time: bool = False,
     axes: Mapping[str, str] | None = None,
     also: Callable[[str, dict[str, Any]], None] | None = None,
-    **own: Kind,
 ) -> Callable[[F], F]:
-    """Check the arguments of a function, prepare them, and compile the rest.
+    """Check the arguments of a function by their annotations, prepare them, and compile the rest.
 
-    The function receives its arrays in the dtype to compute in, with masked elements replaced by 0, and the
-    hyperparameters in that dtype and in a shape that fits; its result is cast to the dtype of the first argument. A
-    caller that is compiled sees the same operations as without `public`.
+    The function receives its arrays in the dtype to compute in, with masked elements replaced by 0, so that it need not
+    read `mask`, but must return 0 for zeros; fixed ones without their gradient; hyperparameters in that dtype and in a
+    shape that fits. Its result is cast to the dtype of the first argument. A caller that is compiled sees the same
+    operations as without this.
 
     With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
     sampler before such a loss must keep it. `axes` are those of arrays that have a fixed number of them, such as
-    "[T, N]". `also(where, arguments)` checks what concerns several arguments. `own` are the kinds of arguments that are
-    not what `kind_of` returns.
+    "[T, N]". `also(where, arguments)` checks what concerns several arguments.
     """
 
     def decorate(function: F) -> F:
         where, signature = function.__name__, inspect.signature(function)
-        hints = get_type_hints(function)
-        kinds = {name: own.get(name) or kind_of(name, hints[name]) for name in signature.parameters}
+        hints = get_type_hints(function, include_extras=True)
+        kinds = {name: kind_of(name, hints[name]) for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
         first, shaped = next(iter(kinds)), [name for name, kind in kinds.items() if kind.role in ("float", "array")]
 

@@ -17,7 +17,6 @@ Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
 Number = float | Array
 """A hyperparameter: one number, or an array that fits the other arrays."""
-Axes = int | tuple[int, ...] | None
 
 
 def check_arrays(where: str, /, **arrays: Any) -> None:
@@ -227,6 +226,6 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
     return whole
 
 
-def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
+def masked_sum(x: Array, mask: Array | None = None, axis: int | tuple[int, ...] | None = None) -> Array:
     """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
     return jnp.sum(x if mask is None else jnp.where(boolean_mask(mask, x), x, 0), axis=axis)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from ._arguments import CONSTANT, MaskMode, public
+from ._arguments import AnyArray, Fixed, Floats, MaskMode, array_function
 from ._common import Array, Number, boolean_mask, zero_where
 from ._errors import ShapeError, UserValueError
 from ._recurrence import reverse_recurrence, solver
@@ -24,11 +24,11 @@ class Advantages(NamedTuple):
     target: Array
 
 
-@public(raw=True, along_time=True, also=check_padding)
+@array_function(raw=True, along_time=True, also=check_padding)
 def gae(
     reward: Array,
-    value: Array,
-    next_value: Array,
+    value: Floats,
+    next_value: Floats,
     terminated: Array,
     truncated: Array | None = None,
     *,
@@ -101,10 +101,10 @@ def gae(
     return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
 
-@public(raw=True, along_time=True)
+@array_function(raw=True, along_time=True)
 def next_values(
-    value: Array,
-    last_value: Array,
+    value: Floats,
+    last_value: AnyArray,
     truncated: Array | None = None,
     final_value: Array | None = None,
     *,
@@ -163,9 +163,9 @@ def _skip(shifted: Array, keep: Array) -> Array:
     return jax.lax.scan(step, last, (shifted, following), reverse=True)[1]
 
 
-@public(along_time=True, reward=CONSTANT)
+@array_function(along_time=True)
 def reward_to_go(
-    reward: Array,
+    reward: Fixed,
     terminated: Array | None = None,
     truncated: Array | None = None,
     *,

@@ -7,8 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, Aggregation, Baseline, Scale, check_below, public
-from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values, masked_sum, zero_masked
+from ._arguments import (
+    Aggregation,
+    AnyBaseline,
+    AnyFloats,
+    Ddof,
+    Fixed,
+    Floats,
+    Groups,
+    Scale,
+    Single,
+    array_function,
+    check_below,
+)
+from ._common import Array, accumulator_dtype, boolean_mask, known_values, masked_sum, zero_masked
 from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
 
@@ -25,15 +37,15 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
     check_below(where, "group", values["group"], jnp.shape(values["reward"])[0], mask=mask, remedy=remedy)
 
 
-@public(reward=CONSTANT, axes={"reward": "[N] (one number per sequence)"}, also=_check_groups)
+@array_function(axes={"reward": "[N] (one number per sequence)"}, also=_check_groups)
 def group_advantage(
-    reward: Array,
-    group: Array,
+    reward: Fixed,
+    group: Groups,
     *,
-    baseline: Baseline | Array = "mean",
+    baseline: AnyBaseline = "mean",
     scale: Scale | None = "group",
-    ddof: int = 1,
-    eps: Number = 1e-6,
+    ddof: Ddof = 1,
+    eps: Single = 1e-6,
     length: Array | None = None,
     mask: Array | None = None,
 ) -> Array:
@@ -123,13 +135,13 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@public(raw=True, along_time=True, also=_check_outcome)
+@array_function(raw=True, along_time=True, also=_check_outcome)
 def outcome_reward(
-    score: Array,
+    score: AnyFloats,
     *,
-    log_prob: Array,
-    reference_log_prob: Array | None = None,
-    kl_coef: Number = 0.0,
+    log_prob: Floats,
+    reference_log_prob: Floats | None = None,
+    kl_coef: Single = 0.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Turn the score of a sequence into rewards of tokens, less a penalty for divergence. Gradients are stopped.
@@ -172,9 +184,9 @@ def check_aggregate(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
 
 
-@public(along_time=True, also=check_aggregate)
+@array_function(along_time=True, also=check_aggregate)
 def aggregate(
-    loss: Array, *, by: Aggregation = "token_mean", length: Number | None = None, mask: Array | None = None
+    loss: Floats, *, by: Aggregation = "token_mean", length: Single | None = None, mask: Array | None = None
 ) -> Array:
     r"""Reduce the losses of tokens to one number. Gradients flow to `loss`.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import check_below, public, whole
+from ._arguments import Indices, Key, array_function, check_below, whole
 from ._common import Array, Range
 
 SORTED = 128  # the largest size that is sorted
@@ -21,8 +21,8 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
         check_below(where, "indices", values["indices"], values["size"])
 
 
-@public(raw=True, size=whole(Range(1, 2**31 - 1)), also=_check_indices)
-def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
+@array_function(raw=True, also=_check_indices)
+def permutation(key: Key, size: Annotated[int, whole(Range(1, 2**31 - 1))], indices: Indices | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
     Up to 128 elements are sorted by random words, and all orders are equally likely. More of them are numbered in mixed

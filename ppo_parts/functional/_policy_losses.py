@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import POSITIVE, CorrectionMode, check_order, fit, number, public
+from ._arguments import CorrectionMode, Fixed, Floats, Positive, Wide, WideFixed, array_function, check_order, fit
 from ._common import Array, Number, boolean_mask, zero_masked
 
 
-@public()
+@array_function()
 def clipped_surrogate(
-    log_ratio: Array,
-    advantage: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
     *,
     clip_eps: Number,
     clip_eps_high: Number | None = None,
@@ -72,8 +72,8 @@ def outside_clip_range(log_ratio: Array, clip_eps: Any, clip_eps_high: Any) -> t
     return moved < -clip_eps, moved > (clip_eps if clip_eps_high is None else clip_eps_high)
 
 
-@public()
-def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def importance_weighted_surrogate(log_ratio: Floats, advantage: Fixed, *, mask: Array | None = None) -> Array:
     r"""Compute the unclipped surrogate as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -r_i A_i
@@ -91,9 +91,9 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
     return -advantage * _ratio(log_ratio, advantage != 0)
 
 
-@public()
+@array_function()
 def simple_policy_optimization(
-    log_ratio: Array, advantage: Array, *, clip_eps: Number, mask: Array | None = None
+    log_ratio: Floats, advantage: Fixed, *, clip_eps: Number, mask: Array | None = None
 ) -> Array:
     r"""Compute the loss of SPO, a parabola in the ratio. Gradients flow to `log_ratio`; `advantage` is a constant.
 
@@ -118,9 +118,9 @@ def simple_policy_optimization(
     return jnp.abs(advantage) * (moved * (moved / (2 * clip_eps) - sign) - sign)
 
 
-@public(alpha=number(POSITIVE), beta=number(POSITIVE))
+@array_function()
 def discovered_policy_optimization(
-    log_ratio: Array, advantage: Array, *, alpha: Number = 2.0, beta: Number = 0.6, mask: Array | None = None
+    log_ratio: Floats, advantage: Fixed, *, alpha: Positive = 2.0, beta: Positive = 0.6, mask: Array | None = None
 ) -> Array:
     r"""Compute the loss of DPO, a drift found by meta-learning. Gradients flow to `log_ratio`; `advantage` is constant.
 
@@ -156,10 +156,10 @@ def discovered_policy_optimization(
     return jnp.where(risen, risen_loss, plain + drift)
 
 
-@public()
+@array_function()
 def rollback_surrogate(
-    log_ratio: Array,
-    advantage: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
     *,
     clip_eps: Number,
     slope: Number,
@@ -196,8 +196,10 @@ def rollback_surrogate(
     return -advantage * jnp.where(outside, (1 + slope) * bound - slope * ratio, ratio)
 
 
-@public(coef=number(POSITIVE))
-def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number, mask: Array | None = None) -> Array:
+@array_function()
+def mirror_descent_surrogate(
+    log_ratio: Floats, advantage: Fixed, *, coef: Positive, mask: Array | None = None
+) -> Array:
     r"""Compute the loss of on-policy MDPO. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -r_i A_i + \beta (r_i \ell_i - r_i + 1)
@@ -220,9 +222,14 @@ def mirror_descent_surrogate(log_ratio: Array, advantage: Array, *, coef: Number
     return jnp.exp(log_ratio) * (coef * (log_ratio - 1) - advantage) + coef
 
 
-@public(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
+@array_function(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
 def importance_sampling_weight(
-    log_ratio: Array, *, high: Number, low: Number = 0.0, mode: CorrectionMode = "truncate", mask: Array | None = None
+    log_ratio: Floats,
+    *,
+    high: Number,
+    low: Number = 0.0,
+    mode: CorrectionMode = "truncate",
+    mask: Array | None = None,
 ) -> Array:
     r"""Compute a bounded importance weight per element. Gradients are stopped.
 
@@ -255,8 +262,8 @@ def importance_sampling_weight(
     return jnp.where(boolean_mask(mask, weight), weight, 0).astype(dtype)
 
 
-@public()
-def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) -> Array:
+@array_function()
+def bounds_loss(mean: Wide, *, bound: Number = 1.1, mask: Array | None = None) -> Array:
     r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
 
     .. math:: L_i = \sum_d \max(|\mu_{id}| - b, 0)^2
@@ -278,8 +285,8 @@ def bounds_loss(mean: Array, *, bound: Number = 1.1, mask: Array | None = None) 
     return jnp.sum(jnp.square(jnp.maximum(jnp.abs(mean) - bound, 0)), axis=-1)
 
 
-@public()
-def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def mirror_loss(mean: Wide, mirrored: WideFixed, *, mask: Array | None = None) -> Array:
     r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
 
     .. math:: L_i = \frac{1}{D} \sum_d (\mu_{id} - \tilde\mu_{id})^2
@@ -298,8 +305,8 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     return jnp.mean(jnp.square(mean - mirrored), axis=-1)
 
 
-@public()
-def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def smoothness_loss(mean: Wide, other: Wide, *, mask: Array | None = None) -> Array:
     r"""Compute the distance between the actions for two observations. Gradients flow to both.
 
     .. math:: L_i = \| \mu_i - \mu'_i \|_2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ._arguments import Implementation, public
+from ._arguments import Floats, Implementation, array_function
 from ._common import Array, accumulator_dtype
 
 
@@ -56,8 +56,8 @@ def has_gpu() -> bool:
         return False
 
 
-@public(raw=True, along_time=True)
-def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementation = "auto") -> Array:
+@array_function(raw=True, along_time=True)
+def reverse_recurrence(delta: Floats, trace: Array, *, implementation: Implementation = "auto") -> Array:
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 
     Args:

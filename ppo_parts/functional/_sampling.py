@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import check_below, public
-from ._common import Array, Number, accumulator_dtype, boolean_mask, known_values
+from ._arguments import Fixed, Indices, Key, Single, Size, array_function, check_below
+from ._common import Array, accumulator_dtype, boolean_mask, known_values
 from ._errors import UserValueError
 
 
-@public(axes={"advantage": "[T, N]"})
-def segment_priorities(advantage: Array, *, alpha: Number, eps: Number = 1e-6, mask: Array | None = None) -> Array:
+@array_function(axes={"advantage": "[T, N]"})
+def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, mask: Array | None = None) -> Array:
     r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \left(\sum_t m_{tn} |A_{tn}|\right)^{\alpha}, \qquad
@@ -68,8 +68,8 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
 
 
-@public(raw=True, axes={"probabilities": "[N]"}, also=_check_size)
-def sample_without_replacement(key: Array, probabilities: Array, size: int) -> Array:
+@array_function(raw=True, axes={"probabilities": "[N]"}, also=_check_size)
+def sample_without_replacement(key: Key, probabilities: Fixed, size: Size) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
     They are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise.
@@ -105,8 +105,8 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
     check_below(where, "indices", values["indices"], jnp.shape(values["probabilities"])[0])
 
 
-@public(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
-def importance_weights(probabilities: Array, indices: Array, *, beta: Number) -> Array:
+@array_function(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
+def importance_weights(probabilities: Fixed, indices: Indices, *, beta: Single) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, FROM_0, Level, Reduction, check_order, number, public
+from ._arguments import Fixed, Floats, Key, Level, Reduction, Single, array_function, check_order
 from ._common import Array, Number, boolean_mask
 from ._policy_losses import clip_bounds, clipped_surrogate, importance_weighted_surrogate, outside_clip_range
 from ._statistics import masked_mean
 
 
-@public()
-def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def policy_gradient_loss(log_ratio: Floats, advantage: Fixed, *, mask: Array | None = None) -> Array:
     r"""Compute REINFORCE's loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
@@ -32,10 +32,10 @@ def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | No
     return _weighted_log_prob(advantage, log_ratio)
 
 
-@public()
+@array_function()
 def cispo(
-    log_ratio: Array,
-    advantage: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
     *,
     clip_eps: Number,
     clip_eps_high: Number | None = None,
@@ -64,9 +64,14 @@ def cispo(
     return _weighted_log_prob(weight * advantage, log_ratio)
 
 
-@public()
+@array_function()
 def sapo(
-    log_ratio: Array, advantage: Array, *, tau: Number = 1.0, tau_negative: Number = 1.05, mask: Array | None = None
+    log_ratio: Floats,
+    advantage: Fixed,
+    *,
+    tau: Number = 1.0,
+    tau_negative: Number = 1.05,
+    mask: Array | None = None,
 ) -> Array:
     r"""Compute a policy loss with a soft gate in place of the clip. Gradients flow to `log_ratio` only.
 
@@ -93,9 +98,9 @@ def sapo(
     return -advantage * 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(limited))
 
 
-@public(along_time=True)
+@array_function(along_time=True)
 def sequence_log_ratio(
-    log_ratio: Array, *, level: Level = "sequence", reduction: Reduction = "mean", mask: Array | None = None
+    log_ratio: Floats, *, level: Level = "sequence", reduction: Reduction = "mean", mask: Array | None = None
 ) -> Array:
     r"""Replace each token's log-ratio by that of its sequence. `level` determines where gradients flow.
 
@@ -129,10 +134,10 @@ def sequence_log_ratio(
     return jnp.where(keep, whole, 0)
 
 
-@public(along_time=True)
+@array_function(along_time=True)
 def gspo(
-    log_ratio: Array,
-    advantage: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
     *,
     clip_eps: Number,
     clip_eps_high: Number | None = None,
@@ -164,10 +169,10 @@ def gspo(
     return clipped_surrogate(shared, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip)
 
 
-@public(along_time=True)
+@array_function(along_time=True)
 def gmpo(
-    log_ratio: Array,
-    advantage: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
     *,
     clip_eps: Number = 0.4,
     clip_eps_high: Number | None = None,
@@ -202,18 +207,18 @@ def gmpo(
     return jnp.where(keep, loss, 0)
 
 
-@public(log_prob=CONSTANT, also=lambda where, values: check_order(where, values, "cov_low", "cov_high", strict=True))
+@array_function(also=lambda where, values: check_order(where, values, "cov_low", "cov_high", strict=True))
 def clip_cov(
-    log_ratio: Array,
-    advantage: Array,
-    log_prob: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
+    log_prob: Fixed,
     *,
-    key: Array,
+    key: Key,
     clip_eps: Number,
     clip_eps_high: Number | None = None,
-    fraction: Number = 2e-4,
-    cov_low: Number = 1.0,
-    cov_high: Number = 5.0,
+    fraction: Single = 2e-4,
+    cov_low: Single = 1.0,
+    cov_high: Single = 5.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Drop a few tokens of high covariance from the clipped surrogate. Gradients flow to `log_ratio` of the others.
@@ -248,14 +253,14 @@ def clip_cov(
     return jnp.where(drawn, 0, loss)
 
 
-@public(log_prob=CONSTANT, coef=number(FROM_0, single=True))
+@array_function()
 def kl_cov(
-    log_ratio: Array,
-    advantage: Array,
-    log_prob: Array,
+    log_ratio: Floats,
+    advantage: Fixed,
+    log_prob: Fixed,
     *,
-    fraction: Number = 2e-4,
-    coef: Number = 1.0,
+    fraction: Single = 2e-4,
+    coef: Single = 1.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Add a divergence penalty for the tokens of highest covariance. Gradients flow to `log_ratio` only.

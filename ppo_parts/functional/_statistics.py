@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import CONSTANT, FLOATS, KLEstimator, public
-from ._common import Array, Axes, Number, accumulator_dtype, boolean_mask
+from ._arguments import Axes, Ddof, Fixed, Floats, KLEstimator, Single, array_function
+from ._common import Array, Number, accumulator_dtype, boolean_mask
 from ._policy_losses import outside_clip_range
 
 
-@public(raw=True)
+@array_function(raw=True)
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
@@ -37,13 +37,13 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
 
 
-@public(advantage=FLOATS)
+@array_function()
 def advantage_normalize(
-    advantage: Array,
+    advantage: Floats,
     *,
-    axis: int | tuple[int, ...] | None = None,
-    ddof: int = 0,
-    eps: Number = 1e-8,
+    axis: Axes = None,
+    ddof: Ddof = 0,
+    eps: Single = 1e-8,
     mask: Array | None = None,
 ) -> Array:
     r"""Subtract the mean and divide by the standard deviation. Gradients flow, also through both statistics.
@@ -84,8 +84,8 @@ def advantage_normalize(
     return jnp.where(equal, unscaled, (offset - error) * keep / scale)
 
 
-@public()
-def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
+@array_function()
+def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
     r"""Estimate KL(behavior ‖ current) per element, from the behavior policy's actions. Gradients flow.
 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
@@ -130,9 +130,9 @@ def _(primals: Any, tangents: Any) -> Any:
     return _with_gradient_of(*primals), tangents[1]
 
 
-@public(log_ratio=CONSTANT)
+@array_function()
 def clip_fraction(
-    log_ratio: Array, *, clip_eps: Number, clip_eps_high: Number | None = None, mask: Array | None = None
+    log_ratio: Fixed, *, clip_eps: Number, clip_eps_high: Number | None = None, mask: Array | None = None
 ) -> Array:
     r"""Return 1.0 for each element whose ratio has left the clip range, else 0.0. There is no gradient.
 
@@ -151,8 +151,8 @@ def clip_fraction(
     return (below | above).astype(log_ratio.dtype)
 
 
-@public(value=CONSTANT)
-def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def explained_variance(value: Fixed, target: Fixed, *, mask: Array | None = None) -> Array:
     r"""Compute the share of the target's variance that the value explains. Gradients are stopped.
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import POSITIVE, number, public
+from ._arguments import AnyFloats, Fixed, Floats, MeanAndScale, Positive, Single, Support, Wide, array_function
 from ._common import Array, Number, accumulator_dtype, zero_masked
 from ._errors import ShapeError
 
 
-@public()
-def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+@array_function()
+def value_loss(value: Floats, target: Fixed, *, mask: Array | None = None) -> Array:
     r"""Compute half the squared error per element. Gradients flow to `value`; `target` is a constant.
 
     .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
@@ -33,9 +33,9 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
     return 0.5 * jnp.square(value - target)
 
 
-@public()
+@array_function()
 def clipped_value_loss(
-    value: Array, old_value: Array, target: Array, *, clip_eps: Number, mask: Array | None = None
+    value: Floats, old_value: Fixed, target: Fixed, *, clip_eps: Number, mask: Array | None = None
 ) -> Array:
     r"""Compute a value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
 
@@ -62,8 +62,8 @@ def clipped_value_loss(
     return 0.5 * jnp.square(jnp.where(inside | (jnp.abs(clipped) <= jnp.abs(error)), error, clipped))
 
 
-@public(delta=number(POSITIVE))
-def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: Array | None = None) -> Array:
+@array_function()
+def huber_value_loss(value: Floats, target: Fixed, *, delta: Positive = 1.0, mask: Array | None = None) -> Array:
     r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
 
     .. math:: L_i = \begin{cases} \frac12 e_i^2 & |e_i| \le \delta \\ \delta(|e_i| - \frac12\delta) & |e_i| > \delta
@@ -82,8 +82,8 @@ def huber_value_loss(value: Array, target: Array, *, delta: Number = 1.0, mask: 
     return _huber(value - target, delta)
 
 
-@public()
-def quantile_value_loss(quantiles: Array, target: Array, *, kappa: Number = 1.0, mask: Array | None = None) -> Array:
+@array_function()
+def quantile_value_loss(quantiles: Wide, target: Fixed, *, kappa: Single = 1.0, mask: Array | None = None) -> Array:
     r"""Compute the quantile Huber loss per element. Gradients flow to `quantiles`; `target` is a constant.
 
     .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
@@ -117,9 +117,9 @@ def _check_support(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(also=_check_support)
+@array_function(also=_check_support)
 def categorical_value_loss(
-    logits: Array, target: Array, *, support: Any, sigma: Number | None = None, mask: Array | None = None
+    logits: Wide, target: Fixed, *, support: Support, sigma: Single | None = None, mask: Array | None = None
 ) -> Array:
     r"""Compute the cross-entropy of a critic that classifies. Gradients flow to `logits`; `target` is a constant.
 
@@ -175,8 +175,8 @@ def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
     return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
-@public(also=_check_support)
-def categorical_value(logits: Array, support: Any) -> Array:
+@array_function(also=_check_support)
+def categorical_value(logits: Wide, support: Support) -> Array:
     r"""Compute the expected value of a critic that classifies, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
 
     Gradients flow to `logits`.
@@ -195,8 +195,8 @@ def categorical_value(logits: Array, support: Any) -> Array:
     return jnp.sum(jax.nn.softmax(logits) * atoms, axis=-1)
 
 
-@public(raw=True)
-def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
+@array_function(raw=True)
+def rescale_head(kernel: AnyFloats, bias: AnyFloats, old: MeanAndScale, new: MeanAndScale) -> tuple[Array, Array]:
     r"""Rescale the last layer of a critic so that :math:`\sigma n(s) + \mu` does not change. Gradients flow.
 
     .. math:: w \leftarrow \frac{\sigma}{\sigma'} w, \qquad b \leftarrow \frac{\sigma b + \mu - \mu'}{\sigma'}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from ._arguments import public
+from ._arguments import Floats, array_function
 from ._common import Array, Number, zero_where
 from ._recurrence import solver
 from ._steps import Steps, prepare
@@ -24,12 +24,12 @@ class VTrace(NamedTuple):
     policy_advantage: Array
 
 
-@public(raw=True, along_time=True)
+@array_function(raw=True, along_time=True)
 def vtrace(
-    log_ratio: Array,
+    log_ratio: Floats,
     reward: Array,
-    value: Array,
-    next_value: Array,
+    value: Floats,
+    next_value: Floats,
     terminated: Array,
     truncated: Array | None = None,
     *,

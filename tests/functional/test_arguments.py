@@ -10,7 +10,6 @@ from jax import export, monitoring
 
 from ppo_parts import errors
 from ppo_parts import functional as f
-from ppo_parts.functional import _arguments
 from tests.registry import BEYOND
 
 T, N, K = 8, 6, 5
@@ -250,8 +249,3 @@ def test_a_mask_of_ones_is_no_mask_and_numpy_arrays_are_arrays(name):
     for x, y in zip(jax.tree.leaves(with_mask), jax.tree.leaves(without), strict=True):
         assert x.dtype == jnp.float32
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
-def test_every_name_has_one_meaning():
-    """No rule in the table of kinds is left over."""
-    assert {argument for name in FUNCTIONS for argument in kinds(name)} >= _arguments.KINDS.keys()
