@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.errors import ShapeError
 from ._env import Array
 
 try:
@@ -36,6 +37,8 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
 
     def write(context: Any, out: Any, *args: Any) -> None:
         for buffer, x in zip(out, call(*args), strict=True):
+            if np.shape(x) != buffer.shape:  # NumPy would broadcast it
+                raise ShapeError(f"an environment returned {np.shape(x)} where {buffer.shape} was declared")
             np.asarray(buffer)[...] = x
 
     if not any(isinstance(x, jax.core.Tracer) for x in args):
