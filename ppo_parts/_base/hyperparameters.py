@@ -33,7 +33,7 @@ class Field:
 
     __rmul__ = __mul__
 
-    def scaled(self, x: Any) -> Array:
+    def scale(self, x: Any) -> Array:
         """Return the numbers of the field times the factor, NaN where they are out of range."""
         return _nan_outside(self.factor * x, self.limits)
 
@@ -75,7 +75,7 @@ LATE = (np.int32(2**29), np.int32(2**30))
 def check_number(
     where: str, name: str, value: Any, limits: Range | None = None, *, schedule: bool = True, field: bool = False
 ) -> Any:
-    """Return `value` after checking that it is, or can become, a number in a range; None: that of its name, `RANGES`.
+    """Return `value` after checking that it is, or can become, a number in `limits` (`RANGES[name]`).
 
     A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
     constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so

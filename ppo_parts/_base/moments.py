@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from .trees import select
 
 
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
         if present is None:
             where, seen = None, jnp.full_like(self.seen, x.shape[0])
         else:
-            where = unsqueezed(present, x.ndim)
+            where = unsqueeze(present, x.ndim)
             seen = jnp.sum(where, axis=0, dtype=jnp.float32).reshape(self.seen.shape)
         return self.appended(Moments(jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where), seen))
 
@@ -65,7 +65,7 @@ class Moments(NamedTuple):
 def merged(each: Moments) -> Moments:
     """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
     mean, var, seen = each
-    weight, total = unsqueezed(seen, mean.ndim), jnp.sum(seen, axis=0)
+    weight, total = unsqueeze(seen, mean.ndim), jnp.sum(seen, axis=0)
     some = jnp.maximum(total, 1)
     whole = jnp.sum(weight * mean, axis=0) / some
     return Moments(whole, jnp.sum(weight * (var + jnp.square(mean - whole[None])), axis=0) / some, total)

@@ -21,7 +21,7 @@ def without_weak_types(tree: Any) -> Any:
     return jax.tree.map(strengthened, tree)
 
 
-def copies(tree: Any) -> Any:
+def copy_arrays(tree: Any) -> Any:
     """Copy the arrays of the tree, so that donating a state that contains the parameters twice does not fail."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
 

@@ -17,7 +17,7 @@ from ..functional._common import (
     check_floating,
     check_same_shape,
     masked_sum,
-    unsqueezed,
+    unsqueeze,
     valid_flags,
 )
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
@@ -114,7 +114,7 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     def finite(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
             return x
-        kept = unsqueezed(keep, x.ndim)
+        kept = unsqueeze(keep, x.ndim)
         wide = x.astype(accumulator_dtype(x))
         harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
         return jnp.where(kept if alone else harmless | kept, x, 0)
@@ -131,8 +131,8 @@ def nan_where_not_flags(batch: Batch) -> Batch:
             wrong.append(~valid_flags(name, x))
     if not wrong:
         return batch
-    counts = True if batch.mask is None else batch.mask != 0
-    return batch.replace(log_prob=jnp.where(functools.reduce(jnp.logical_or, wrong) & counts, jnp.nan, batch.log_prob))
+    kept = True if batch.mask is None else batch.mask != 0
+    return batch.replace(log_prob=jnp.where(functools.reduce(jnp.logical_or, wrong) & kept, jnp.nan, batch.log_prob))
 
 
 def count_nonfinite(batch: Batch) -> Metrics:

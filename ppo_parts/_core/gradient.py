@@ -21,7 +21,7 @@ from .policy import evaluate_current, network_of
 
 
 class Evaluated(NamedTuple):
-    """What a minibatch has left, besides its loss.
+    """What a minibatch leaves behind, besides its loss.
 
     Attributes:
         written: a batch with the metrics and the stop that the parts after the sampler wrote.
@@ -41,7 +41,7 @@ def loss_of(
 
     The policy with these trained parameters is evaluated on it, unless its `output` is given.
     """
-    params = phase.merged(state.params, trained)
+    params = phase.merge_trained(state.params, trained)
     evaluate: Evaluate = context.evaluate if output is None else lambda params, batch: output
     current = evaluate_current(evaluate, params, minibatch)
     batch, after = fold(phase.after, minibatch.replace(current=current), state.after, context.replace(params=params))
@@ -60,7 +60,7 @@ def differentiate(
     phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
 ) -> tuple[tuple[Array, Evaluated], Params]:
     """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
-    trained, network = phase.trained(state.params), network_of(policy)
+    trained, network = phase.select_trained(state.params), network_of(policy)
     if isinstance(network, Microbatched):
         found = _in_pieces(phase, network, trained, minibatch, state, context)
         if found is not None:
@@ -72,7 +72,7 @@ def differentiate(
 
     def loss(trained: Params) -> tuple[Array, Evaluated]:
         total, evaluated = loss_of(phase, trained, minibatch, state, context)
-        return watched(total, traced), evaluated
+        return watch(total, traced), evaluated
 
     results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
     if not traced:
@@ -99,7 +99,7 @@ def _in_pieces(
     unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
 
     def prepare(trained: Params) -> Batch:
-        own = context.replace(params=phase.merged(state.params, trained))
+        own = context.replace(params=phase.merge_trained(state.params, trained))
         return fold(head, minibatch.replace(current=unread), state.after[:first], own)[0]
 
     prepared = prepare(trained)
@@ -111,14 +111,14 @@ def _in_pieces(
 
     def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
         seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
-        key, params = jax.random.fold_in(context.key, index), phase.merged(state.params, trained)
+        key, params = jax.random.fold_in(context.key, index), phase.merge_trained(state.params, trained)
         batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
         losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
         sums = [masked_sum(loss, piece.mask) / count for loss in losses]
         return sum(sums, jnp.zeros(()))
 
     def evaluate(trained: Params, batch: Batch) -> Output:
-        return network.evaluate(phase.merged(state.params, trained), batch)
+        return network.evaluate(phase.merge_trained(state.params, trained), batch)
 
     return differentiate_pieces(loss_of_piece, evaluate, trained, prepared.replace(current=None), pieces)
 
@@ -129,7 +129,7 @@ def _depends(f: Callable[[Params], Any], params: Params) -> bool:
 
     def total(params: Params) -> Array:
         floats = (x for x in jax.tree.leaves(f(params)) if jnp.issubdtype(jnp.result_type(x), jnp.floating))
-        return sum((jnp.sum(watched(x, traced)) for x in floats), jnp.zeros(()))
+        return sum((jnp.sum(watch(x, traced)) for x in floats), jnp.zeros(()))
 
     jax.eval_shape(jax.grad(total), params)
     return bool(traced)
@@ -146,7 +146,7 @@ def _first_of_current(parts: Sequence[Part]) -> int:
     return [*map(needs_gradient, parts), True].index(True)
 
 
-def watched(x: Array, traced: list[Array]) -> Array:
+def watch(x: Array, traced: list[Array]) -> Array:
     """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
 
     def tangent_of(tangent: Array, result: Array, x: Array) -> Array:
@@ -166,5 +166,5 @@ def reduce_loss(loss: Array, batch: Batch) -> Array:
         return masked_mean(loss, batch.mask)
     if batch.mask is None:
         return jnp.mean(loss)
-    counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
-    return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
+    kept = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
+    return masked_mean(loss, jnp.any(kept, axis=(0, 2)))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
+from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, fold, init_parts, part_key
@@ -29,7 +29,7 @@ from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import may_skip
 from .part import Context, Part
 from .phase_state import PhaseState, check_and_amend
-from .phases import Phase, by_phase, divide, with_optimizers, without_names
+from .phases import Phase, attach_optimizers, divide, name_states, unname_states
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .wiring import check_every_write_has_an_effect
@@ -135,7 +135,7 @@ def learner(
     if not callable(evaluate):
         raise UserTypeError(f"{expected}, got {evaluate!r}")
     shared, divided = divide(chain(pipeline))
-    phases = with_optimizers(divided, optimizer)
+    phases = attach_optimizers(divided, optimizer)
     check_every_write_has_an_effect(shared, [(*phase.before, phase.sampler, *phase.after) for phase in phases])
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
@@ -156,16 +156,16 @@ class _Update:
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
         for phase in self.phases:
-            check_trainable(phase.trained(params))
+            check_trainable(phase.select_trained(params))
         states = {}
-        for number, phase in enumerate(self.phases):
-            phase_key = part_key(key, number + 1)
+        for index, phase in enumerate(self.phases):
+            phase_key = part_key(key, index + 1)
             before = init_parts(phase.before, params, part_key(phase_key, 1))
             states[phase.name] = before, init_parts(phase.after, params, part_key(phase_key, 2))
-        opt_states = {phase.name: phase.optimizer.init(phase.trained(params)) for phase in self.phases}
-        pipeline = init_parts(self.shared, params, key), without_names(states, self.phases)
-        opt_state = without_names(opt_states, self.phases)
-        return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
+        opt_states = {phase.name: phase.optimizer.init(phase.select_trained(params)) for phase in self.phases}
+        pipeline = init_parts(self.shared, params, key), unname_states(states, self.phases)
+        opt_state = unname_states(opt_states, self.phases)
+        return LearnerState(params, opt_state, copy_arrays(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
         """Run the shared parts, each phase, and the `finish` of each part."""
@@ -186,7 +186,7 @@ class _Update:
         recorded = nan_where_not_flags(finite_where_masked(recorded, keeps_time=keeps_time))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
-        opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
+        opt_states, states = name_states(state.opt_state, self.phases), name_states(states, self.phases)
         keep_finite = any(may_skip(opt_state) for opt_state in opt_states.values())
         metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
@@ -199,12 +199,12 @@ class _Update:
             metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}
-        for number, phase in enumerate(self.phases):
-            phase_key = jax.random.fold_in(key, number + 1)
+        for index, phase in enumerate(self.phases):
+            phase_key = jax.random.fold_in(key, index + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=phase.sampler.num_minibatches)
             loop = PhaseLoop(
                 phase, self.shared, recorded, prepared, phase_context, self.policy, self.gradient_metrics,
-                policy_changed=number > 0 or phase.sampler.refresh == "every_epoch", keep_finite=keep_finite,
+                policy_changed=index > 0 or phase.sampler.refresh == "every_epoch", keep_finite=keep_finite,
             )  # fmt: skip
             before, after = states[phase.name]
             begin = PhaseState(params, opt_states[phase.name], shared, before, after, stopped)
@@ -215,8 +215,8 @@ class _Update:
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
         shared, states = self._finish(shared, states, prepared, rollouts, context)
-        pipeline = (shared, without_names(states, self.phases))
-        result = LearnerState(params, without_names(opt_states, self.phases), pipeline, state.step + 1)
+        pipeline = (shared, unname_states(states, self.phases))
+        result = LearnerState(params, unname_states(opt_states, self.phases), pipeline, state.step + 1)
         return result, join_metrics(*metrics)
 
     def _finish(
@@ -225,11 +225,11 @@ class _Update:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         keys = [jax.random.fold_in(context.key, i) for i in range(1 + 2 * len(self.phases))]
         finished = {}
-        for number, phase in enumerate(self.phases):
+        for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
-            before = finish_parts(phase.before, prepared, context.replace(key=keys[2 * number + 1]), before)
+            before = finish_parts(phase.before, prepared, context.replace(key=keys[2 * index + 1]), before)
             finish_after = functools.partial(
-                finish_parts, phase.after, rollouts[phase.name], context.replace(key=keys[2 * number + 2])
+                finish_parts, phase.after, rollouts[phase.name], context.replace(key=keys[2 * index + 2])
             )
             if phase.every == 1:
                 after = finish_after(after)
@@ -269,7 +269,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
     """
     shared, phases = divide(chain(pipeline))
     found = list(zip([part.name for part in shared], state.pipeline[0], strict=True))
-    states = by_phase(state.pipeline[1], phases)
+    states = name_states(state.pipeline[1], phases)
     for phase in phases:
         names = [phase.prefix + part.name for part in (*phase.before, *phase.after)]
         before, after = states[phase.name]

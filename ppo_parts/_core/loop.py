@@ -85,14 +85,14 @@ class PhaseLoop:
             state = state._replace(estimates=self._estimates(state.params, 0))
         first, rollout = split_metrics(rollout)
 
-        def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
-            keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
-            context = self.context.replace(key=keys[0], epoch=number)
+        def epoch(state: PhaseState, index: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
+            keys = jax.random.split(jax.random.fold_in(key, index + 1), 3)
+            context = self.context.replace(key=keys[0], epoch=index)
             drawn_from = rollout
             if sampler.refresh in ("epoch", "every_epoch"):
-                drawn_from, state = self._prepare(state, context, self._estimates(state.params, number))
+                drawn_from, state = self._prepare(state, context, self._estimates(state.params, index))
             refreshed, drawn_from = split_metrics(drawn_from)
-            items = sampler.plan(keys[1], drawn_from, number)
+            items = sampler.plan(keys[1], drawn_from, index)
             check_plan(sampler, items)
             minibatch = functools.partial(self._minibatch, drawn_from, context.replace(key=keys[2]))
             numbered = (jnp.arange(sampler.num_minibatches), items)
@@ -103,7 +103,7 @@ class PhaseLoop:
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(estimates=None), metrics.prefixed(self.phase.prefix), rollout
+        return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), rollout
 
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0).
@@ -172,7 +172,7 @@ class PhaseLoop:
 
         context = context.replace(key=loss_key)
         (loss, evaluated), gradient = differentiate(phase, self.policy, minibatch, state, context)
-        gradient, stop = phase.masked(gradient, state.params), evaluated.written.stop
+        gradient, stop = phase.mask_untrained(gradient, state.params), evaluated.written.stop
         new, applied = self._step(minibatch, state, context, loss, evaluated, gradient)
         if stop is not None:
             phase.check_stop()
@@ -181,8 +181,8 @@ class PhaseLoop:
 
         minibatch = minibatch.replace(current=evaluated.current)
         if new.estimates is not None:
-            new = new._replace(estimates=new.estimates.written_back(self.recorded, sampler, minibatch, indices))
-        measured = self._measured(loss, gradient, applied, minibatch)
+            new = new._replace(estimates=new.estimates.write_back(self.recorded, sampler, minibatch, indices))
+        measured = self._measure(loss, gradient, applied, minibatch)
         return new, join_metrics(refreshed, split_metrics(evaluated.written)[0], *measured)
 
     def _step(
@@ -196,12 +196,12 @@ class PhaseLoop:
             return loss_of(phase, trained, minibatch, state, context)[0]
 
         def grad_fn(trained: Params, *_: Any) -> Params:
-            return phase.masked(jax.grad(value_fn)(trained), params)
+            return phase.mask_untrained(jax.grad(value_fn)(trained), params)
 
         updates, opt_state = phase.optimizer.update(
             gradient,
             state.opt_state,
-            phase.trained(params),
+            phase.select_trained(params),
             step=context.step,
             value=loss,
             metrics=evaluated.written.metrics,
@@ -210,8 +210,8 @@ class PhaseLoop:
             obj_fn=value_fn,
             grad_fn=grad_fn,
         )
-        updates = phase.masked(updates, params)  # because weight decay also changes parameters without a gradient
-        params = phase.merged(params, optax.apply_updates(phase.trained(params), updates))
+        updates = phase.mask_untrained(updates, params)  # weight decay also changes parameters without a gradient
+        params = phase.merge_trained(params, optax.apply_updates(phase.select_trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             # After many gradients in a row that are not finite, `optax.apply_if_finite` applies them.
@@ -220,7 +220,7 @@ class PhaseLoop:
         params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
 
-    def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
+    def _measure(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
         # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping. A
         # large one must not be copied, or gathered if it is divided over devices.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from ..functional._common import check_same_shape, stacked
+from ..functional._common import check_same_shape, stack_scalars
 from .batch import Array, Batch, MetricReduction
 
 REDUCE = {
@@ -51,7 +51,7 @@ class Metrics(Mapping[str, Array]):
         """Make metrics from arrays of one shape, by name; those without a reduction are averaged."""
         check_same_shape("Metrics.of", **named)
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))
-        values = stacked(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
+        values = stack_scalars(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
         return cls(values, tuple(named), tuple((reductions or {}).get(name, "mean") for name in named))
 
     def __getitem__(self, name: str) -> Array:
@@ -84,7 +84,7 @@ class Metrics(Mapping[str, Array]):
             values = jnp.where(jnp.array([own == way for own in self.reductions]), reduced, values)
         return dataclasses.replace(self, array=values)
 
-    def prefixed(self, prefix: str) -> Metrics:
+    def add_prefix(self, prefix: str) -> Metrics:
         """Return the same numbers with a prefix on each name."""
         return dataclasses.replace(self, names=tuple(prefix + name for name in self.names))
 

@@ -15,7 +15,7 @@ from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, at, check_takes
 from ..functional._arguments import check_as, is_known
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from .batch import ABSENT, PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
 
 PartState = Any
@@ -208,10 +208,10 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     if number.path.partition(".")[0] in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
     if x.ndim == 0:
-        return number.scaled(x)
-    x = unsqueezed(x, max(rank, x.ndim))
+        return number.scale(x)
+    x = unsqueeze(x, max(rank, x.ndim))
     if batch.mask is None:
-        return number.scaled(x)
+        return number.scale(x)
     # A masked element has no number, and gets one that is in range; 1 first, so that no gradient is 0 * NaN.
-    keep, in_range = unsqueezed(batch.mask.astype(bool), x.ndim), min(number.limits.high, max(number.limits.low, 0) + 1)
-    return jnp.where(keep, number.scaled(jnp.where(keep, x, 1)), in_range)
+    keep, in_range = unsqueeze(batch.mask.astype(bool), x.ndim), min(number.limits.high, max(number.limits.low, 0) + 1)
+    return jnp.where(keep, number.scale(jnp.where(keep, x, 1)), in_range)

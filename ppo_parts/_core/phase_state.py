@@ -13,7 +13,7 @@ from .batch import Array, Batch, Current, Evaluate, Params
 from .chain import amend, check_states
 from .checks import check_axes
 from .part import Context, Part
-from .policy import evaluate_current, shifted_values
+from .policy import evaluate_current, shift_values
 from .sampling import Sampler
 
 
@@ -49,10 +49,10 @@ class Estimates(NamedTuple):
         if value is None or batch.value is None:
             return Estimates(batch.value, batch.next_value, log_ratio)
         value = value.astype(batch.value.dtype)
-        following = None if batch.next_value is None else shifted_values(batch, value).astype(batch.next_value.dtype)
+        following = None if batch.next_value is None else shift_values(batch, value).astype(batch.next_value.dtype)
         return Estimates(value, following, log_ratio)
 
-    def written_back(self, batch: Batch, sampler: Sampler, minibatch: Batch, indices: Any) -> Estimates:
+    def write_back(self, batch: Batch, sampler: Sampler, minibatch: Batch, indices: Any) -> Estimates:
         """Return the estimates with those of a minibatch, whose `current` is the policy before its step."""
         current: Current = minibatch.current
         value, _, log_ratio = self

@@ -68,7 +68,7 @@ class Phase:
         """Return whether the phase runs in this update."""
         return (step + 1) % self.every == 0
 
-    def trained(self, params: Params) -> Params:
+    def select_trained(self, params: Params) -> Params:
         """Return the parameters that the optimizer updates."""
         if self.trains is None or callable(self.trains):
             return params
@@ -81,14 +81,14 @@ class Phase:
                 )
         return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
 
-    def merged(self, params: Params, trained: Params) -> Params:
+    def merge_trained(self, params: Params, trained: Params) -> Params:
         """Return all parameters, including those that the optimizer has updated."""
         if self.trains is None or callable(self.trains):
             return trained
         every = {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
         return type(params)(every)  # a dict, or the mapping of a library
 
-    def masked(self, tree: Params, params: Params) -> Params:
+    def mask_untrained(self, tree: Params, params: Params) -> Params:
         """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
         if not callable(self.trains):
             return tree
@@ -131,7 +131,7 @@ def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
         raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
     elif trains == ():
         raise UserValueError("phase: trains names no parameters, got (); None means all of them")
-    return dataclasses.replace(divided("phase: the part", part, trains), every=every)
+    return dataclasses.replace(make_phase("phase: the part", part, trains), every=every)
 
 
 @checked
@@ -166,7 +166,7 @@ def phases(**chains: Part | Phase) -> Part:
         raise UserValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
     by_name = {}
     for name, given in chains.items():
-        found = given if isinstance(given, Phase) else divided(f"phases: {name}", given, trains="own")
+        found = given if isinstance(given, Phase) else make_phase(f"phases: {name}", given, trains="own")
         by_name[name] = dataclasses.replace(found, name=name, trains=(name,) if found.trains == "own" else found.trains)
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
@@ -185,7 +185,7 @@ class Phases(Divider):
     phases: dict[str, Phase] = dataclasses.field(hash=False)
 
 
-def divided(where: str, part: Any, trains: Any = None) -> Phase:
+def make_phase(where: str, part: Any, trains: Any = None) -> Phase:
     """Return a chain with a sampler as a phase that has no name yet; `where` begins error messages."""
     if not isinstance(part, Part):
         raise UserTypeError(f"{where} must be a chain with a sampler in it, got {part!r}")
@@ -211,10 +211,10 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[Phase]]:
             raise UserValueError(f"learner: {last.name} comes after phases(): move it into one of the phases")
     if isinstance(last, Phases):
         return tuple(shared), list(last.phases.values())
-    return (), [divided("learner: the pipeline", pipeline)]
+    return (), [make_phase("learner: the pipeline", pipeline)]
 
 
-def with_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
+def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
     """Return the phases, each with its optimizer; raise if there are too few or too many optimizers."""
     names = [phase.name for phase in phases]
     if names == [""]:
@@ -230,11 +230,11 @@ def with_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
     return tuple(dataclasses.replace(phase, optimizer=each) for phase, each in zip(phases, made, strict=True))
 
 
-def by_phase(states: Any, phases: Sequence[Phase]) -> dict[str, Any]:
+def name_states(states: Any, phases: Sequence[Phase]) -> dict[str, Any]:
     """Return the states of the phases by name, from those in a `LearnerState`; inverts `without_names`."""
     return {"": states} if phases[0].name == "" else dict(states)
 
 
-def without_names(states: dict[str, Any], phases: Sequence[Phase]) -> Any:
+def unname_states(states: dict[str, Any], phases: Sequence[Phase]) -> Any:
     """Return the states of the phases as in a `LearnerState`: by name, or without names if there are no `phases`."""
     return states[""] if phases[0].name == "" else states

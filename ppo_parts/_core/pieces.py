@@ -20,10 +20,10 @@ from .batch import Array, Batch, Evaluate, Output, Params, Policy, field_axes, k
 from .policy import evaluate_policy
 from .shards import split, split_fields
 
-# These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
-# smallest minibatches for which pieces are faster, evaluated once or twice, the number of elements in a piece that stay
-# in the cache, and the widest observations for which pieces are faster.
-MIN_ELEMENTS, MIN_ELEMENTS_TWICE, PIECE_ELEMENTS, MAX_INPUTS = 2048, 16_384, 1024, 128
+# These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs.
+MIN_ELEMENTS, MIN_ELEMENTS_TWICE = 2048, 16_384  # of a minibatch for which pieces are faster, evaluated once or twice
+PIECE_ELEMENTS = 1024  # whose activations stay in the cache
+MAX_INPUTS = 128  # numbers of an observation
 
 
 class Piece(NamedTuple):
@@ -238,10 +238,10 @@ class Microbatched:
         pieces = self.pieces(batch)
         if pieces == 1:
             return evaluate_policy(self.evaluate, params, batch)
-        network, number, run = self.evaluate, pieces, one_after_another
+        network, num_pieces, run = self.evaluate, pieces, one_after_another
         if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
-            network, number, run = self, batch.shards, side_by_side
-        output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=self.size == "auto")
+            network, num_pieces, run = self, batch.shards, side_by_side
+        output = evaluate_pieces(network, params, batch, num_pieces, run, "microbatched", optional=self.size == "auto")
         return evaluate_policy(self.evaluate, params, batch) if output is None else output
 
     def pieces(self, batch: Batch, once: bool = False) -> int:

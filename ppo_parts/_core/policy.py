@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._base.errors import ShapeError, UserTypeError
 from ..distributions import check_distribution
 from ..functional import next_values
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
 
 
@@ -60,13 +60,13 @@ def apply_policy(
     return output._replace(**jax.tree.map(first, {x: getattr(output, x) for x in ("distribution", "value", "aux")}))
 
 
-def policy_keys(policy: Evaluate, key: Array, number: int) -> dict[str, Array]:
+def policy_keys(policy: Evaluate, key: Array, num_envs: int) -> dict[str, Array]:
     """Return the entries of `extras` that a policy which draws is given for N observations, none for another policy.
 
-    `key` is the one that the actions are sampled with.
+    `key` is the key that samples the actions.
     """
     draws = isinstance(policy, Policy) and policy.draws
-    return {"policy_key": jax.random.split(jax.random.fold_in(key, 2**31), number)} if draws else {}
+    return {"policy_key": jax.random.split(jax.random.fold_in(key, 2**31), num_envs)} if draws else {}
 
 
 def carry_after(policy: Evaluate, output: Output, action: Any) -> Any:
@@ -124,11 +124,11 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
         keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
-            value = jnp.where(unsqueezed(keep, value.ndim), value, batch.value.astype(value.dtype))
+            value = jnp.where(unsqueeze(keep, value.ndim), value, batch.value.astype(value.dtype))
     return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
 
 
-def shifted_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
+def shift_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     """Compute `next_value` from new values, shifted by one step; with `skip`, from that of the next unmasked step.
 
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is

@@ -14,7 +14,7 @@ from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
 from .part import Context, Divider, Part, PartState, no_state
 from .policy import evaluate_current
@@ -115,7 +115,7 @@ class Sampler(Divider):
         else:
             inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
         log_prob, mask = taken["log_prob"], taken["mask"]
-        inside = unsqueezed(inside if self.axis == "step" else inside[None], log_prob.ndim)
+        inside = unsqueeze(inside if self.axis == "step" else inside[None], log_prob.ndim)
         taken["log_prob"] = jnp.where(inside, log_prob, jnp.nan)
         if mask is not None:  # "clip" took the mask of another element, which might hide the NaN
             taken["mask"] = jnp.where(inside, mask, 1).astype(mask.dtype)
@@ -134,7 +134,7 @@ class Sampler(Divider):
             return buffer.at[:, indices].set(rows)
         flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
         if self.axis == "window":  # do not write steps that only warm up: two windows may overlap in them
-            counts = unsqueezed(indices.counts, rows.ndim)
+            counts = unsqueeze(indices.counts, rows.ndim)
             places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
         return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
 
@@ -237,9 +237,9 @@ def sampler_of_shards(
 def _of_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
     """Return the mask, without warm-up steps, and the resets, which zero the state in windows that begin later."""
     log_prob, mask, reset = (taken[name] for name in ("log_prob", "mask", "reset"))
-    counts = jnp.broadcast_to(unsqueezed(windows.counts, log_prob.ndim), log_prob.shape)
+    counts = jnp.broadcast_to(unsqueeze(windows.counts, log_prob.ndim), log_prob.shape)
     if reset is not None:
-        begins_later = unsqueezed(windows.start > 0, reset.ndim - 1)
+        begins_later = unsqueeze(windows.start > 0, reset.ndim - 1)
         reset = reset.at[0].set(jnp.where(begins_later, 1, reset[0]).astype(reset.dtype))
     return {"mask": counts if mask is None else jnp.where(counts, mask, 0), "reset": reset}
 

@@ -17,7 +17,7 @@ from .._base.hyperparameters import Numeric
 from .._base.moments import Moments, merged
 from .._core.batch import Array, Batch, each_stream, require
 from .._core.part import Context, Part, PartState, no_state, stateless
-from .._core.policy import shifted_values
+from .._core.policy import shift_values
 from .._core.shards import map_shards, replicate
 from ..functional._arguments import AXIS, DDOF
 from ..functional._common import check_same_shape, zero_masked
@@ -204,7 +204,7 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
             )
         value = jax.lax.stop_gradient(batch.current.value)
     if skip or batch.current is not None:
-        next_value = shifted_values(batch, value, skip=skip)
+        next_value = shift_values(batch, value, skip=skip)
     check_same_shape(where, reward=batch.reward, value=value, next_value=next_value)
     return batch.reward, value, next_value
 

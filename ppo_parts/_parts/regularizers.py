@@ -17,7 +17,7 @@ from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
-from ..functional._common import accumulator_dtype, boolean_mask, unsqueezed
+from ..functional._common import accumulator_dtype, boolean_mask, unsqueeze
 from .common import at_step, check_numbers, loss_part, numeric_part
 from .losses import entropy_of
 
@@ -140,7 +140,7 @@ def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
     def chosen(x: Array, y: Array) -> Array:
         if jnp.shape(x) != jnp.shape(y) or jnp.shape(x)[: mask.ndim] != mask.shape:
             return x
-        return jnp.where(unsqueezed(mask.astype(bool), jnp.ndim(x)), x, jax.lax.stop_gradient(y))
+        return jnp.where(unsqueeze(mask.astype(bool), jnp.ndim(x)), x, jax.lax.stop_gradient(y))
 
     return jax.tree.map(chosen, other, current)
 
@@ -191,13 +191,13 @@ def adaptive_entropy_bonus(
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key)
-        goal, rate = at_step(numbers, batch, context).values()
+        now = at_step(numbers, batch, context)
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
         # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
-        excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
-        return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
+        excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - now["target_entropy"], batch.mask)
+        return batch, EntropyCoefState((state.log_coef - now["learning_rate"] * excess).astype(jnp.float32))
 
     return Part(
         init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler",
@@ -297,7 +297,7 @@ def check_no_memory(where: str, batch: Batch) -> None:
 
 
 def mode_of(where: str, distribution: Any) -> Array:
-    """Return the most probable action, as one vector per element."""
+    """Return the action without noise, as one vector per element."""
     mode: Any = distribution.mode() if hasattr(distribution, "mode") else None
     if not jnp.issubdtype(getattr(mode, "dtype", int), jnp.floating):
         raise UserTypeError(

@@ -13,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
 from .._core.part import Context, Part
 from .._core.shards import split
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 
 NEEDED = ("mask", "extras", "per_segment")
 """Fields whose entries are stored if the rollout has any, because later parts would miss them."""
@@ -78,7 +78,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
         filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
         slots = _beside(filled, batch.shards, 0)
         log_prob = fields["log_prob"]
-        counts = jnp.broadcast_to(unsqueezed(slots, log_prob.ndim - 1), log_prob.shape)
+        counts = jnp.broadcast_to(unsqueeze(slots, log_prob.ndim - 1), log_prob.shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
         absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
         return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not

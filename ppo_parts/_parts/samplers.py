@@ -205,7 +205,8 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        alpha, beta, eps = at_step(numbers, batch, context).values()
+        now = at_step(numbers, batch, context)
+        alpha, beta, eps = (now[name] for name in ("alpha", "beta", "eps"))
 
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from ..functional._common import check_arrays
 from ._distribution import (
     VectorDistribution,
+    check_box,
     check_sign,
     check_vector,
-    checked_box,
     fit_to_shape,
     same_box,
-    widened,
+    widen,
 )
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
@@ -58,7 +58,7 @@ class Beta(VectorDistribution):
         self.beta = fit_to_shape("Beta", "beta", jnp.asarray(beta, self.alpha.dtype), self.alpha, "alpha")
         check_sign("Beta", "alpha", self.alpha)
         check_sign("Beta", "beta", self.beta)
-        self.low, self.high = checked_box("Beta", low, high, self.alpha, "alpha")
+        self.low, self.high = check_box("Beta", low, high, self.alpha, "alpha")
 
     def mode(self) -> Array:
         r"""The maximum, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, if both exceed 1; else the mean."""
@@ -110,7 +110,7 @@ class Beta(VectorDistribution):
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
         # Within these limits no intermediate result of a gradient overflows in float32.
-        wide = widened(shape, self.alpha, self.beta)
+        wide = widen(shape, self.alpha, self.beta)
         return tuple(jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in wide)
 
     def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:

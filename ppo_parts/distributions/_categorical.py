@@ -12,7 +12,7 @@ import numpy as np
 
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import accumulator_dtype, check_arrays, check_flags, check_floating, known_values
-from ._distribution import TreeDistribution, checked_draw
+from ._distribution import TreeDistribution, check_draw
 from ._joint import Joint
 
 Array = jax.Array
@@ -50,7 +50,7 @@ class Categorical(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ...]`."""
-        sample_shape = checked_draw("Categorical", seed, sample_shape)
+        sample_shape = check_draw("Categorical", seed, sample_shape)
         wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
         return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 

@@ -39,7 +39,7 @@ class Distribution(Protocol):
     | `kl_penalty` with the exact divergence | `kl_divergence(other)` |
 
     With several shards, microbatches or `keep_distribution`, it must be a pytree of arrays that begin with the axes of
-    the batch, too. Those of this module have all of this, except that `TanhNormal` has no entropy in closed form.
+    the batch, too. Those of this module provide all of it, except that `TanhNormal` has no entropy in closed form.
     """
 
     def log_prob(self, value: Array) -> Array:
@@ -149,7 +149,7 @@ class VectorDistribution(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
-        return self._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)).astype(self._like.dtype)
+        return self._draw(seed, check_draw(type(self).__name__, seed, sample_shape)).astype(self._like.dtype)
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
@@ -169,13 +169,13 @@ class VectorDistribution(TreeDistribution):
         return jnp.sum(x, axis=-1).astype(jnp.result_type(self._like, *(other._like for other in others)))
 
 
-def widened(shape: tuple[int, ...], *parameters: Array) -> tuple[Array, ...]:
+def widen(shape: tuple[int, ...], *parameters: Array) -> tuple[Array, ...]:
     """Broadcast parameters to a shape, in the dtype to compute in."""
     dtype = accumulator_dtype(parameters[0])
     return tuple(jnp.broadcast_to(x.astype(dtype), shape) for x in parameters)
 
 
-def checked_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
+def check_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
     """Return `sample_shape` as a tuple, after checking it and the key."""
     check_key(where, "seed", seed)
     sizes = tuple(sample_shape) if isinstance(sample_shape, Sequence) else (None,)
@@ -210,7 +210,7 @@ def check_vector(where: str, name: str, x: Any) -> None:
         raise ShapeError(f"{where}: {name} is a single number; its last axis must be that of the action, [..., D]")
 
 
-def checked_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[Array, Array]:
+def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[Array, Array]:
     """Return the bounds of a box in the shape of the parameter `like`, and in the dtype to compute in.
 
     Unless a bound is traced, raise if the box is infinite, empty, or too narrow for actions of the dtype of `like`.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import ShapeError, UserTypeError
-from ._distribution import TreeDistribution, check_distribution, checked_draw
+from ._distribution import TreeDistribution, check_distribution, check_draw
 
 Array = jax.Array
 
@@ -52,7 +52,7 @@ class Joint(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Any:
         """Draw actions; the leaves begin with `sample_shape` and the batch axes."""
-        shape = checked_draw(type(self).__name__, seed, sample_shape)
+        shape = check_draw(type(self).__name__, seed, sample_shape)
         more = {"sample_shape": shape} if shape else {}  # which another library's distribution need not take
         keys = jax.random.split(seed, len(self.leaves))
         return self._together([part.sample(seed=key, **more) for part, key in zip(self.leaves, keys, strict=True)])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import ShapeError
 from ..functional._common import accumulator_dtype, check_arrays, check_floating
-from ._distribution import VectorDistribution, check_sign, check_vector, fit_to_shape, widened
+from ._distribution import VectorDistribution, check_sign, check_vector, fit_to_shape, widen
 
 Array = jax.Array
 
@@ -65,7 +65,7 @@ class Normal(VectorDistribution):
         return self.loc
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
-        return widened(shape, self.loc, self.scale)
+        return widen(shape, self.loc, self.scale)
 
     def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
         loc, scale = self._wide((*sample_shape, *self.loc.shape))

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from ..functional._common import check_arrays, known_values
-from ._distribution import VectorDistribution, checked_box, same_box
+from ._distribution import VectorDistribution, check_box, same_box
 from ._normal import Normal, log_density
 
 Array = jax.Array
@@ -55,7 +55,7 @@ class TanhNormal(VectorDistribution):
         known = known_values(eps)
         if known is not None and not np.all((known >= 0) & (known < 1)):
             raise UserValueError(f"must lie in [0, 1), got {eps!r}", where="TanhNormal", argument="eps")
-        low, high = checked_box("TanhNormal", low, high, base.loc, "loc")
+        low, high = check_box("TanhNormal", low, high, base.loc, "loc")
         self.base, self.middle, self.half = base, (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(self.middle) / self.half))

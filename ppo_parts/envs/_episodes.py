@@ -15,7 +15,7 @@ from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from ._env import Array, Env, Transition, check_like
 from ._rendering import as_frame
 
@@ -47,7 +47,7 @@ class EpisodeState(NamedTuple):
 
 def choose(where: Array, new: Any, old: Any) -> Any:
     """Select leaves `[N, ...]` of `new` where `where`, `[N]`, is True, and of `old` elsewhere."""
-    return jax.tree.map(lambda x, y: jnp.where(unsqueezed(where, y.ndim), x, y), new, old)
+    return jax.tree.map(lambda x, y: jnp.where(unsqueeze(where, y.ndim), x, y), new, old)
 
 
 def _check_step(out: Any, each: tuple[int, ...]) -> None:

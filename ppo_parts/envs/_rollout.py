@@ -28,7 +28,7 @@ from .._core.shards import check_shards
 from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 from ._env import Env, Transition, axes_of, check_env, describe
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
@@ -56,7 +56,7 @@ class RolloutState(NamedTuple):
         """Make the state after a step."""
         reset, (ended, _) = self.reset, out.episode_ends()
         if reset is not None:
-            reset = jnp.broadcast_to(unsqueezed(ended, reset.ndim), reset.shape)
+            reset = jnp.broadcast_to(unsqueeze(ended, reset.ndim), reset.shape)
         return without_weak_types(RolloutState(env_state, out.obs, carry, reset))
 
 

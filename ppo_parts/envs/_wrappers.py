@@ -16,7 +16,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number
 from .._base.moments import Moments as Moments
 from ..functional._arguments import POSITIVE
-from ..functional._common import check_arrays, unsqueezed
+from ..functional._common import check_arrays, unsqueeze
 from ._env import Array, Env, Observation, Transition, as_observation, axes_of, check_env
 from ._moments import NormalizedState
 from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
@@ -465,4 +465,4 @@ def _present_next(out: Transition) -> Array | None:
     if out.mask is None:
         return None
     ended, _ = out.episode_ends()
-    return (out.mask & ~(out.terminated | out.truncated)) | unsqueezed(ended, out.mask.ndim)
+    return (out.mask & ~(out.terminated | out.truncated)) | unsqueeze(ended, out.mask.ndim)

@@ -86,7 +86,7 @@ RANGES: dict[str, Range] = {
 
 
 def number(limits: Range, *, single: bool = False) -> Kind:
-    """Return the kind of a hyperparameter in a range, for all elements or, unless it is single, for each."""
+    """Return the kind of a hyperparameter in a range: one for all elements or, unless it is single, one for each."""
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")

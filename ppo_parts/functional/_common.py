@@ -198,7 +198,7 @@ def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
         x = jnp.asarray(x).astype(dtype)
         if mask is None:
             return x
-        return jnp.where(unsqueezed(boolean_mask(mask, x), x.ndim), x, 0)
+        return jnp.where(unsqueeze(boolean_mask(mask, x), x.ndim), x, 0)
 
     return tuple(map(prepared, arrays))
 
@@ -209,12 +209,12 @@ def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:
         return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def unsqueezed(x: Any, rank: int) -> Array:
+def unsqueeze(x: Any, rank: int) -> Array:
     """Append axes of size 1 to `x` until it has `rank` axes, to combine it with an array of the same leading axes."""
     return x.reshape(x.shape + (1,) * (rank - x.ndim))
 
 
-def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
+def stack_scalars(scalars: Sequence[Array], dtype: Any) -> Array:
     """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
     For a concatenation, XLA compiles an additional kernel for each operand, which takes about 10 ms each.

@@ -52,7 +52,7 @@ def advantage_normalize(
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
     Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; those in JAX, 0. A group of equal
-    elements, or of one, gives 0. One whose squares overflow, in float32 from about 1e19, gives NaN.
+    elements, or of one, gives 0. A group whose squares overflow, in float32 from about 1e19, gives NaN.
 
     Args:
         advantage: any shape, floating; the result has its shape and dtype.

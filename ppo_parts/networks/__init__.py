@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._base.extras import require_package
 from ._cpu import dense_dot_general as dense_dot_general
-from ._dense import orthogonal as orthogonal
 from ._heads import action_distribution as action_distribution
 from ._heads import action_size as action_size
+from ._orthogonal import orthogonal as orthogonal
 
 if TYPE_CHECKING:
     from ._layers import Activation as Activation

@@ -13,8 +13,8 @@ import numpy as np
 from .._base.checked import checked
 from .._base.errors import UserValueError
 from ._cpu import convolve_by_products, dense_dot_general
-from ._dense import orthogonal
 from ._heads import Array
+from ._orthogonal import orthogonal
 
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}

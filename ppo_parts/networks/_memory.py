@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from .._base.checked import checked
 from .._base.errors import ShapeError
 from ..functional._recurrence import solver
-from ._dense import orthogonal
 from ._heads import Array
 from ._layers import dense
+from ._orthogonal import orthogonal
 
 Cell = Literal["lstm", "gru", "mingru", "lru"]
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}

@@ -16,10 +16,10 @@ from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
-from ._dense import in_one_draw
 from ._heads import Array, action_distribution, action_size, real_size
 from ._layers import Activation, convolved, dense, largest_pixel, mlp
 from ._memory import Cell, initial_carry, recurrent
+from ._orthogonal import in_one_draw
 
 
 def encoded(space: Any, x: Any) -> Array:

@@ -12,7 +12,7 @@ from .._core.batch import ABSENT, Array, Batch, Current, Output
 from .._core.part import Context
 from .._core.policy import evaluate_policy
 from ..distributions import Categorical, Normal
-from ..functional._common import unsqueezed
+from ..functional._common import unsqueeze
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
 STEP = 3
@@ -157,7 +157,7 @@ def poison(batch: Batch, kind: str) -> Batch:
             noise: Any = 1 - x
         else:
             noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
-        return jnp.where(unsqueezed(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
+        return jnp.where(unsqueeze(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
 
     fields = (*FLOATS, *TREES, "action", "terminated", "truncated")
     changed = {field: jax.tree.map(replace, getattr(batch, field)) for field in fields}

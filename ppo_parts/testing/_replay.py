@@ -244,7 +244,7 @@ class Replay:
                 drawn = self._select_rows(rows, index)
                 minibatch = sampler.take(self.batch, drawn, None)
                 minibatch = minibatch.replace(current=self._evaluate_current(params, minibatch))
-                estimates = estimates.written_back(self.batch, sampler, minibatch, drawn)
+                estimates = estimates.write_back(self.batch, sampler, minibatch, drawn)
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
     def _select_rows(self, rows: str, index: Any) -> Any:
