@@ -210,7 +210,8 @@ class PhaseLoop:
             obj_fn=value_fn,
             grad_fn=grad_fn,
         )
-        updates = phase.mask_untrained(updates, params)  # weight decay also changes parameters without a gradient
+        # Weight decay also changes parameters without a gradient.
+        updates = phase.mask_untrained(updates, params)
         params = phase.merge_trained(params, optax.apply_updates(phase.select_trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
