@@ -132,7 +132,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
     with pytest.raises(SystemExit, match="no checkpoint in"):  # so that its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
     bare(recipe=cleanrl_ppo.__name__, config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
-    with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): name the module .* --recipe my_module"):
+    with pytest.raises(SystemExit, match=r"envs\.register adds one\): name the module .* --recipe my_module"):
         evaluate.main([str(path)])
 
 

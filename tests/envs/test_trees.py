@@ -136,7 +136,7 @@ test_what_does_not_fit_a_tree_is_refused = refused(
     (lambda: networks.nature_cnn(sorting()), r"observations must be \[C, H, W\] frames"),
     (lambda: networks.actor_critic(sorting()), "wrap the environment in envs.flatten_action"),
     (lambda: networks.multi_agent_actor_critic(envs.flatten_action(sorting())._replace(num_agents=2)).init(KEY),
-     "not a space of arrays"),
+     "observations are images"),
     (lambda: envs.fold_agents(sorting()._replace(num_agents=2), agent_id=True), "flatten them first"),
     (lambda: envs.check(sorting()._replace(action_space=FEWER)), r"(?s)available must be .*bool\[2, 2\].* got .*bool"),
     (lambda: envs.check(with_observations(sorting(), lambda obs: obs._replace(available={"arm": (None,)}))),
