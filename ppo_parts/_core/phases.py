@@ -231,7 +231,7 @@ def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
 
 
 def name_states(states: Any, phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return the states of the phases by name, from those in a `LearnerState`; inverts `without_names`."""
+    """Return the states of the phases by name, from those in a `LearnerState`; inverts `unname_states`."""
     return {"": states} if phases[0].name == "" else dict(states)
 
 

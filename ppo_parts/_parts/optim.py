@@ -215,7 +215,8 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
 
     Elementwise transformations (Adam) are the same with and without it. Global norms, as in
-    `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's.
+    `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's. The
+    optimizer does not receive the learner's `grad`, `value_fn` and `grad_fn`, which are those of all agents together.
 
     Args:
         optimizer: any optax transformation.
@@ -239,8 +240,8 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return jax.vmap(inner.init)(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        # The gradient and the functions among the extra arguments are those of all agents together.
-        shared = {name: extra[name] for name in ("step", "value", "metrics") if name in extra}
-        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **shared))(updates, state, params)
+        of_all = ("grad", "value_fn", "obj_fn", "grad_fn")
+        extra = {name: x for name, x in extra.items() if name not in of_all}
+        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -30,15 +30,18 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
 
     def call(*args: Any) -> list[Any]:
         try:
-            return jax.tree.leaves(function(*(np.asarray(x) for x in args)))
+            results = jax.tree.leaves(function(*(np.asarray(x) for x in args)))
+            for x, leaf in zip(results, leaves, strict=True):
+                shape = np.shape(x)  # it may begin with further axes, of `vmap`; NumPy would broadcast what it writes
+                if shape[max(0, len(shape) - len(leaf.shape)) :] != leaf.shape:
+                    raise ShapeError(f"an environment returned shape {shape} where {leaf.shape} was declared")
+            return results
         except BaseException as error:
             _raised[:] = [error]
             raise
 
     def write(context: Any, out: Any, *args: Any) -> None:
         for buffer, x in zip(out, call(*args), strict=True):
-            if np.shape(x) != buffer.shape:  # NumPy would broadcast it
-                raise ShapeError(f"an environment returned {np.shape(x)} where {buffer.shape} was declared")
             np.asarray(buffer)[...] = x
 
     if not any(isinstance(x, jax.core.Tracer) for x in args):

@@ -81,14 +81,14 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
     """Raise unless each mask is at the place of a discrete action and has its shape; a dict may lack some."""
 
-    def valid_mask(space: Any, given: Any) -> Any:
+    def valid_mask(space: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
     def by_place(tree: Any) -> dict[Any, str]:
         return {place: describe(mask) for place, mask in jax.tree.leaves_with_path(tree)}
 
-    valid = map_space(valid_mask, space, available)
+    valid = map_space(valid_mask, space)
     if not by_place(available).items() <= by_place(valid).items():
         says = f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available"
         raise ShapeError(f"{says}, got {describe(available)}")
@@ -158,7 +158,7 @@ def integers(played: Played) -> str | None:
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     seen = (as_observation(obs).available for obs in (played.first, played.out.obs))
-    remedy = "one must be available wherever the policy acts, in the first observation of the next episode, too"
+    remedy = "one must be available wherever the policy acts, also in the first observation of the next episode"
     says = f"obs.available leaves no action {{0}}: at least {remedy}"
     leaves = zip(*map(jax.tree.leaves, seen), strict=True)
     broken = (_report(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)

@@ -280,13 +280,18 @@ Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
-def make_pgx(name: str, *, opponent: Opponent | Literal["self"] | None = None, **limits: Any) -> Env:
+def make_pgx(
+    name: str,
+    *,
+    opponent: Opponent | Literal["self"] | None = None,
+    time_limit: int | None = None,
+    reset_ratio: int = 1,
+) -> Env:
     """Make one of `pgx.available_envs()` with one player, or with two, one or both of whom the policy plays.
 
     The player who begins is drawn at random in each episode. Without an `opponent`, legal actions are drawn uniformly.
     "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against uniform actions. `won` is whether the
-    policy won, or, with "self", whether the first player did. `limits` are `time_limit` and `reset_ratio` of
-    `auto_reset`.
+    policy won, or, with "self", whether the first player did.
     """
     import pgx
 
@@ -340,10 +345,10 @@ def make_pgx(name: str, *, opponent: Opponent | Literal["self"] | None = None, *
         return Step(state, observe(state), reward, state.terminated, state.truncated, info)
 
     spaces = Box(tuple(env.observation_shape)), Discrete(env.num_actions)
-    game = auto_reset(reset, step, *spaces, zero_sum=both, **limits)
+    game = auto_reset(reset, step, *spaces, zero_sum=both, time_limit=time_limit, reset_ratio=reset_ratio)
     if not both:
         return game
-    against_random = make_pgx(name, **limits)
+    against_random = make_pgx(name, time_limit=time_limit, reset_ratio=reset_ratio)
     return game._replace(evaluation=lambda state: against_random)
 
 

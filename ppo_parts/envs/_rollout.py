@@ -121,8 +121,8 @@ def rollout(
             observations, and to merge the running statistics of normalizing wrappers.
 
     Returns:
-        A batch has the fields obs, action, log_prob, value, reward, terminated, truncated and next_value, for a
-        recurrent policy carry and reset, and those that arguments add.
+        `Rollout(init, collect, sharding, restart)`. A batch has the fields obs, action, log_prob, value, reward,
+        terminated, truncated and next_value, for a recurrent policy carry and reset, and those that arguments add.
 
     Raises:
         TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
@@ -158,7 +158,7 @@ def rollout(
 
     def sharding(mesh: jax.sharding.Mesh) -> RolloutState:
         of_axis = axis_sharding("Rollout.sharding", mesh, shards)
-        return _shard(jax.eval_shape(init, jax.random.key(0)), of_axis, num_envs, shards)
+        return _make_shardings(jax.eval_shape(init, jax.random.key(0)), of_axis, num_envs, shards)
 
     def estimate(output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
@@ -233,8 +233,10 @@ def rollout(
     return Rollout(init, collect, sharding, None if env.restart is None else restart)
 
 
-def _shard(state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int) -> RolloutState:
-    """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
+def _make_shardings(
+    state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int
+) -> RolloutState:
+    """Return the sharding of each leaf: rows of environments are divided, what all of them share is on each device."""
 
     def of_leaf(x: Any) -> Any:
         if isinstance(x, Moments):
@@ -325,7 +327,9 @@ def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, 
     for name, x in estimates.items():
         if not is_value(jnp.shape(x), shape):
             says = f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations"
-            raise ShapeError(f"{says}: return one number for each (or K, of K streams), as in x[..., 0]")
+            raise ShapeError(
+                f"{says}: return one number for each (or K, of K streams); drop a last axis of size 1 with x[..., 0]"
+            )
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:

@@ -36,7 +36,9 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nvec, (tuple, list, np.ndarray)) or any(map(np.ndim, self.nvec)) or not len(self.nvec):
-            raise UserTypeError(f"MultiDiscrete: nvec must be a tuple of the options of each choice, got {self.nvec!r}")
+            raise UserTypeError(
+                f"MultiDiscrete: nvec must be a tuple, the number of options of each choice, got {self.nvec!r}"
+            )
         object.__setattr__(self, "nvec", tuple(check_count("MultiDiscrete", "nvec", n) for n in self.nvec))
 
     @property

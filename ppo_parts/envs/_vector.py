@@ -90,7 +90,9 @@ class GymnasiumVector:
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""
         if getattr(self.env, "render_mode", None) != "rgb_array":
-            raise UserValueError('this environment was made without render_mode="rgb_array", which drawing it needs')
+            raise UserValueError(
+                'to draw this environment, make it with gymnasium.make_vec(..., render_mode="rgb_array")'
+            )
         with opengl_errors():
             frame, *_ = self.env.render()
         return as_frame("from_gymnasium", frame)
@@ -182,7 +184,7 @@ class HostSpace:
             raise UserValueError(f"{space} is not supported: {what} must be {known}; change them in a wrapper")
         starts = np.asarray(getattr(space, "start", 0))
         self.starts = starts if starts.any() else None
-        self.host_dtype, self.shape = np.dtype(space.dtype), tuple(space.shape)
+        self.host_dtype, self.shape = np.dtype(getattr(space, "dtype", None) or FLOAT), tuple(space.shape)
         # On the device, floats have 32 bits at most, and integers, too, unless x64 is on.
         narrow = FLOAT if self.host_dtype == np.float64 else jax.dtypes.canonicalize_dtype(self.host_dtype)
         self.dtype = np.dtype(narrow)

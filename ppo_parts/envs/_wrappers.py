@@ -302,7 +302,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            counts = "num_envs (of a rollout, the episodes of an evaluation, or the one of watch) counts agents"
+            counts = "num_envs counts agents (as do the episodes of evaluate, and the environment of watch)"
             remedy = f"must be a multiple of {agents}, got {num_envs}: give {agents * -(-num_envs // agents)}"
             raise UserValueError(f"fold_agents: {counts}, and {remedy}")
         return inner.reset(key, num_envs // agents)

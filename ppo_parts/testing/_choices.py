@@ -243,6 +243,15 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
     return _add("advantage", says, text, ESTIMATORS, before=True, again=True)
 
 
+def _normalize_values(update: Update) -> Update:
+    """Run everything up to the estimator in units of running moments."""
+    if (estimator := update.find("gae", "vtrace")) not in update.chain:
+        return update
+    end = update.chain.index(estimator) + 1
+    normalized = f"parts.normalized_values(estimator={join(update.chain[:end])}, eps=0.0, ddof=1)"
+    return dataclasses.replace(update, chain=(normalized, *update.chain[end:]))
+
+
 def set_number(name: tuple[str, str], value: float) -> Change:
     """Return the change of an argument of a call to this number."""
     return _set("", f"{name[0]}: {name[1]}={value:g}", name[0], **{name[1]: f"{value:.12g}"})
@@ -284,8 +293,7 @@ CHOICES: tuple[Change, ...] = (
            "reward"),
     _write("every step bootstraps from its own value", {"next_value": "batch.value"}),
     _write("ends of episodes are ignored", {"terminated": "0 * batch.terminated"}),
-    _exchange("advantage", "the value is in units of running moments of values and targets", ("gae", "vtrace"),
-              "parts.normalized_values(estimator={this}, eps=0.0, ddof=1)", unless="normalized_values"),
+    Change(("advantage",), "the value is in units of running moments of values and targets", _normalize_values),
     _set("advantage", "the running moments have epsilon 1e-5 and ddof 0", "normalized_values", eps="1e-05", ddof="0"),
     _exchange("advantage sampler loss", "V-trace", ("gae",), "pp.vtrace(gamma={gamma}, gae_lambda={gae_lambda})"),
     _exchange("advantage", "the advantage is the reward and the next lambda-return of the current policy, less V",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -137,13 +138,15 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
-        text = text.replace("\t", " ") if path.suffix == ".json" else text  # YAML, which includes JSON, has no tabs
-        content, node = yaml.safe_load(text), yaml.compose(text)
+        if path.suffix == ".json":
+            content, pairs = json.loads(text), json.loads(text, object_pairs_hook=list)
+        else:
+            content, pairs = yaml.safe_load(text), getattr(yaml.compose(text), "value", None)
     except (yaml.YAMLError, ValueError) as error:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [key.value for key, _ in node.value]  # of which `content` has the last of each
+    names = [getattr(key, "value", key) for key, _ in pairs]  # of which `content` has the last of each
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content

@@ -40,13 +40,13 @@ class RunFolder:
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
-        if which == "best":
+        if which == "best" and self.checkpoints.steps():
             if (best := self.find_best()) is None:
-                there = ", ".join(map(str, self.checkpoints.steps())) or "none"
+                there = ", ".join(map(str, self.checkpoints.steps()))
                 reason = f"best_metric was {self.options.best_metric}"
                 raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
             which, _ = best
-        number = None if which == "latest" else int(which)
+        number = None if which in ("latest", "best") else int(which)
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def find_best(self, new: int | None = None) -> tuple[int, float] | None:

@@ -146,7 +146,7 @@ def without_ended():
 
 test_what_does_not_fit_several_agents_is_refused = refused(
     (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
-    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "counts agents, .* multiple of 2, got 5: give 6"),
+    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "counts agents .* multiple of 2, got 5: give 6"),
     (lambda: envs.check(without_ended()), r"ended must be booleans .* got None: where the episode of all agents ended"),
 )
 

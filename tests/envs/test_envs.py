@@ -213,7 +213,7 @@ def test_gymnasium_draws(env_id):
     if on_host:
         env = envs.make(env_id)
         state, _ = env.reset(jax.random.key(0), 1)
-        with pytest.raises(pp.errors.UserValueError, match='without render_mode="rgb_array"'):
+        with pytest.raises(pp.errors.UserValueError, match='render_mode="rgb_array"'):
             env.render(state)
 
 
