@@ -110,7 +110,7 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
         go(train, tmp_path, "run", program=acting(after, crash), **options)
     if after == 4:  # before the first checkpoint
         for which in (3, "best"):
-            with pytest.raises((FileNotFoundError, ValueError), match=r"no checkpoint 3 .* is none|there are none"):
+            with pytest.raises((FileNotFoundError, ValueError), match=r"no checkpoint .* is none|there are none"):
                 go(train, None, "", resume=folder, checkpoint=which)
     go(train, None, "", resume=folder, **options)
     assert_same_run(folder, expected)
