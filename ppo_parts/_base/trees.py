@@ -7,18 +7,32 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .errors import UserValueError
 
 
+def is_key(x: Any) -> bool:
+    """Return whether a leaf, an array or its shape, consists of PRNG keys."""
+    return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
+
+
+def to_data(x: Any) -> Any:
+    """Return the integers that PRNG keys consist of, and another leaf as it is."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def from_data(x: Any, like: Any) -> Any:
+    """Return the PRNG keys with the data `x` if `like`, an array or its shape, consists of keys, and otherwise `x`."""
+    kinds: list[Any] = []
+    if is_key(like):
+        jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(x, impl=kinds[0]) if kinds else x
+
+
 def without_weak_types(tree: Any) -> Any:
     """Remove weak types, such as that of a Python number in a state, from the tree; they would change between calls."""
-
-    def strengthened(x: Any) -> Any:
-        dtype = jnp.result_type(x)
-        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
-
-    return jax.tree.map(strengthened, tree)
+    return jax.tree.map(lambda x: x if is_key(x) else jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
 
 
 def copy_arrays(tree: Any) -> Any:
@@ -45,9 +59,8 @@ def varying_like(tree: Any, like: Any) -> Any:
         return tree
 
     def varying(x: Any) -> Any:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(varying(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        return x | zero.astype(bool) if x.dtype == bool else x + zero.astype(x.dtype)
+        data = to_data(x)
+        return from_data(data | zero.astype(bool) if data.dtype == bool else data + zero.astype(data.dtype), x)
 
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
+from .._base.trees import from_data, to_data
 from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
 from .._core.part import Context, Part
 from .._core.shards import split
@@ -64,7 +65,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
 
     def init(params: Params, key: Array | None = None) -> ReplayState:
         fields = {name: getattr(like, name) for name in kept}
-        stored = jax.eval_shape(lambda fields: jax.tree.map(_data, fields), fields)
+        stored = jax.eval_shape(lambda fields: jax.tree.map(to_data, fields), fields)
         empty = jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), stored)
         return ReplayState(empty, jnp.zeros((), jnp.int32))
 
@@ -73,7 +74,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
         fields = {}
         for name, field in latest.fields.items():
             merge = functools.partial(_beside, shards=batch.shards, axis=axes[name])
-            fields[name] = jax.tree.map(lambda own, x, merge=merge: _like(own, merge(x)), getattr(batch, name), field)
+            fields[name] = jax.tree.map(lambda x, y, merge=merge: from_data(merge(x), y), field, getattr(batch, name))
         filled = jnp.arange(num_rollouts) < latest.stored
         filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
         slots = _beside(filled, batch.shards, 0)
@@ -99,7 +100,7 @@ def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
         raise UserValueError(f"replay: {has} has {path}, but {lacks} does not: give like the fields of the rollout")
 
     def put(buffer: Array, x: Array) -> Array:
-        x = _data(x)
+        x = to_data(x)
         if x.shape != buffer.shape[1:]:
             raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
         if jnp.promote_types(x.dtype, buffer.dtype) != buffer.dtype:
@@ -110,17 +111,6 @@ def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
         return buffer.at[state.stored % len(buffer)].set(x.astype(buffer.dtype))
 
     return ReplayState(jax.tree.map(put, state.fields, given), state.stored + 1)
-
-
-def _data(x: Array) -> Array:
-    """Return an array; of keys, which `jnp.zeros` cannot make, the numbers that they consist of."""
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-
-
-def _like(own: Array, x: Array) -> Array:
-    """Return what `_data` was applied to: keys, if the batch's own array holds keys."""
-    keys = jnp.issubdtype(own.dtype, jax.dtypes.prng_key)
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(own)) if keys else x
 
 
 def _paths(fields: dict[str, Any]) -> set[str]:

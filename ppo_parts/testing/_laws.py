@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import experimental
 
+from .._base.trees import is_key, to_data
 from .._core.batch import Array, Batch, field_at, with_field_at
 from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
@@ -232,7 +233,7 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
 def inputs_are_not_mutated(subject: Subject) -> str | None:
     """The part does not write into the arrays that it is given."""
     *given, context = subject.inputs()
-    batch, state = jax.tree.map(lambda x: x if _is_key(x) else np.array(x), given)
+    batch, state = jax.tree.map(lambda x: x if is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
     subject.apply(batch, state, context)
     wrong = compare((batch, state), before, exact=True)
@@ -345,7 +346,7 @@ def compare(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
         return f"the structures differ, {structures[0]} and {structures[1]}"
     tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 1e-6}
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
-        x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
+        x, y = (np.asarray(to_data(z)) for z in (x, y))
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{format_path(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
         wide = (x.astype(np.float64), y.astype(np.float64))
@@ -367,7 +368,3 @@ def format_path(path: Any) -> str:
 
 def stack(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)

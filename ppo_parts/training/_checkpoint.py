@@ -20,6 +20,7 @@ from .._base.checked import Count, checked
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
+from .._base.trees import from_data, to_data
 from ._files import RunFolderError, RunNotFoundError
 
 CHECKSUM = "checksum of the rest"
@@ -125,22 +126,17 @@ def _compute_checksum(arrays: dict[str, Any]) -> np.ndarray:
     return np.asarray(total, np.uint32)
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _name_leaves(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
     named: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
-        if _is_key(x):
-            x = jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
+        x = jax.eval_shape(to_data, x) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(to_data(x))
         # as `keystr(path, simple=True, separator=".")`, which jax 0.4.38 does not have
         keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
         if (name := ".".join(map(str, keys))) in named:
             where = jax.tree_util.keystr(path)
             raise UserValueError(f"a checkpoint would have two arrays named {name!r}: rename the entry {where}")
-        named[name] = x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
+        named[name] = x
     return named
 
 
@@ -157,13 +153,4 @@ def _fit(like: Any, found: dict[str, Any], where: str) -> Any:
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     arrays = (found[name] for name in wanted)
-    return jax.tree.unflatten(tree, [_to_jax(*pair) for pair in zip(leaves, arrays, strict=True)])
-
-
-def _to_jax(like: Any, x: Any) -> jax.Array:
-    """Return an array of JAX, or the keys of this data of the kind of `like`, which may be a shape."""
-    if not _is_key(like):
-        return jnp.asarray(x)
-    kinds: list[Any] = []
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(x, impl=kinds[0])
+    return jax.tree.unflatten(tree, [from_data(jnp.asarray(x), own) for own, x in zip(leaves, arrays, strict=True)])

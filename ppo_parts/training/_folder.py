@@ -152,10 +152,11 @@ class RunWriter(RunFolder):
         for later in steps:  # nothing is moved before a state has been accepted
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._find_aside(f"checkpoint-{later}"))
-        kept = _files.format_rows(self.read_rows(done))
-        if self.log_path.exists() and self.log_path.read_bytes() != kept:
+        kept = sum(1 for _ in self.read_rows(done))
+        lines = self.log_path.read_bytes().splitlines(keepends=True) if self.log_path.exists() else []
+        if lines[kept:]:
             shutil.copy(self.log_path, self._find_aside("metrics.jsonl"))
-            _files.write_whole(self.log_path, kept)
+            _files.write_whole(self.log_path, b"".join(lines[:kept]))
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
         options = {name: getattr(self.options, name) for name in _stored.KEPT}

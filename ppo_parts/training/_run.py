@@ -118,7 +118,7 @@ def time_compiling(name: str) -> Iterator[None]:
     path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
     with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
         known = {each: float(x) for each, x in dict(json.loads(path.read_bytes() if path else "{}")).items()}
-    logger.info(f"compiling, which took {known[name]:.1f} s the last time" if name in known else "compiling")
+    logger.info("compiling" + (f"; {name} took {known[name]:.1f} s the last time" if name in known else ""))
     began = time.monotonic()
     yield
     known[name] = time.monotonic() - began

@@ -306,6 +306,6 @@ def test_a_run_says_how_long_compiling_took_the_last_time(settings, tmp_path, ca
     assert said(9.0) == ["compiling", "compiled in 9.0 s"]  # no folder, so that nothing is known the next time
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
     assert said(8.0) == ["compiling", "compiled in 8.0 s"]
-    assert said(1.0) == ["compiling, which took 8.0 s the last time", "compiled in 1.0 s"]
+    assert said(1.0) == ["compiling; recipe CartPole-v1 took 8.0 s the last time", "compiled in 1.0 s"]
     (tmp_path / "jax_seconds.json").write_text("[not JSON")
     assert said(1.0) == ["compiling", "compiled in 1.0 s"]
