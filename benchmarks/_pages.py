@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
+
+from ppo_parts import training
+from ppo_parts.training._statistics import FEW
 
 STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
 
@@ -22,37 +26,53 @@ def show_quartiles(ratio: Mapping[str, float]) -> str:
 
 
 def show_interval(found: dict[str, Any], digits: int | None = None) -> str:
-    """The mean over seeds and its 95 % bootstrap interval, which one seed does not have, from `training.summary`."""
+    """The mean over seeds and its 95 % interval, which one seed does not have, from the seeds of `training.summary`."""
     digits = int(abs(found["mean"]) < 20) if digits is None else digits
-    mean, *ends = (f"{number:.{digits}f}" for number in (found["mean"], *(found["mean_95"] or ())))
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
+    return show_ends(found["mean"], training.summary(found["per_seed"])["mean_95"], digits)  # old records bootstrap it
+
+
+def show_ends(middle: float, ends: Sequence[float] | None, digits: int) -> str:
+    """A number and the ends of its interval."""
+    shown, *others = (f"{number:.{digits}f}" for number in (middle, *(ends or ())))
+    return f"{shown} [{', '.join(others)}]" if ends else shown
 
 
 def show_iqm(found: dict[str, Any], digits: int = 1) -> str:
     """The interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
-    return show_interval({"mean": found["iqm"], "mean_95": found["iqm_95"]}, digits)
+    return show_ends(found["iqm"], found["iqm_95"], digits)
 
 
-def compare_means(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:
-    """The difference of two means over seeds, with its 95 % bootstrap interval; the seeds are not paired."""
-    generator = np.random.default_rng(0)
-    means = [generator.choice(x, (samples, len(x))).mean(axis=1) for x in (now, before)]
-    low, high = np.quantile(means[0] - means[1], (0.025, 0.975))
-    return {"mean": float(np.mean(now) - np.mean(before)), "95": [float(low), float(high)]}
+def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
+    """The difference of two means over seeds, and its 95 % interval: Welch's t; the seeds are not paired.
 
+    `detectable` is the size of a difference that as many seeds show with a power of 80 %.
 
-def find_detectable(change: dict[str, Any]) -> float:
-    """The size of a difference that as many seeds show with a power of 80 %: 2.8 standard errors, from the interval.
-
-    Reference: Cohen, "Statistical Power Analysis", 1988: the quantiles 0.975 and 0.8 of a normal distribution together.
+    Reference: Welch 1947, doi:10.1093/biomet/34.1-2.28.
     """
-    low, high = change["95"]
-    return (1.96 + 0.84) * (high - low) / (2 * 1.96)
+    variances = [np.var(x, ddof=1) / len(x) for x in (now, before)]  # of the means
+    error = np.sqrt(sum(variances))
+    separate = sum(each**2 / (len(x) - 1) for each, x in zip(variances, (now, before), strict=True))
+    level, power = stdtrit(error**4 / separate if error else 1, (0.975, 0.8))
+    mean, half = float(np.mean(now) - np.mean(before)), float(level * error)
+    return {"mean": mean, "95": [mean - half, mean + half], "detectable": half + float(power * error)}
 
 
-def show_change(change: dict[str, Any]) -> str:
+def compare_pairs(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
+    """The mean difference of pairs, and its 95 % interval, Student's t."""
+    found = training.summary(np.subtract(now, before))
+    return {"mean": found["mean"], "95": found["mean_95"]}
+
+
+def show_change(change: dict[str, Any], form: str = "+.0f") -> str:
     """A difference and its interval."""
-    return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
+    mean, low, high = (format(x, form) for x in (change["mean"], *change["95"]))
+    return f"{mean} [{low}, {high}]"
+
+
+def show_visible(change: dict[str, Any], seeds: int) -> str:
+    """A difference and its interval, bold where that excludes 0; of fewer than five seeds, it says too little."""
+    text, (low, high) = show_change(change, "+.3g"), change["95"]
+    return f"**{text}**" if seeds >= FEW and not low <= 0 <= high else text
 
 
 def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:

@@ -14,12 +14,22 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import compare_means, find_detectable, make_table, show_change, show_interval, show_iqm, show_quartiles
+from ._pages import (
+    compare_means,
+    compare_pairs,
+    make_table,
+    show_change,
+    show_interval,
+    show_iqm,
+    show_quartiles,
+    show_visible,
+)  # fmt: skip
 from ._shared import RESULTS, Record, read
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
 from .mujoco import VARIANTS
+from .study import ARMS, WHOLE
 from .train import ONE_SEED
 
 Link = Callable[..., str]
@@ -236,7 +246,7 @@ def tabulate_choices(link: Link, benchmark: str) -> list[str]:
     head = [f"{one.task}, seeds {one.seeds}" for one in compared]
     rows = [[label, *(one.cell(link, name) for one in compared)] for name, label in labels.items()]
     rows = [row for row in rows if any(row[1:])]
-    found = [float(np.median([find_detectable(change) for change in one.last.values()])) for one in compared]
+    found = [float(np.median([change["detectable"] for change in one.last.values()])) for one in compared]
     rows.append(["a change of this size is found with a power of 80 %", *(f"{size:.0f}" for size in found)])
     return make_table([f"change, {compared[0].steps:,} steps", *head], rows)
 
@@ -289,11 +299,8 @@ def tabulate_gallery(link: Link) -> list[str]:
         if (without := result["without"]) in (None, name):
             continue
         now, before = (np.array(each["curve"], float) for each in (result, found[without]))
-        cells = []
-        for change in (compare_means(np.nanmean(now, 0), np.nanmean(before, 0)), compare_means(now[-1], before[-1])):
-            low, high = change["95"]
-            text = f"{change['mean']:+.3g} [{low:+.3g}, {high:+.3g}]"
-            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        changes = compare_means(np.nanmean(now, 0), np.nanmean(before, 0)), compare_means(now[-1], before[-1])
+        cells = (show_visible(change, now.shape[1]) for change in changes)
         where = without if result["task"] in without else f"{without}, {result['task']}"
         rows.append([name, where, *cells])
     return make_table(["change", "compared with", "mean of the training", "last sixteenth"], rows)
@@ -309,6 +316,31 @@ def tabulate_study(link: Link) -> list[str]:
         measures = ("return_over_training", "last_100_episodes_return")
         rows.append([name, *(show_iqm(arm[what]) for arm in arms for what in measures)])
     return make_table(["arm", *head], rows)
+
+
+def tabulate_study_changes(link: Link) -> list[str]:
+    """How the return over the training changes from one arm of the study to another, paired by seed."""
+    pairs = [(name, "plain") for name in [*ARMS][1:]]
+    pairs += [("refresh + V-trace", "refresh"), ("all three (PufferLib)", "refresh + V-trace")]
+    head, rows = ["arm", "compared with"], [[*pair] for pair in pairs]
+    for result in read_results("study"):
+        head.append(result["config"]["env_id"])
+        for row, (now, before) in zip(rows, pairs, strict=True):
+            change = compare_pairs(*(result["arms"][name][WHOLE]["per_seed"] for name in (now, before)))
+            row.append(show_visible(change, result["seeds"]))
+    return make_table(head, rows)
+
+
+def tabulate_population(link: Link, *names: str) -> list[str]:
+    """Returns of a population and of random search over all seeds of a task, and their difference, paired by seed."""
+    rows = []
+    for (task,), group in group_by(read_results("population", *names), "task").items():
+        arms = [[x for run in group for x in run["arms"][arm]["per_seed"]] for arm in group[0]["arms"]]
+        linked = link(f"{task}, {group[0]['config']['total_timesteps']:,}", *(run["address"] for run in group))
+        shown = (show_interval(training.summary(arm), 0) for arm in arms)
+        seeds = ", ".join(show_seeds(run["seeds"]) for run in group)
+        rows.append([linked, seeds, *shown, show_change(compare_pairs(*arms))])
+    return make_table(["task, steps of a member", "seeds", "population", "random search", "difference"], rows)
 
 
 def arrange_by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
@@ -407,6 +439,15 @@ def tabulate_hosts(link: Link, name: str) -> list[str]:
         for row in read_results("hosts", name)
     ]
     return make_table(["task, 8 environments", "program", "steps per second", "time relative to the recipe"], rows)
+
+
+def tabulate_sources(link: Link) -> list[str]:
+    """How many records say where they come from."""
+    records = [record for path in RESULTS.glob("*.jsonl") for record in read(path).values()]
+    known = [each for each in records if {"command", "commit", "hardware", "versions"} <= each.keys()]
+    changed = sum(bool(each["uncommitted"]) for each in known)
+    text = f"{len(known)} of {len(records)} records have command, commit, hardware and versions; {changed} name "
+    return [f"{text}uncommitted changes."]
 
 
 BLOCKS: dict[str, Callable[..., list[str]]] = {

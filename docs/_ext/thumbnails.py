@@ -176,10 +176,11 @@ def strip(
     task: str, mine: list[float], plain: list[float], what: str = "return after training", named: str = "plain PPO"
 ) -> str:
     """Draw a row of dots for each chain, with its mean and the 95 % interval of the mean, from left (low) to right."""
-    x = scale([*mine, *plain], WIDTH)
+    bands = [[float(end[0]) for end in compute_band(np.array([values]))] for values in (mine, plain)]
+    x = scale([*mine, *plain, *bands[0], *bands[1]], WIDTH)
     shapes = []
-    for values, middle, name in ((mine, HEIGHT / 4, "mine"), (plain, 3 * HEIGHT / 4, "other")):
-        (low,), (high,) = compute_band(np.array([values]))
+    for values, (low, high), share, name in zip((mine, plain), bands, (0.25, 0.75), ("mine", "other"), strict=True):
+        middle = HEIGHT * share
         shapes.append(f'<path class="{name}" d="M{x(low)} {middle}H{x(high)}M{x(np.mean(values))} {middle - 7}v14"/>')
         shapes += [f'<circle class="{name}" cx="{x(value)}" cy="{middle}" r="2"/>' for value in values]
     means = f"mean {np.mean(mine):.1f}; below it {named}, mean {np.mean(plain):.1f}"

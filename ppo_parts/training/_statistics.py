@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit  # JAX needs scipy too
 
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
@@ -50,7 +51,11 @@ def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
 def bootstrap(
     x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: Count = 5000
 ) -> list[float]:
-    """Compute the percentile bootstrap interval of a statistic over seeds."""
+    """Compute the percentile bootstrap interval of a statistic over seeds.
+
+    That of a mean of few seeds is too narrow: with ten, at 95 %, it misses one normal mean in ten or so.
+    `summary` has an exact one.
+    """
     x = _check_numbers("bootstrap", x)
     check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
@@ -75,15 +80,20 @@ def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray
 
 
 def summary(x: np.ndarray) -> dict[str, object]:
-    """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
+    """Summarize one number per seed: mean, standard deviation, median, IQM, both intervals, and the values themselves.
+
+    The 95 % interval of the mean is Student's t; that of the IQM is its `bootstrap`.
+    """
     x = _check_numbers("summary", x)
+    mean, std = float(np.mean(x)), float(np.std(x, ddof=1)) if len(x) > 1 else None
+    half = None if std is None else float(stdtrit(len(x) - 1, 0.975)) * std / len(x) ** 0.5
     return {
-        "mean": float(np.mean(x)),
-        "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,
+        "mean": mean,
+        "std": std,
         "median": float(np.median(x)),
         "iqm": iqm(x),
         "iqm_95": bootstrap(x, iqm) if len(x) > 1 else None,
-        "mean_95": bootstrap(x) if len(x) > 1 else None,
+        "mean_95": None if half is None else [mean - half, mean + half],
         "per_seed": [float(value) for value in x],
     }
 

@@ -11,9 +11,24 @@ import sys
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _runs, _shared, _tables, atari, classic, explain, hosts, parts, report, reproduce, train
+from benchmarks import (
+    _figures,
+    _pages,
+    _runs,
+    _shared,
+    _tables,
+    atari,
+    classic,
+    explain,
+    hosts,
+    parts,
+    report,
+    reproduce,
+    train,
+)
 
 programs = train.make_programs
 ROOT = _shared.ROOT
@@ -157,10 +172,18 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
     found, half = _pages.compare_means(now, before), 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
     assert found["mean"] == pytest.approx(now.mean() - before.mean())
     assert found["95"] == pytest.approx([found["mean"] - half, found["mean"] + half], abs=8.0)
-    assert _pages.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
+    assert _pages.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0], "detectable": 0.0}
     assert _pages.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
     several = [_pages.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
-    assert np.mean([_pages.find_detectable(x) for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
+    assert np.mean([x["detectable"] for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
+    now, before = now[:10], before[:7]
+    welch, paired = scipy.stats.ttest_ind(now, before, equal_var=False), scipy.stats.ttest_rel(now[:7], before)
+    for found, exact in ((_pages.compare_means(now, before), welch), (_pages.compare_pairs(now[:7], before), paired)):
+        assert found["95"] == pytest.approx(exact.confidence_interval())
+        assert [_pages.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
+    low, high = _figures.compute_band(np.array([[*before, np.nan]]))
+    assert [*low, *high] == pytest.approx(scipy.stats.t.interval(0.95, 6, before.mean(), scipy.stats.sem(before)))
+    assert _pages.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
 
 
 def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):

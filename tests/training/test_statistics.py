@@ -44,6 +44,8 @@ def test_statistics_interquartile_mean_and_intervals():
     assert (low, high) == pytest.approx(exact, abs=0.03)
     assert training.bootstrap(x) == [low, high]
     few = x[:9]
+    exact = scipy.stats.t.interval(0.95, 8, few.mean(), scipy.stats.sem(few))
+    assert training.summary(few)["mean_95"] == pytest.approx(exact)
     for statistic in (np.mean, training.iqm):
         one_by_one = training.bootstrap(few, lambda draw, statistic=statistic: statistic(draw), samples=200)
         assert training.bootstrap(few, statistic, samples=200) == pytest.approx(one_by_one)
@@ -51,7 +53,7 @@ def test_statistics_interquartile_mean_and_intervals():
     for n, whole in ((2, True), (3, True), (4, True), (5, False)):  # as the printed summary says
         assert (training.summary(few[:n])["iqm_95"] == pytest.approx([few[:n].min(), few[:n].max()])) == whole
         assert ("[range: " in _statistics.format_summary(training.summary(few[:n]))) == whole
-    assert training.summary(np.array([2.0]))["iqm_95"] is None
+    assert [training.summary(np.array([2.0]))[what] for what in ("iqm_95", "mean_95", "std")] == [None] * 3
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
 
 
