@@ -204,8 +204,10 @@ def test_each_has_a_place_and_every_row_has_one_unless_the_page_says_why_not(pag
 
 
 def test_dots_are_seeds():
-    drawn = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])
+    drawn = thumbnails.strip("a task", 4 * [1.0, 3.0], 4 * [0.0, 4.0])
     assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
-        ("mine", "31.5"), ("mine", "88.5"), ("other", "3.0"), ("other", "117.0"),
+        *4 * [("mine", "31.5"), ("mine", "88.5")], *4 * [("other", "3.0"), ("other", "117.0")],
     ]  # fmt: skip
+    wide = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])  # intervals that pass the seeds are in the drawing
+    assert re.findall(r'"other" d="M([\d.]+) [\d.]+H([\d.]+)M', wide) == [("3.0", "117.0")]
     assert "mean 2.0; below it plain PPO, mean 2.0" in drawn
