@@ -242,6 +242,18 @@ def test_claims_differences_between_libraries():
     assert f"({_pages.show_change(alone)})".replace(",", "") in page
 
 
+def test_claims_phasic_policy_gradient():
+    claim = "faster than PPO with one network at each of three learning rates, but not visibly faster than with two"
+    assert claim in words("docs/gallery/values.md")
+    found = results("retired", "ppg")["arms"]
+    arms = {
+        name: [np.nanmean(np.array(x["curves"], float), axis=1) for x in arm.values()] for name, arm in found.items()
+    }
+    for other, visible in (("one network", True), ("two networks", False)):
+        changes = map(_pages.compare_means, arms["PPG"], arms[f"PPO, {other}"])
+        assert [change["95"][0] > 0 for change in changes] == [visible] * 3
+
+
 def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     page = words("docs/coming-from.md")
     programs = results("retired", "migration_purejaxrl")["programs"]
