@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -65,8 +66,6 @@ def check_part(
     laws = tuple(laws)
     with jax.default_matmul_precision("highest"):  # in the TF32 of GPUs, equal computations differ by 1e-4
         for subject in _make_subjects(part, batch, context):
-            if subject.batch().mask is None:
-                raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
             _update_once(subject, own=batch is not None and context is not example_context)
             for law in laws:
                 if wrong := _check_law(law, subject):
@@ -75,20 +74,20 @@ def check_part(
 
 def _make_subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
     """Yield the part with its inputs, on each side of the sampler on which it may be placed; True is after it."""
-    policy = context().evaluate  # of every context, because jit takes another function for another program
+    policy = context(0, jnp.float32).evaluate  # one for all contexts, because jit compiles each function anew
     sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
     for after in (False,) if isinstance(part, Divider) else sides:
-
-        def make_batch(seed: int = 0, dtype: Any = jnp.float32, after: bool = after) -> Batch:
-            return example_batch(seed, dtype, after_sampler=after).replace(current=None)
-
-        yield Subject(part, batch or make_batch, lambda *given: context(*given).replace(evaluate=policy), after)
+        example = functools.partial(example_batch, after_sampler=after)
+        make = batch or (lambda *given, example=example: example(*given).replace(current=None))
+        yield Subject(part, make, lambda *given: context(*given).replace(evaluate=policy), after)
 
 
 def _update_once(subject: Subject, own: bool) -> None:
     """Run the part in a chain, which raises if a field that the part requires is missing."""
-    part, context = subject.part, subject.context()
-    whole, batch = chain(part), subject.seen(subject.batch(), context)
+    part, batch, context = subject.part, subject.batch(0, jnp.float32), subject.context(0, jnp.float32)
+    if batch.mask is None:
+        raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
+    whole, batch = chain(part), subject.seen(batch, context)
     try:
         whole.update(batch, whole.init(context.params, jax.random.key(0)), context)
     except (UserError, ShapeError):
@@ -137,12 +136,15 @@ def check_hyperparameters(
         **numeric: hyperparameters, for example `clip_eps=0.2`.
 
     Raises:
-        UserValueError: names the leaf of the batch or of the state that differs, or the error of the part.
+        UserValueError: names the leaf of the batch or of the state that differs, or the error of the part; or no
+            hyperparameter is given.
 
     Example:
         >>> import ppo_parts as pp
         >>> check_hyperparameters(pp.clipped_surrogate, clip_eps=0.2, dual_clip=3.0)
     """
+    if not numeric:
+        raise UserValueError("check_hyperparameters: nothing to check: pass a hyperparameter, as in clip_eps=0.2")
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
     schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
     part = make(**numeric)

@@ -40,8 +40,9 @@ def evaluate_text(x: Any) -> Any:
 
 @functools.cache
 def _evaluate(text: str) -> Any:
-    tree = ast.walk(ast.parse(text, mode="eval"))
-    names = {node.id for node in tree if isinstance(node, ast.Name)} - set(dir(builtins)) - {"batch"}
+    nodes = [*ast.walk(ast.parse(text, mode="eval"))]
+    known = {*dir(builtins), *(node.arg for node in nodes if isinstance(node, ast.arg))}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)} - known
     try:
         return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names})
     except ModuleNotFoundError as error:
@@ -73,10 +74,14 @@ def _split(node: ast.expr) -> Iterator[str]:
         for each in node.args:
             yield from _split(each)
         return
-    parameters = inspect.signature(evaluate_text(function)).parameters
-    variadic = any(x.kind is x.VAR_POSITIONAL for x in parameters.values())
-    given = [*zip([""] * len(node.args) if variadic else parameters, node.args, strict=False)]
-    given += [(each.arg or "", each.value) for each in node.keywords]
+    signature = inspect.signature(evaluate_text(function))
+    try:
+        bound = signature.bind(*node.args, **{each.arg or "": each.value for each in node.keywords})
+    except TypeError as error:
+        known = ", ".join(signature.parameters)
+        raise UserTypeError(f"compare_update: {ast.unparse(node)}: {error}; it takes ({known})") from None
+    named = all(x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY) for x in signature.parameters.values())
+    given: Any = bound.arguments.items() if named else [*(("", x) for x in bound.args), *bound.kwargs.items()]
     texts = [(x, join(tuple(_split(y))) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given]
     values = dict(texts)
     if function == "pp.clipped_adam":

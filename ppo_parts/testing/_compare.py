@@ -9,6 +9,8 @@ from typing import Any
 
 from .._base.errors import UserTypeError
 from .._core.part import Part
+from ..functional._arguments import FROM_0
+from ..functional._common import check_range
 from ._choices import CHAIN, OPTIMIZER, Update, evaluate_text, format_call, parse_call, read_calls
 from ._explain import explain
 from ._record import read
@@ -82,7 +84,8 @@ def compare_update(
             traveled in a step), and a few roundings.
 
     Raises:
-        ValueError: the record lacks a key, or has an unknown one. TypeError: no network is given.
+        ValueError: the record lacks a key, has an unknown one, or its shapes or rows do not fit. TypeError: no network
+            is given, or a call in the text has wrong arguments.
 
     Example:
         >>> import ppo_parts as pp
@@ -101,16 +104,16 @@ def compare_update(
     """
     if evaluate is None:
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
+    check_range("compare_update", "rtol", rtol, FROM_0)
     replay = Replay(read(record), evaluate, rtol)
-    if not (isinstance(chain, str) and isinstance(optimizer, str)):
-        found = replay.compare(Update((evaluate_text(chain),), (evaluate_text(optimizer),)))
-        return UpdateComparison(replay.list_compared(found), find_first(found), (), find_first(found), "")
-    update = _set_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
+    if text := isinstance(chain, str) and isinstance(optimizer, str):
+        update = _set_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
+    else:
+        update = Update((evaluate_text(chain),), (evaluate_text(optimizer),))
     found = replay.compare(update)
-    explained, changes, left = explain(replay, update)
-    return UpdateComparison(
-        replay.list_compared(found), find_first(found), tuple(x.says for x in changes), left, str(explained)
-    )
+    first = find_first(found)
+    explained, changes, left = explain(replay, update) if text else ("", [], first)
+    return UpdateComparison(replay.list_compared(found), first, tuple(x.says for x in changes), left, str(explained))
 
 
 def _set_sizes(update: Update, replay: Replay) -> Update:

@@ -83,7 +83,8 @@ def writes_what_it_provides(subject: Subject) -> str | None:
         return None if same else "current and log_prob of its minibatch differ in shape"
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
     provided = {path.partition(".")[0] for path in subject.part.provides}
-    if silent := sorted(changed - provided - {"metrics", "reductions"}):
+    written = changed - provided - {"metrics", "reductions"}
+    if silent := sorted(field for field in written if not _is_kept(field, before, after)):
         return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
     if idle := sorted(provided - changed):
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
@@ -107,7 +108,7 @@ def _find_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, c
     """Return the fields without which `run(batch, state, context)` differs or raises, of those not declared."""
     undeclared = [path for path in _list_paths(batch) if not _may_read(part, path)]
     expected, after = run(batch, state, context)
-    copied = [path for path in undeclared if field_at(expected, path) is field_at(batch, path)]
+    copied = [path for path in undeclared if _is_kept(path, batch, expected)]
 
     def depends_on(paths: list[str]) -> bool:
         try:
@@ -119,6 +120,12 @@ def _find_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, c
     if not depends_on(undeclared):
         return []
     return [path for path in undeclared if depends_on([path])] or undeclared
+
+
+def _is_kept(path: str, before: Batch, after: Batch) -> bool:
+    """Return whether a part left a field as it was; `jax.jit` returns a copy of it."""
+    new = field_at(after, path)
+    return new is field_at(before, path) or not compare(with_field_at(before, path, new), before, exact=True)
 
 
 def _list_paths(batch: Batch) -> Iterable[str]:
@@ -307,11 +314,11 @@ def _cut_into_steps(batch: Batch) -> Batch:
 
 
 LAWS: tuple[Law, ...] = (
+    float_dtype_is_kept,
     needs_what_it_requires,
     writes_what_it_provides,
     reads_what_it_declares,
     state_is_stable,
-    float_dtype_is_kept,
     inputs_are_not_mutated,
     no_mask_is_a_full_mask,
     finite_inputs_give_finite_numbers,
@@ -320,7 +327,7 @@ LAWS: tuple[Law, ...] = (
     masked_elements_are_neutral,
     jit_and_vmap_equal_eager,
 )
-"""The cheap laws come first: the last one compiles."""
+"""The first one traces the part, which finds a Python `if`; the last one compiles, which is slow."""
 
 
 def select_unmasked(batch: Batch) -> Any:

@@ -44,16 +44,20 @@ def read(record: Any) -> dict[str, Any]:
         for each in path:
             tree = tree.setdefault(each, {})
         tree[last] = jax.tree.map(np.asarray, x)
+    for one, other in (("done", "terminated"), ("indices", "segments")):
+        if {one, other} <= found.keys():
+            raise UserValueError(f"compare_update: the record has {one!r} and {other!r}: leave one of them out")
     if "done" in found:
-        found.setdefault("terminated", found.pop("done"))
+        found["terminated"] = found.pop("done")
     for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "params"):
         if name not in found:
             what = {"terminated": "1 where step t ended the episode, [T, N]", "params": "the tree before the update"}
             raise UserValueError(f"compare_update: the record lacks {name!r}: add {what.get(name, 'it, [T, N, ...]')}")
-    for name in (*PER_STEP, "advantage", "target"):
-        if name in found and found[name].shape != found["reward"].shape:
-            shapes = f"shape {found[name].shape}, and 'reward' {found['reward'].shape}"
-            raise ShapeError(f"compare_update: {name!r} has {shapes}: both must be [T, N]")
+    for name in (*PER_STEP, "advantage", "target", "last_done"):
+        shape = found["reward"].shape[name == "last_done" :]
+        if name in found and found[name].shape != shape:
+            says = f"has shape {found[name].shape}, expected {shape}: 'reward' [T, N] has {found['reward'].shape}"
+            raise ShapeError(f"compare_update: {name!r} {says}")
     if not {"next_value", "next_obs", "last_value"} & found.keys():
         raise UserValueError(
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
@@ -65,13 +69,18 @@ def read(record: Any) -> dict[str, Any]:
 
 def _check_steps(record: dict[str, Any]) -> None:
     """Raise unless each quantity of minibatches is recorded in as many gradient steps as the others."""
-    indices: Any = record.get("segments", record.get("indices"))
+    name = "segments" if "segments" in record else "indices"
+    indices: Any = record.get(name)
     of_minibatches = [x for x in OF_MINIBATCH if x in record]
     if of_minibatches and indices is None:
         raise UserValueError(
             f"compare_update: the record has {of_minibatches[0]!r}, which is of minibatches, but lacks "
             "their rows: add 'indices' [E, K, M], t * N + n of each element"
         )
+    size = np.prod(record["reward"].shape[name == "segments" : 2])
+    if indices is not None and not np.all(exists := (indices >= 0) & (indices < size)):
+        of = "columns n" if name == "segments" else "rows t * N + n"
+        raise UserValueError(f"compare_update: {name!r} has {indices[~exists][0]}: {of} are from 0 to {size - 1}")
     if has_no_steps(record, "gradient"):
         raise ShapeError("compare_update: 'gradient' needs a leading axis: record it in each gradient step")
     without_steps = ("weight", "params_after") if has_no_steps(record, "params_after") else ("weight",)

@@ -116,7 +116,7 @@ class Replay:
         self.policy = [*self._compare("log_prob", log_prob), *self._compare("value", output.value)]
 
     def list_compared(self, found: list[Difference]) -> tuple[str, ...]:
-        """Return the quantities that were compared, and say of which only the first gradient step was."""
+        """Return the quantities that were compared, and mark those compared only in the first gradient step."""
         several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
         first_alone = several and (self.is_last or "params_after" not in self.record)
         cut = {*OF_MINIBATCH} - {"params_after"} if first_alone else set()

@@ -123,12 +123,12 @@ def state(first, update=lambda state: state, **declared):
     return part(lambda b, s, c: (b, update(s)), lambda params, key: first(), **declared)
 
 
-def own_batch(seed=0, dtype=jnp.float32, **extras):
+def own_batch(seed, dtype):
     """The example with `extras["own"]`."""
     return testing.example_batch(seed, dtype, extras={"own": testing.example_batch(seed, dtype).reward})
 
 
-def context_with_cost(seed=0, dtype=jnp.float32):
+def context_with_cost(seed, dtype):
     """The context of the example, whose policy has a further head."""
     made = testing.example_context(seed, dtype)
 
@@ -161,6 +161,7 @@ SOUND = {
     # extending a dictionary is not reading it
     "within": (pp.within(pp.gae(gamma=0.9, gae_lambda=1.0), write={"target": "extras.returns"}, name="mc"), {}),
     "add_extras": (pp.stateless(lambda b: b.add_extras(double=2 * b.reward), **EXTENDS), {}),
+    "jitted": (pp.stateless(jax.jit(double_extras), **EXTENDS), {}),
     "extras by hand": (pp.stateless(double_extras, **EXTENDS), {}),
     "a buffer of rollouts, and a map over a dictionary":
         (part(map_over_extras, lambda params, key: jnp.zeros((1, *testing.example_batch().reward.shape)),
@@ -316,6 +317,8 @@ def test_check_part_does_not_advise_what_was_given():
     [
         (lambda batch: batch, "is not a part"),
         (metric(lambda b: 1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), NEEDS_A_VALUE),
+        (part(lambda b, s, c: (b.replace(reward=b.value) if b.reward[0, 0] > 9 else b, s), provides=("reward",)),
+         NEEDS_A_VALUE),
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),
         (loss(lambda b: b.current.aux["cost"]), r"raised TypeError: .*not subscriptable.* pass batch= or context="),
@@ -337,6 +340,8 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
 
     testing.check_hyperparameters(of_head, context=context_with_cost, coef=0.5)
     testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # which stays in the range
+    with pytest.raises(pp.errors.UserValueError, match="nothing to check"):
+        testing.check_hyperparameters(pp.value_loss)
     for read, raised in ((lambda coef, _: coef, "TypeError for a schedule"), (lambda coef, _: float(coef), "Err")):
         with pytest.raises(
             pp.errors.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"

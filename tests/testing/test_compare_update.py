@@ -80,10 +80,24 @@ def test_masked_divergence_and_nan():
 
 
 def test_choices_read_numbers_that_are_expressions():
-    for coef, number in (("1/2", 0.5), ("pp.linear_schedule(1.0, 0.0, 9)", None)):
+    for coef, number in (("1/2", 0.5), ("pp.linear_schedule(1.0, 0.0, 9)", None), ("lambda step: 0.5", None)):
         update = Update(read_calls(f"pp.chain(pp.full_batch(), pp.value_loss(coef={coef}))"), ())
         assert update.read_number("value_loss", "coef") == number
         assert evaluate_text(update.change(*CHOICES).find("value_loss")).name == "value_loss"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pp.clipped_adam(3e-4, 0.5, nonsense=3)", "unexpected keyword argument 'nonsense'; it takes .*max_grad_norm"),
+        ("pp.clipped_adam(3e-4)", "missing a required argument: 'max_grad_norm'"),
+        ("optax.adam(b1=0.8)", "missing a required argument: 'learning_rate'"),
+        ("pp.value_loss(0.5, 1)", "too many positional arguments; it takes .coef, name"),
+    ],
+)
+def test_text_with_wrong_arguments_is_an_error(text, says):
+    with pytest.raises(pp.errors.UserTypeError, match=says):
+        read_calls(text)
 
 
 def test_record_that_lacks_something_is_an_error():
@@ -95,11 +109,19 @@ def test_record_that_lacks_something_is_an_error():
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
         ({x: record[x][-1] for x in record if x.startswith("gradient")}, "'gradient' needs a leading axis"),
-        ({"value": record["value"][..., None]}, "both must be"),
+        ({"value": record["value"][..., None]}, r"'value' has shape .* expected \(16, 4\)"),
+        ({"last_done": np.zeros(3)}, r"'last_done' has shape \(3,\), expected \(4,\)"),
+        ({"done": record["terminated"]}, "'done' and 'terminated': leave one"),
+        ({"indices": record["indices"] + 1}, "'indices' has 64: rows t . N . n are from 0 to 63"),
+        ({"indices": record["indices"] - 1}, "'indices' has -1"),
+        ({"indices": None, "segments": np.full((2, 4, 2), 4)}, "'segments' has 4: columns n are from 0 to 3"),
+        ({"segments": record["indices"]}, "'indices' and 'segments'"),
     ):
         broken = {name: x for name, x in {**record, **change}.items() if x is not None}
         with pytest.raises(ValueError, match=says):
             testing.compare_update(broken, evaluate=evaluate)
+    with pytest.raises(ValueError, match="rtol must lie in"):
+        testing.compare_update(record, evaluate=evaluate, rtol=-1.0)
 
 
 def of_library(name):
