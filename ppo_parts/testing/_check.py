@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
-from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
+from .._base.errors import UserError, UserTypeError, UserValueError
 from .._core.batch import Batch
 from .._core.chain import chain
 from .._core.part import Divider, Part
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, compare
 
-VALUE_NEEDED = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
+VALUE_NEEDED = (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError)
 """The errors that JAX raises if a traced function needs the value of an array."""
 
 
@@ -73,12 +69,11 @@ def check_part(
 
 
 def _make_subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
-    """Yield the part with its inputs, on each side of the sampler on which it may be placed; True is after it."""
+    """Yield the part with its inputs, for each side of the sampler on which it may be placed (True: after it)."""
     policy = context(0, jnp.float32).evaluate  # one for all contexts, because jit compiles each function anew
     sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
     for after in (False,) if isinstance(part, Divider) else sides:
-        example = functools.partial(example_batch, after_sampler=after)
-        make = batch or (lambda *given, example=example: example(*given).replace(current=None))
+        make = batch or (lambda *given, after=after: example_batch(*given, after_sampler=after).replace(current=None))
         yield Subject(part, make, lambda *given: context(*given).replace(evaluate=policy), after)
 
 
@@ -90,15 +85,11 @@ def _update_once(subject: Subject, own: bool) -> None:
     whole, batch = chain(part), subject.seen(batch, context)
     try:
         whole.update(batch, whole.init(context.params, jax.random.key(0)), context)
-    except (UserError, ShapeError):
+    except UserError:
         raise
     except Exception as error:
-        remedy = (
-            ". It ran on example_batch() and example_context(), a linear policy with two actions: if the part is right "
-            "and needs others, pass batch= or context="
-        )
-        says = f"check_part: {part.name} raised {type(error).__name__}: {error}{'' if own else remedy}"
-        raise UserValueError(says) from error
+        remedy = "" if own else ". If it needs another batch or policy than the examples, pass batch= or context="
+        raise UserValueError(f"check_part: {part.name} raised {type(error).__name__}: {error}{remedy}") from error
 
 
 def _check_law(law: Law, subject: Subject) -> str | None:
@@ -128,7 +119,7 @@ def check_hyperparameters(
     context: Callable[..., Any] = example_context,
     **numeric: float,
 ) -> None:
-    """Raise unless a number, an array and a schedule are the same to a part that takes numeric hyperparameters.
+    """Raise unless a part computes the same whether its hyperparameters are numbers, arrays or schedules.
 
     Args:
         make: the factory, called as `make(**numeric)`.
@@ -136,8 +127,7 @@ def check_hyperparameters(
         **numeric: hyperparameters, for example `clip_eps=0.2`.
 
     Raises:
-        UserValueError: names the leaf of the batch or of the state that differs, or the error of the part; or no
-            hyperparameter is given.
+        UserValueError: names what differs in the batch or the state, or the part's error; or there is nothing to check.
 
     Example:
         >>> import ppo_parts as pp
@@ -153,7 +143,7 @@ def check_hyperparameters(
 
         def apply(numeric: Mapping[str, Any], subject: Subject = subject, inputs: Any = inputs) -> Any:
             out, new = dataclasses.replace(subject, part=make(**numeric)).apply(*inputs)
-            # A range that is known only at run time is checked by such a count.
+            # Such a count checks a hyperparameter that is known only at run time.
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
             return out.replace(metrics=kept, reductions=()), new
 

@@ -41,10 +41,9 @@ def evaluate_text(x: Any) -> Any:
 @functools.cache
 def _evaluate(text: str) -> Any:
     nodes = [*ast.walk(ast.parse(text, mode="eval"))]
-    known = {*dir(builtins), *(node.arg for node in nodes if isinstance(node, ast.arg))}
-    names = {node.id for node in nodes if isinstance(node, ast.Name)} - known
+    names = {x.id for x in nodes if isinstance(x, ast.Name)} - {x.arg for x in nodes if isinstance(x, ast.arg)}
     try:
-        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names})
+        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names - {*dir(builtins)}})
     except ModuleNotFoundError as error:
         raise UserValueError(
             f"compare_update: {error.name!r} in the text is neither one of {', '.join(MODULES)} nor a module: write "
@@ -61,7 +60,9 @@ def join(calls: tuple[str, ...]) -> str:
 def read_calls(text: str) -> tuple[str, ...]:
     """Return the calls inside a `chain(...)`, flattened, or the single call, each with its arguments by name."""
     try:
-        return tuple(_split(ast.parse(inspect.cleandoc(text), mode="eval").body))
+        tree = ast.parse(inspect.cleandoc(text), mode="eval")
+        compile(tree, "<text>", "eval")  # which refuses f(x=1, x=2)
+        return tuple(_split(tree.body))
     except SyntaxError as error:
         raise UserValueError(f"compare_update: not a Python expression: {error}, in {text!r}") from None
 
@@ -234,10 +235,10 @@ def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
     return _exchange(stages, says, (name,), "{this}", arguments=arguments)
 
 
-def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False, again: bool = False) -> Change:
+def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False) -> Change:
     """Add a call after (or before) the first one of these names, unless there is one already."""
     chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
-    return _exchange(stages, says, at, chain, unless="" if again else read_name(text))
+    return _exchange(stages, says, at, chain, unless=read_name(text))
 
 
 def _write(says: str, values: dict[str, str], *needs: str) -> Change:
@@ -245,7 +246,7 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
     requires, made = ("terminated", "value", "next_value", *needs), ", ".join(f"{x}={y}" for x, y in values.items())
     options = f"name='changed', requires={requires!r}, provides={tuple(values)!r}, reads=('shared',), needs_time=True"
     text = f"pp.stateless(lambda batch: batch.replace({made}), {options})"
-    return _add("advantage", says, text, ESTIMATORS, before=True, again=True)
+    return _exchange("advantage", says, ESTIMATORS, f"pp.chain({text}, {{this}})")
 
 
 def _normalize_values(update: Update) -> Update:

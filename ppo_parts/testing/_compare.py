@@ -9,8 +9,7 @@ from typing import Any
 
 from .._base.errors import UserTypeError
 from .._core.part import Part
-from ..functional._arguments import FROM_0
-from ..functional._common import check_range
+from ..functional._common import Range, check_range
 from ._choices import CHAIN, OPTIMIZER, Update, evaluate_text, format_call, parse_call, read_calls
 from ._explain import explain
 from ._record import read
@@ -104,7 +103,7 @@ def compare_update(
     """
     if evaluate is None:
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
-    check_range("compare_update", "rtol", rtol, FROM_0)
+    check_range("compare_update", "rtol", rtol, Range(0))
     replay = Replay(read(record), evaluate, rtol)
     if text := isinstance(chain, str) and isinstance(optimizer, str):
         update = _set_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)

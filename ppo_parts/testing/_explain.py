@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def explain(replay: Replay, start: Update) -> tuple[Update, list[Change], Difference | None]:
-    """Apply the best changes, stage by stage, until nothing differs or nothing helps; leave out those without need."""
+    """Apply the best changes, stage by stage, until nothing differs or nothing helps; leave out those not needed."""
     changes: list[Change] = []
     update, left, seen = start, find_first(replay.compare(start)), [start]
     while left is not None and left.stage != "policy":
@@ -68,7 +68,7 @@ class Search:
         single = [x for x in tried if np.isfinite(x.rms) and abs(x.rms - start.rms) > 1e-6 * start.rms]
         if done := [x for x in single if not x.differs]:
             return min(done, key=lambda x: x.rms)
-        # Rank changes by what is left after numbers are fitted to first order: these may make up for what one affects.
+        # Rank changes by what is left after a first-order fit of the numbers, whose best values depend on the change.
         # Where two are about equal, the order of the table decides.
         errors = [self.improve(x)[1] for x in single]
         equal = np.maximum(errors, _compute_tie_limit(errors))
@@ -96,7 +96,7 @@ class Search:
         return {x: value for x in names if (value := update.read_number(*x)) is not None}
 
     def improve(self, begin: Found) -> tuple[np.ndarray, float]:
-        """Return the numbers after a step of Gauss and Newton, and the rms that is left after it, to first order."""
+        """Return the numbers after a step of Gauss and Newton, and the rms that it leaves, to first order."""
         numbers, slopes = self.read_numbers(begin.update), []
         x = np.array([*numbers.values()])
         scale = np.maximum(x, 0.01)  # numbers that hardly matter stay

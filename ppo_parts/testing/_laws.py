@@ -78,13 +78,12 @@ def writes_what_it_provides(subject: Subject) -> str | None:
     batch, state, context = subject.inputs()
     before = subject.seen(batch, context)
     after = subject.part.update(before, state, context)[0]
-    if isinstance(subject.part, Divider):  # everything that has a step or a segment has changed
+    if isinstance(subject.part, Divider):  # every field of steps or segments has changed
         same = after.current.log_prob.shape == after.log_prob.shape
         return None if same else "current and log_prob of its minibatch differ in shape"
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
     provided = {path.partition(".")[0] for path in subject.part.provides}
-    written = changed - provided - {"metrics", "reductions"}
-    if silent := sorted(field for field in written if not _is_kept(field, before, after)):
+    if silent := sorted(x for x in changed - provided - {"metrics", "reductions"} if not _is_kept(x, before, after)):
         return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
     if idle := sorted(provided - changed):
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
@@ -140,7 +139,7 @@ def _list_paths(batch: Batch) -> Iterable[str]:
 
 
 def _may_read(part: Part, path: str) -> bool:
-    """Return whether a part declares that it reads a field, or need not: where it adds something to what is there."""
+    """Return whether a part declares that it reads a field, or need not, because it only adds to it."""
     own = {"losses", "metrics", "reductions", "axes", "shards", "stop"}
     own |= {"log_prob"} if "losses" in part.provides else set()
     return path.partition(".")[0] in own or reads_field(part, path)
@@ -204,7 +203,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
 
 
 def masked_elements_are_neutral(subject: Subject) -> str | None:
-    """Nothing outside the mask, no metric, no state and no gradient depends on what masked elements contain."""
+    """No unmasked element, no metric, no state and no gradient depends on what masked elements contain."""
     given, state, context = subject.inputs()
 
     def compute_losses(current: Any, batch: Batch) -> tuple[Array, Any]:
@@ -230,7 +229,7 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         actual, gradient = compute_results(poison(given, kind))
         if wrong := compare(actual, expected, exact=True):
             sampler = isinstance(subject.part, Divider)
-            remedy = "draw by jnp.where(batch.mask, ...)" if sampler else "use masked_mean or jnp.where"
+            remedy = "draw with jnp.where(batch.mask, ...)" if sampler else "use masked_mean or jnp.where"
             return f"its result depends on masked elements (filled with {kind}): {wrong}; {remedy}"
         if kind == "noise" and any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient)):
             return "masked elements have a gradient: apply the mask to the inputs of the loss, not to its result"
@@ -259,7 +258,7 @@ def no_mask_is_a_full_mask(subject: Subject) -> str | None:
 
 
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
-    """Metrics, and what the part writes outside the mask, are finite; also where a whole segment is masked."""
+    """Metrics, and what the part writes where the mask is 1, are finite; also if a whole segment is masked."""
     out, _ = subject.apply(*subject.inputs())
     for path, x in jax.tree_util.tree_leaves_with_path(select_unmasked(out)):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):

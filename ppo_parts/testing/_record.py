@@ -56,8 +56,8 @@ def read(record: Any) -> dict[str, Any]:
     for name in (*PER_STEP, "advantage", "target", "last_done"):
         shape = found["reward"].shape[name == "last_done" :]
         if name in found and found[name].shape != shape:
-            says = f"has shape {found[name].shape}, expected {shape}: 'reward' [T, N] has {found['reward'].shape}"
-            raise ShapeError(f"compare_update: {name!r} {says}")
+            got = found[name].shape
+            raise ShapeError(f"compare_update: {name!r} has shape {got}, expected {shape} beside this 'reward'")
     if not {"next_value", "next_obs", "last_value"} & found.keys():
         raise UserValueError(
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
@@ -74,13 +74,12 @@ def _check_steps(record: dict[str, Any]) -> None:
     of_minibatches = [x for x in OF_MINIBATCH if x in record]
     if of_minibatches and indices is None:
         raise UserValueError(
-            f"compare_update: the record has {of_minibatches[0]!r}, which is of minibatches, but lacks "
+            f"compare_update: the record has {of_minibatches[0]!r}, recorded per minibatch, but lacks "
             "their rows: add 'indices' [E, K, M], t * N + n of each element"
         )
     size = np.prod(record["reward"].shape[name == "segments" : 2])
     if indices is not None and not np.all(exists := (indices >= 0) & (indices < size)):
-        of = "columns n" if name == "segments" else "rows t * N + n"
-        raise UserValueError(f"compare_update: {name!r} has {indices[~exists][0]}: {of} are from 0 to {size - 1}")
+        raise UserValueError(f"compare_update: {name!r} must lie in [0, {size - 1}], got {indices[~exists][0]}")
     if has_no_steps(record, "gradient"):
         raise ShapeError("compare_update: 'gradient' needs a leading axis: record it in each gradient step")
     without_steps = ("weight", "params_after") if has_no_steps(record, "params_after") else ("weight",)
