@@ -41,43 +41,20 @@ NORMAL = {
 }  # fmt: skip
 """Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
 FAULTS: dict[str, dict[str, float]] = {
-    "reward_sign": {"reward": -1},
-    "reward_scale_large": {"reward": 1e3},
-    "reward_scale_small": {"reward": 1e-3},
-    "observations_large": {"obs": 1e3},
-    "statistics_frozen": {"freeze": 1},
-    "observations_vanish": {"explode": 1},
-    "learning_rate_large": {"learning_rate": 30},
-    "learning_rate_small": {"learning_rate": 1 / 30},
-    "schedule_ends_early": {"unit": 32},
-    "entropy_collapsed": {"certain": 3},
-    "entropy_bonus_large": {"ent_coef": 1.0},
-    "clip_small": {"clip_coef": 1e-3},
-    "clip_large": {"clip_coef": 10.0},
-    "advantage_not_standardized": {"standardize": 0},
-    "advantage_lost": {"advantage": 0},
-    "gamma_short": {"gamma": 0.5},
-    "time_limit_as_end": {"limit": 1},
-    "flags_shifted": {"shift": 1},
-    "action_changed": {"stored": 1},
-    "actions_saturated": {"noise": 1},
-    "value_dominates": {"vf_coef": 1e3},
-    "value_explains_nothing": {"vf_coef": 0.0},
-    "stops_at_once": {"target_kl": 1e-9},
-    "dead_units": {"dead": 1},
-    "policy_differs": {"other": 1},
-    "evaluation_apart": {"stale": 1},
-    "evaluation_apart (statistics)": {"unnormalized": 1},
-    "never_ends": {"never": 1},
-    "duplicated_envs": {"same": 1},
-    "not_finite": {"nan": 1},
-    "memory_not_reset": {"remembers": 1},
-}
+    "reward_sign": {"reward": -1}, "reward_scale_large": {"reward": 1e3}, "reward_scale_small": {"reward": 1e-3},
+    "observations_large": {"obs": 1e3}, "statistics_frozen": {"freeze": 1}, "observations_vanish": {"explode": 1},
+    "learning_rate_large": {"learning_rate": 30}, "learning_rate_small": {"learning_rate": 1 / 30},
+    "schedule_ends_early": {"unit": 32}, "entropy_collapsed": {"certain": 3}, "entropy_bonus_large": {"ent_coef": 1.0},
+    "clip_small": {"clip_coef": 1e-3}, "clip_large": {"clip_coef": 10.0},
+    "advantage_not_standardized": {"standardize": 0}, "advantage_lost": {"advantage": 0}, "gamma_short": {"gamma": 0.5},
+    "time_limit_as_end": {"limit": 1}, "flags_shifted": {"shift": 1}, "action_changed": {"stored": 1},
+    "actions_saturated": {"noise": 1}, "value_dominates": {"vf_coef": 1e3}, "value_explains_nothing": {"vf_coef": 0.0},
+    "stops_at_once": {"target_kl": 1e-9}, "dead_units": {"dead": 1}, "policy_differs": {"other": 1},
+    "evaluation_apart": {"stale": 1}, "evaluation_apart (statistics)": {"unnormalized": 1}, "never_ends": {"never": 1},
+    "duplicated_envs": {"same": 1}, "not_finite": {"nan": 1}, "memory_not_reset": {"remembers": 1},
+}  # fmt: skip
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
-SETTINGS: dict[str, dict[str, int]] = {
-    "epochs_many": {"update_epochs": 40},
-    "minibatch_small": {"num_minibatches": 128},
-}
+SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
 """Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(

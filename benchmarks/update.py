@@ -55,13 +55,12 @@ def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     keys = jax.random.split(key, 5)
     noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]
     terminated, truncated = (jax.random.bernoulli(key, 0.02, batch.value.shape) for key in keys[3:])
-    return batch.replace(
-        log_prob=batch.log_prob + 0.1 * noise[0],
-        reward=1 + noise[1],
-        terminated=terminated,
-        truncated=truncated & ~terminated,
-        next_value=batch.value + noise[2],
-    )
+    changed = {
+        "log_prob": batch.log_prob + 0.1 * noise[0],
+        "reward": 1 + noise[1],
+        "next_value": batch.value + noise[2],
+    }
+    return batch.replace(terminated=terminated, truncated=truncated & ~terminated, **changed)
 
 
 def compute_advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
@@ -88,17 +87,12 @@ def compute_actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: A
     clipped = jnp.clip(ratio, 1 - config.clip_coef, 1 + config.clip_coef)
     loss, entropy = -jnp.minimum(ratio * advantage, clipped * advantage).mean(), policy.entropy().mean()
     metrics = {
-        "policy_loss": loss,
-        "entropy": entropy,
+        "policy_loss": loss, "nonfinite/loss/policy": ~jnp.isfinite(loss),
+        "entropy": entropy, "nonfinite/loss/entropy": ~jnp.isfinite(entropy),
+        "approx_kl": (jnp.expm1(log_ratio) - log_ratio).mean(), "approx_kl_k1": -log_ratio.mean(),
+        "ratio_mean": ratio.mean(), "ratio_min": ratio.min(), "ratio_max": ratio.max(),
         "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).mean(),
-        "approx_kl": (jnp.expm1(log_ratio) - log_ratio).mean(),
-        "approx_kl_k1": -log_ratio.mean(),
-        "ratio_mean": ratio.mean(),
-        "ratio_min": ratio.min(),
-        "ratio_max": ratio.max(),
-        "nonfinite/loss/policy": ~jnp.isfinite(loss),
-        "nonfinite/loss/entropy": ~jnp.isfinite(entropy),
-    }
+    }  # fmt: skip
     return loss - config.ent_coef * entropy, metrics, log_ratio
 
 
@@ -126,14 +120,8 @@ def split_epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
 
 
 def run_shuffled_epochs(
-    loss: Callable[..., Any],
-    optimizer: Any,
-    config: Any,
-    epochs: int,
-    key: jax.Array,
-    state: tuple[Any, Any],
-    whole: Minibatch,
-) -> tuple[tuple[Any, Any], Metrics]:
+    loss: Callable[..., Any], optimizer: Any, config: Any, epochs: int, key: jax.Array, state: Any, whole: Minibatch
+) -> tuple[Any, Metrics]:
     """Epochs of shuffled minibatches of elements `[T, N, ...]`; metrics `[epochs, minibatches]`."""
     flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
 
