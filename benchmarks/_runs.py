@@ -58,7 +58,7 @@ class Stage(NamedTuple):
 
 
 def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
-    """Train the seeds of `keys` side by side, and stop `number` times, at distances that differ by one update."""
+    """Train the seeds of `keys` side by side, and stop `number` times, at intervals that differ by one update."""
 
     @functools.partial(jax.jit, static_argnums=1)
     def advance(states: Any, length: int) -> Any:

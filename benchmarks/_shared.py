@@ -61,7 +61,7 @@ def unpack_revision(revision: str) -> Iterator[Path]:
 BEGAN = time.monotonic()
 # Asked when a benchmark starts, because it does not measure what is committed while it runs.
 COMMIT = run_git("rev-parse", "HEAD")
-UNCOMMITTED = run_git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
+UNCOMMITTED = run_git("status", "--porcelain", "-uno", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")
 
 
 def read(path: Path) -> dict[str, Record]:
@@ -80,6 +80,14 @@ def store(address: str | Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def claim(file: str, name: str, options: argparse.Namespace) -> str:
+    """The address for the record of a run; exit if there is one already, unless `--results` says where to write."""
+    if options.results is None and (found := read(RESULTS / file).get(name)):
+        remedy = "--results benchmarks/results replaces it, another folder keeps it"
+        sys.exit(f"benchmarks/results/{file}#{name} is a record of {found['date']}: {remedy}")
+    return f"{options.results or RESULTS}/{file}#{name}"
 
 
 def write(address: str | None, results: Any) -> None:
@@ -147,6 +155,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "steps": {"type": positive, "help": "environment steps of each seed"},
     "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
     "rounds": {"type": positive, "help": "interleaved rounds; a third of them where one takes long"},
+    "results": {"metavar": "FOLDER", "help": "write here, also in the place of an earlier record"},
     "json": {"metavar": "FILE#NAME", "help": "write the record here"},
 }
 

@@ -157,12 +157,17 @@ def read_runs(benchmark: str) -> list[Record]:
 
 def merge(group: list[Record]) -> Record:
     """One run of several that have the same configuration and other seeds."""
+    addresses, seeds = [found["address"] for found in group], [seed for found in group for seed in found["seeds"]]
+    if len({*seeds}) < len(seeds):
+        raise ValueError(f"a seed would count twice: {', '.join(addresses)} have the seeds {seeds}")
+    if any(found["config"] | {"seed": 0} != group[0]["config"] | {"seed": 0} for found in group):
+        raise ValueError(f"runs of the same name and length have different settings: {', '.join(addresses)}")
     names = ("evaluation", "last_100_episodes")
     rows = list(zip(*(record["curve"] for record in group), strict=True))
     curve = [row[0] | {name: [x for part in row for x in part[name]] for name in names} for row in rows]
     return group[0] | {
-        "addresses": [record["address"] for record in group],
-        "seeds": [seed for record in group for seed in record["seeds"]],
+        "addresses": addresses,
+        "seeds": seeds,
         "best_evaluation": training.summary(np.max([row["evaluation"] for row in curve], axis=0)),
         "last_evaluation": training.summary(curve[-1]["evaluation"]),
         "last_100_episodes": training.summary(curve[-1]["last_100_episodes"]),
@@ -266,7 +271,7 @@ def tabulate_libraries(link: Link) -> list[str]:
 def tabulate_explain(link: Link, *names: str) -> list[str]:
     """What the gap between two libraries is made of, the largest effects first."""
     rows = []
-    for found in read_results("explain", *names):
+    for found in (each for each in read_results("explain", *names) if each["complete"]):
         ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
         linked = link(f"{ends}, seeds {show_seeds(found['seeds'])}", found["address"])
         rows += [["", choice, show_change(change)] for choice, change in explain_gap(found).items()]

@@ -32,15 +32,19 @@ def compile_cold(
     return compiled, {"trace": traced - start, "compile": time.perf_counter() - traced}
 
 
-def repeat(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop."""
+def repeat(method: Callable[..., Any], numbered: bool = False) -> Callable[..., Any]:
+    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop.
+
+    XLA moves those of a few numbers nevertheless, unless the method is `numbered`: its last argument is the repeat's.
+    """
 
     def run(n: Any, *args: Any) -> Any:
-        def body(_: Any, carry: Any) -> Any:
+        def body(i: Any, carry: Any) -> Any:
             args, _ = jax.lax.optimization_barrier(carry)
-            return args, method(*args)
+            return args, method(*args, *[i] * numbered)
 
-        start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(method, *args))
+        shapes = jax.eval_shape(method, *args, *[0] * numbered)
+        start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), shapes)
         return jax.lax.fori_loop(0, n, body, (args, start))[1]
 
     return run
@@ -58,7 +62,7 @@ def interleave(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, 
     """Seconds per call, one sample of each method per round, in a new random order each round.
 
     A sample repeats the call until about `at_least` seconds have passed. Where one call of each takes more than `long`
-    seconds, a third of the rounds have to do, and at least three.
+    seconds, only a third of the rounds are run, and at least three.
     """
     calls, once = {}, {name: measure_seconds(thunk) for name, thunk in thunks.items()}
     for name, thunk in thunks.items():

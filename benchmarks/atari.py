@@ -29,7 +29,7 @@ from ppo_parts.recipes import atari_ppo
 
 from . import hosts
 from ._runs import select_seeds
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
@@ -70,7 +70,7 @@ def list_versions(python: str, script: str) -> dict[str, str]:
     return found | {"sha256 of the script": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
 
 
-def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None) -> None:
+def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, address: str) -> None:
     """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
     programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": train_ours}
     result: dict[str, Any] = {"task": config.env_id, "config": dataclasses.asdict(config)}
@@ -79,22 +79,22 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None) ->
         programs["cleanrl"] = functools.partial(train_cleanrl, *script)
         result["cleanrl_versions"] = list_versions(*script)
     runs = result["runs"] = {program: [] for program in programs}
-    name = f"{config.env_id.removeprefix('ale:')}_{config.total_timesteps}_{config.seed}"
     for seed, program in itertools.product(seeds, programs):
         run = programs[program](dataclasses.replace(config, seed=seed))
         runs[program].append(run)
         result["complete"] = all(len(each) == len(seeds) for each in runs.values())
-        write(f"{RESULTS}/atari.jsonl#{name}", result)
+        write(address, result)
         shown = f"{run['steps_per_second']:.0f} steps/s, {len(run['games'])} games"
         print(f"{config.env_id} seed {seed}, {program}: {shown}", flush=True)
 
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1)
+    options = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, results=None)
     options.add_argument("task", help="ale:breakout, ale:pong, ...")
     options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
     given = options.parse_args()
     fields = {"env_id": given.task, "total_timesteps": given.steps, "seed": given.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
-    measure(config, select_seeds(given), given.cleanrl)
+    address = claim("atari.jsonl", f"{given.task.removeprefix('ale:')}_{given.steps}_{given.first_seed}", given)
+    measure(config, select_seeds(given), given.cleanrl, address)

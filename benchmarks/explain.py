@@ -6,7 +6,8 @@ Between the two updates lie those that have some choices of each. Every seed wal
 in a random order of its own, one choice at a time, and in the reverse order. The effect of a choice is the mean change
 where it is made: its Shapley value, sampled (Castro et al. 2009, doi:10.1016/j.cor.2008.04.004), with antithetic
 orders. The effects of a seed add up to its gap. Rollouts, network and λ are the same in all runs. The record in
-benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of each run; the same command continues it.
+benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of each run; the same command continues it,
+and more seeds extend it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,11 +25,12 @@ import optax
 import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes.libraries import parts
+from ppo_parts.training._files import plain
 
 from . import differences
 from ._pages import show_change
 from ._runs import measure_training, select_seeds, vectorize
-from ._shared import RESULTS, Record, make_parser, read, write
+from ._shared import RESULTS, ROOT, Record, make_parser, read, write
 
 Choices = dict[str, dict[str, Any]]
 EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}
@@ -122,34 +125,34 @@ def explain_gap(result: Record) -> dict[str, Record]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1)
+    options = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, results=None)
     options.add_argument("first", choices=LIBRARIES)
     options.add_argument("second", choices=LIBRARIES)
     options.add_argument("--env-id", default="gym:HalfCheetah-v5")
     given = options.parse_args()
-    names, seeds = list_differing(given.first, given.second), list(select_seeds(given))
+    names = list_differing(given.first, given.second)
     if not names:
         options.error("the libraries must differ")
     config = differences.Config(env_id=given.env_id, total_timesteps=given.steps, gae_lambda=0.95)
     name = f"{given.first}_{given.second}_{given.env_id.rpartition(':')[2]}_{given.steps}"
-    file = RESULTS / "explain.jsonl"
-    returns: dict[str, dict[str, float]] = read(file).get(name, {"results": {"returns": {}}})["results"]["returns"]
-    result = {
-        "first": given.first, "second": given.second, "config": dataclasses.asdict(config), "choices": names,
-        "seeds": seeds, "returns": returns,
-    }  # fmt: skip
-    wanted: dict[str, tuple[list[str], set[int]]] = {}
+    file = ROOT / (given.results or RESULTS) / "explain.jsonl"
+    begun = read(file).get(name, {"results": {}})["results"]
+    returns: dict[str, dict[str, float]] = begun.get("returns", {})
+    seeds = sorted({*begun.get("seeds", ()), *select_seeds(given)})
+    same = {"first": given.first, "second": given.second, "config": dataclasses.asdict(config), "choices": names}
+    result = same | {"seeds": seeds, "returns": returns}
+    if differ := [key for key in same if begun and begun[key] != plain(same[key])]:
+        sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
+    missing: dict[str, tuple[list[str], set[int]]] = {}
     for seed in seeds:
         for of_second in itertools.chain(*draw_walks(names, seed)):
-            wanted.setdefault(encode(names, of_second), (of_second, set()))[1].add(seed)
-    for number, (stop, (of_second, who)) in enumerate(wanted.items()):
-        missing = sorted(seed for seed in who if str(seed) not in returns.get(stop, {}))
-        if not missing:
-            continue
+            if str(seed) not in returns.get(stop := encode(names, of_second), {}):
+                missing.setdefault(stop, (of_second, set()))[1].add(seed)
+    for number, (stop, (of_second, which)) in enumerate(missing.items(), 1):
         run = functools.partial(measure_training, make_between(config, given.first, given.second, of_second))
-        found = vectorize(run)(np.array(missing))["last_100_episodes_return"]
-        returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(missing, found, strict=True)})
-        write(f"{file}#{name}", result | {"complete": number + 1 == len(wanted)})
-        print(f"{number + 1} of {len(wanted)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
+        found = vectorize(run)(np.array(sorted(which)))["last_100_episodes_return"]
+        returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(sorted(which), found, strict=True)})
+        write(f"{file}#{name}", result | {"complete": number == len(missing)})
+        print(f"{number} of {len(missing)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
     for choice, change in explain_gap(result).items():
         print(f"{choice:18} {show_change(change)}")

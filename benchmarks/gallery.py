@@ -24,7 +24,7 @@ from ppo_parts import envs, networks, training
 from ppo_parts.envs._wrappers import with_observations
 
 from ._runs import make_keys, select_seeds, vectorize
-from ._shared import RESULTS, ROOT, make_parser, write
+from ._shared import ROOT, claim, make_parser, write
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
 PARTS = {  # of CleanRL's `ppo.py`
@@ -62,7 +62,7 @@ def ppo(*extra: pp.Part, **replaced: pp.Part) -> pp.Part:
     return pp.chain(*(PARTS | replaced).values(), *extra)
 
 
-def card(page: str, heading: str, number: int | None = None) -> Any:
+def load_card(page: str, heading: str, number: int | None = None) -> Any:
     """What the code at the top of a page of the gallery, and that of a card, or its first blocks, defines."""
     top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
     [own] = [text for text in cards if text.startswith(f"{heading}\n")]
@@ -74,7 +74,7 @@ def card(page: str, heading: str, number: int | None = None) -> Any:
 
 
 @functools.cache
-def line(name: str) -> Any:
+def evaluate_line(name: str) -> Any:
     """What the line of a row of the gallery's tables makes."""
     text = (ROOT / "docs/gallery/README.md").read_text()
     [row] = re.findall(rf"^\| \[?{re.escape(name)}[],: |].*", text, re.MULTILINE)
@@ -85,7 +85,7 @@ def line(name: str) -> Any:
     return pp.chain(*made) if isinstance(made, tuple) and not hasattr(made, "update") else made
 
 
-def featured(env: envs.Env) -> envs.Env:
+def add_features(env: envs.Env) -> envs.Env:
     """An environment with random features of its observations, because the policies of the cards are linear."""
     env, keys = envs.prepare(env, normalize=True, gamma=0.99), jax.random.split(jax.random.key(0))
     sizes = (env.observation_space.shape[0], FEATURES - env.observation_space.shape[0])
@@ -97,7 +97,7 @@ def featured(env: envs.Env) -> envs.Env:
     return with_observations(env, change)._replace(observation_space=envs.Box((FEATURES,)))
 
 
-def policy_of(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
+def make_policy(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
     """A policy whose first parameters are random in matrices, 0 in vectors, and the given numbers."""
     start = jax.tree.map(
         lambda x: jnp.zeros(x) if isinstance(x, tuple) else jnp.float32(x), shapes, is_leaf=lambda x: type(x) is tuple
@@ -115,12 +115,12 @@ def on_features(
     draws: bool = False, optimizer: Any = None,
 ) -> Variant:  # fmt: skip
     """A chain of a card with its policy, whose parameters have these shapes."""
-    policy = policy_of(getattr(module, evaluate), shapes, draws)
+    policy = make_policy(getattr(module, evaluate), shapes, draws)
     chain = getattr(module, chain) if isinstance(chain, str) else chain
-    return Variant(chain, policy, featured(envs.make(task)), task, optimizer, without=LINEAR + task)
+    return Variant(chain, policy, add_features(envs.make(task)), task, optimizer, without=LINEAR + task)
 
 
-def linear(task: str = CARTPOLE) -> Variant:
+def make_linear(task: str = CARTPOLE) -> Variant:
     """Plain PPO with a linear policy."""
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
@@ -133,15 +133,15 @@ def linear(task: str = CARTPOLE) -> Variant:
     return on_features(types.SimpleNamespace(evaluate=evaluate), ppo(), shapes, task=task)._replace(without=None)
 
 
-def recurrent(heading: str, chain: str) -> Variant:
+def make_recurrent(heading: str, chain: str) -> Variant:
     """A card whose policy has a memory."""
-    module = card("networks", heading)
+    module = load_card("networks", heading)
     module.OBS = FEATURES
     policy = pp.Policy(module.init, module.evaluate, module.initial_carry)
-    return Variant(getattr(module, chain), policy, featured(envs.make(CARTPOLE)), without=LINEAR + CARTPOLE)
+    return Variant(getattr(module, chain), policy, add_features(envs.make(CARTPOLE)), without=LINEAR + CARTPOLE)
 
 
-def train_of(variant: Variant) -> training.Train:
+def make_train(variant: Variant) -> training.Train:
     """The run of a variant."""
     steps, num_envs, num_steps = SIZES.get(variant.task, SIZES[CARTPOLE])
     config = training.Config(env_id=variant.task, total_timesteps=steps, num_envs=num_envs, num_steps=num_steps)
@@ -151,9 +151,9 @@ def train_of(variant: Variant) -> training.Train:
     return training.Train.of(config, env, policy, variant.chain, optimizer, keep_info=variant.keep_info)
 
 
-def like(variant: Variant) -> pp.Batch:
+def trace_rollout(variant: Variant) -> pp.Batch:
     """The shapes of a rollout, for a replay of it."""
-    train = train_of(variant)
+    train = make_train(variant)
     return jax.eval_shape(train.collect, train.shapes[0])[1]
 
 
@@ -162,9 +162,9 @@ def on_pendulum(chain: pp.Part) -> Variant:
     return Variant(chain, task=PENDULUM, without=f"PPO, {PENDULUM}")
 
 
-def classifying(name: str) -> Variant:
+def make_classifying(name: str) -> Variant:
     """Critics that classify."""
-    module = card("values", "Critics that classify")
+    module = load_card("values", "Critics that classify")
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
         out = module.evaluate(params, batch)
@@ -174,24 +174,24 @@ def classifying(name: str) -> Variant:
     return on_features(types.SimpleNamespace(evaluate=evaluate), ppo(critic=module.critics[name]), shapes)
 
 
-def phasic() -> Variant:
+def make_phasic() -> Variant:
     """A phase that distills values every 16 updates."""
-    module, seen = card("values", "Phasic policy gradient"), like(linear())
+    module, seen = load_card("values", "Phasic policy gradient"), trace_rollout(make_linear())
     shapes = {"policy": {"body": (FEATURES, UNITS), "logits": (UNITS, 2), "value": (UNITS,)}, "value": (FEATURES,)}
     chain = module.phasic(seen.replace(target=seen.value), num_rollouts=16)
     return on_features(module, chain, shapes, optimizer=dict.fromkeys(("policy", "value", "auxiliary"), ADAM))
 
 
-def constrained(limit: float) -> Variant:
+def make_constrained(limit: float) -> Variant:
     """An expensive action with a limit."""
-    module = card("values", "Constraints")
-    policy = policy_of(module.evaluate, {"policy": (1, 2), "value": (1, 2)})
+    module = load_card("values", "Constraints")
+    policy = make_policy(module.evaluate, {"policy": (1, 2), "value": (1, 2)})
     return Variant(module.constrained(limit), policy, module.env, CHOICES, None, "cost", ("cost",), "no limit")
 
 
-def objectives(weight: float) -> Variant:
+def make_objectives(weight: float) -> Variant:
     """An effort whose square is a cost, with a weight."""
-    module = card("values", "Several objectives")
+    module = load_card("values", "Several objectives")
 
     def measured(batch: pp.Batch) -> pp.Batch:
         earned, cost = jnp.mean(batch.reward[..., 0]), jnp.mean(batch.reward[..., 1])
@@ -203,7 +203,7 @@ def objectives(weight: float) -> Variant:
     return Variant(chain, policy, module.env, CHOICES, None, "weighted", ("cost",), "no weight")
 
 
-def cloning() -> Variant:
+def make_cloning() -> Variant:
     """PPO with demonstrations of the rule by which a card's teacher pushes the cart."""
     obs = jax.random.uniform(jax.random.key(0), (1024, 4), minval=-0.3, maxval=0.3)
     data = {"demonstrations": (obs, (obs @ jnp.array([0.0, 0.5, 10.0, 2.0]) > 0).astype(jnp.int32))}
@@ -211,34 +211,34 @@ def cloning() -> Variant:
         lambda batch: batch.replace(shared=data), name="given", provides=("shared.demonstrations",),
         place="before_sampler",
     )  # fmt: skip
-    chain = card("imitation", "Cloning and self-imitation").cloning
+    chain = load_card("imitation", "Cloning and self-imitation").cloning
     return Variant(pp.chain(given, chain), env=envs.make(CARTPOLE))
 
 
-def distillation() -> Variant:
+def make_distillation() -> Variant:
     """A student that does not see how fast the cart moves."""
-    module = card("imitation", "Distillation")
+    module = load_card("imitation", "Distillation")
     seen = with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
-    return Variant(module.pipeline, policy_of(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
+    return Variant(module.pipeline, make_policy(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
 
 
-def imitating() -> Variant:
+def make_imitating() -> Variant:
     """A phase that replays good steps."""
-    seen = like(Variant(ppo()))
-    chain = card("imitation", "Cloning and self-imitation").imitating(seen.add_extras(returns=seen.value))
+    seen = trace_rollout(Variant(ppo()))
+    chain = load_card("imitation", "Cloning and self-imitation").imitating(seen.add_extras(returns=seen.value))
     return Variant(chain, optimizer=dict.fromkeys(("ppo", "imitation"), ADAM))
 
 
-def options() -> Variant:
+def make_options() -> Variant:
     """Two policies, one of which is in charge."""
-    module = card("networks", "Options")
+    module = load_card("networks", "Options")
     module.OBS = FEATURES
-    return Variant(module.optioned, module.options, featured(module.env), without=LINEAR + CARTPOLE)
+    return Variant(module.optioned, module.options, add_features(module.env), without=LINEAR + CARTPOLE)
 
 
-def chunks() -> Variant:
+def make_chunks() -> Variant:
     """CartPole with two actions at once."""
-    module, (inner, params) = card("networks", "Action chunks"), gymnax.make(CARTPOLE)
+    module, (inner, params) = load_card("networks", "Action chunks"), gymnax.make(CARTPOLE)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> envs.Step:
         obs, state, reward, terminated, *_ = inner.step_env(key, state, action, params)
@@ -252,7 +252,7 @@ def chunks() -> Variant:
     return Variant(chain, env=env, task=task, keep_info=("discount",))
 
 
-def trials(**memory: Any) -> Variant:
+def make_trials(**memory: Any) -> Variant:
     """Ten pulls of a bandit with four arms, one of which pays."""
 
     def reset(key: jax.Array, task: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -261,7 +261,7 @@ def trials(**memory: Any) -> Variant:
     def step(key: jax.Array, task: jax.Array, state: jax.Array, action: jax.Array) -> envs.Step:
         return envs.Step(state, jnp.zeros(1), jnp.where(action == task, 1.0, 0.0), terminated=True)
 
-    begin, play = card("networks", "Memory across episodes").trials(
+    begin, play = load_card("networks", "Memory across episodes").trials(
         lambda key: jax.random.randint(key, (), 0, 4), reset, step, episodes=10, num_actions=4
     )
     env = envs.auto_reset(begin, play, envs.Box((7,)), envs.Discrete(4))
@@ -270,7 +270,7 @@ def trials(**memory: Any) -> Variant:
     return Variant(chain, policy, env, "bandits with four arms", without="no memory")
 
 
-def remembering(memory: networks.Cell | None) -> Variant:
+def make_remembering(memory: networks.Cell | None) -> Variant:
     """A card game whose answer is the suit of the fourth card from the end."""
     env = envs.make(task := "popgym:RepeatPreviousEasy")
     policy = networks.actor_critic(env, (32,), shared=True, memory=memory)
@@ -282,13 +282,13 @@ HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "PPO": lambda: Variant(ppo(), without=None),
     f"PPO, {PENDULUM}": lambda: Variant(ppo(), task=PENDULUM, without=None),
-    LINEAR + CARTPOLE: linear,
-    LINEAR + PENDULUM: lambda: linear(PENDULUM),
+    LINEAR + CARTPOLE: make_linear,
+    LINEAR + PENDULUM: lambda: make_linear(PENDULUM),
     "λ = 1": lambda: Variant(ppo(estimate=pp.gae(gamma=0.99, gae_lambda=1.0))),
     "Adam alone": lambda: Variant(ppo(), optimizer=optax.adam(RATE)),
-    "no limit": lambda: constrained(1.0), "no weight": lambda: objectives(0.0), "no memory": trials,
+    "no limit": lambda: make_constrained(1.0), "no weight": lambda: make_objectives(0.0), "no memory": make_trials,
     **{
-        name: functools.partial(lambda name, place: Variant(ppo(**{place: line(name)})), name, place)
+        name: functools.partial(lambda name, place: Variant(ppo(**{place: evaluate_line(name)})), name, place)
         for name, place in {
             **dict.fromkeys(
                 ("clip-higher", "unclipped", "dual clip", "SPO", "DPO (discovered)", "rollback (PPO-RB)",
@@ -298,78 +298,80 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
             "V-trace, policy gradient": "estimate",
         }.items()
     },
-    "REINFORCE": lambda: Variant(ppo(surrogate=line("REINFORCE"), sampler=pp.full_batch())),
+    "REINFORCE": lambda: Variant(ppo(surrogate=evaluate_line("REINFORCE"), sampler=pp.full_batch())),
     "annealed clip": lambda: Variant(
         ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, UPDATES)))
     ),
-    "KL penalty": lambda: Variant(ppo(line("KL penalty"), surrogate=line("unclipped"))),
-    "PPO-EWMA": lambda: Variant(ppo(surrogate=pp.chain(line("PPO-EWMA"), PARTS["surrogate"]))),
-    "two lambdas": lambda: Variant(ppo(estimate=pp.chain(GAE, line("two lambdas")))),
+    "KL penalty": lambda: Variant(ppo(evaluate_line("KL penalty"), surrogate=evaluate_line("unclipped"))),
+    "PPO-EWMA": lambda: Variant(ppo(surrogate=pp.chain(evaluate_line("PPO-EWMA"), PARTS["surrogate"]))),
+    "two lambdas": lambda: Variant(ppo(estimate=pp.chain(GAE, evaluate_line("two lambdas")))),
     "priorities": lambda: Variant(ppo(
         sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
         normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
     )),
-    "ESPO": lambda: Variant(ppo(line("ESPO"), surrogate=card("updates", "Your own early stop").surrogate())),
+    "ESPO": lambda: Variant(
+        ppo(evaluate_line("ESPO"), surrogate=load_card("updates", "Your own early stop").surrogate())
+    ),
     "Adam with equal decays": lambda: Variant(ppo(), optimizer=optax.chain(
-        optax.clip_by_global_norm(0.5), line("Adam with equal decays"),
+        optax.clip_by_global_norm(0.5), evaluate_line("Adam with equal decays"),
         pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, UPDATES)),
     )),
-    "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, line("RPO")))),
-    "CAPS": lambda: on_pendulum(ppo(line("CAPS"))),
-    "mirror loss": lambda: on_pendulum(ppo(line("mirror loss"))),
-    "mirrored rollouts": lambda: on_pendulum(ppo(estimate=pp.chain(GAE, line("mirrored rollouts")))),
+    "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, evaluate_line("RPO")))),
+    "CAPS": lambda: on_pendulum(ppo(evaluate_line("CAPS"))),
+    "mirror loss": lambda: on_pendulum(ppo(evaluate_line("mirror loss"))),
+    "mirrored rollouts": lambda: on_pendulum(ppo(estimate=pp.chain(GAE, evaluate_line("mirrored rollouts")))),
     **{
-        name: functools.partial(lambda name: Variant(ppo(), optimizer=line(name)), name)
+        name: functools.partial(lambda name: Variant(ppo(), optimizer=evaluate_line(name)), name)
         for name in ("weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")
     },
-    "TRGPPO": lambda: Variant(card("losses", "A clip for each element").trgppo),
+    "TRGPPO": lambda: Variant(load_card("losses", "A clip for each element").trgppo),
     "REPPO": lambda: on_features(
-        card("values", "Pathwise gradients"), "reppo",
+        load_card("values", "Pathwise gradients"), "reppo",
         {"policy": (FEATURES, 1), "hidden": (FEATURES + 1, UNITS), "q": (UNITS,), "log_std": 0, "log_alpha": -2,
          "log_beta": 0}, task=PENDULUM, draws=True,
     ),
     "FPO": lambda: on_features(
-        card("losses", "Flow policies"), "fpo",
+        load_card("losses", "Flow policies"), "fpo",
         {"obs": BODY, "action": (1, UNITS), "tau": (UNITS,), "velocity": (UNITS, 1), "value": (FEATURES,)},
         task=PENDULUM, draws=True,
     ),
-    "action chunks": chunks,
-    "GePPO": lambda: Variant(card("updates", "Earlier rollouts").geppo(like(Variant(ppo())))),
-    "burn-in": lambda: recurrent("Time chunks with burn-in", "pipeline"),
-    "quantiles": lambda: classifying("quantile"),
-    "two-hot": lambda: classifying("two-hot"),
+    "action chunks": make_chunks,
+    "GePPO": lambda: Variant(load_card("updates", "Earlier rollouts").geppo(trace_rollout(Variant(ppo())))),
+    "burn-in": lambda: make_recurrent("Time chunks with burn-in", "pipeline"),
+    "quantiles": lambda: make_classifying("quantile"),
+    "two-hot": lambda: make_classifying("two-hot"),
     "HL-Gauss": lambda: on_features(
-        card("values", "HL-Gauss"), "pipeline", {"value": (FEATURES, 51), "policy": HEAD}
+        load_card("values", "HL-Gauss"), "pipeline", {"value": (FEATURES, 51), "policy": HEAD}
     ),
     "PopArt": lambda: on_features(
-        card("values", "PopArt"), "pipeline",
+        load_card("values", "PopArt"), "pipeline",
         {"policy": HEAD, "critic": {"w": (FEATURES,), "b": 0, "mean": 0, "scale": 1}},
     ),
-    "PPG": phasic,
+    "PPG": make_phasic,
     "DAAC": lambda: on_features(
-        card("values", "Decoupled advantages"), "daac",
+        load_card("values", "Decoupled advantages"), "daac",
         {"policy": {"body": BODY, "logits": (UNITS, 2), "advantage": (UNITS, 2)}, "value": (FEATURES,)},
         optimizer=dict.fromkeys(("policy", "value"), ADAM),
     ),
     "PQN": lambda: on_features(
-        card("values", "Q-learning"), "pqn", {"hidden": BODY, "q": (UNITS, 2)}, "epsilon_greedy"
+        load_card("values", "Q-learning"), "pqn", {"hidden": BODY, "q": (UNITS, 2)}, "epsilon_greedy"
     ),
-    "several objectives": lambda: objectives(2.0), "costs": lambda: constrained(0.3),
-    "self-imitation": imitating, "cloning": cloning, "distillation": distillation,
-    "options": options,
-    "RL²": lambda: trials(memory="gru"),
-    "LRU": lambda: remembering("lru"), "no LRU": lambda: remembering(None),
-    "DrAC": lambda: Variant(card("regularizers", "DrAC").pipeline),
+    "several objectives": lambda: make_objectives(2.0), "costs": lambda: make_constrained(0.3),
+    "self-imitation": make_imitating, "cloning": make_cloning, "distillation": make_distillation,
+    "options": make_options,
+    "RL²": lambda: make_trials(memory="gru"),
+    "LRU": lambda: make_remembering("lru"), "no LRU": lambda: make_remembering(None),
+    "DrAC": lambda: Variant(load_card("regularizers", "DrAC").pipeline),
     "dormant units": lambda: on_features(
-        card("updates", "Dormant units"), "plastic", {"hidden": BODY, "policy": (UNITS, 2), "value": (UNITS,)},
+        load_card("updates", "Dormant units"), "plastic", {"hidden": BODY, "policy": (UNITS, 2), "value": (UNITS,)},
         "tanh_policy", optimizer=optax.adam(RATE),
     ),
 }  # fmt: skip
 
 
-def curve_of(variant: Variant, seeds: range) -> np.ndarray:
+def measure_curve(variant: Variant, seeds: range) -> np.ndarray:
     """The measure in equal parts of a training, `[POINTS, seeds]`."""
-    train = train_of(variant)
+    train = make_train(variant)
 
     def run(key: jax.Array) -> jax.Array:
         metrics = train(key).metrics
@@ -381,28 +383,29 @@ def curve_of(variant: Variant, seeds: range) -> np.ndarray:
     return vectorize(run)(make_keys(seeds)).T
 
 
-def front(seeds: range) -> dict[str, list[Any]]:
+def measure_front(seeds: range) -> dict[str, list[Any]]:
     """The mean reward and cost, `[2, seeds]`, that policies with each weight of the cost reach."""
 
     def reached(train: training.Train, key: jax.Array) -> jax.Array:
         metrics = train(key).metrics
         return jnp.stack([metrics[name][-1] for name in ("earned", "cost")])
 
-    runs = {weight: functools.partial(reached, train_of(objectives(weight))) for weight in (0.5, 0.7, 1.0, 2.0, 4.0)}
-    return {f"{weight:g}": vectorize(run)(make_keys(seeds)).T.tolist() for weight, run in runs.items()}
+    trains = {weight: make_train(make_objectives(weight)) for weight in (0.5, 0.7, 1.0, 2.0, 4.0)}
+    runs = {weight: vectorize(functools.partial(reached, train)) for weight, train in trains.items()}
+    return {f"{weight:g}": run(make_keys(seeds)).T.tolist() for weight, run in runs.items()}
 
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1)
+    options = make_parser(__doc__, seeds=10, first_seed=1, results=None)
     options.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
     given = options.parse_args()
     if unknown := set(given.names) - set(VARIANTS):
         options.error(f"no such variant: {', '.join(sorted(unknown))}")
-    for name in given.names or VARIANTS:
+    for name, address in {name: claim("gallery.jsonl", name, given) for name in given.names or VARIANTS}.items():
         variant = VARIANTS[name]()
-        curve = curve_of(variant, seeds := select_seeds(given))
+        curve = measure_curve(variant, seeds := select_seeds(given))
         found = {"task": variant.task, "measure": variant.measure, "without": variant.without, "seeds": list(seeds)}
-        found |= {"front": front(seeds)} if name == "several objectives" else {}
+        found |= {"front": measure_front(seeds)} if name == "several objectives" else {}
         print(f"{name:30} {curve[0].mean():10.4g} {curve[-1].mean():10.4g}", flush=True)
-        write(f"{RESULTS}/gallery.jsonl#{name}", found | {"curve": [[float(f"{x:.4g}") for x in row] for row in curve]})
+        write(address, found | {"curve": [[float(f"{x:.4g}") for x in row] for row in curve]})

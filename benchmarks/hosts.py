@@ -81,13 +81,9 @@ def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
 def measure_cleanrl(python: str, script: str, task: str, updates: int) -> float:
     """Steps per second of CleanRL's script, as it reports them when it ends."""
     given = {
-        "env-id": task.replace("-v5", "-v4"),
-        "num-envs": ENVS,
-        "num-steps": STEPS,
-        "update-epochs": EPOCHS,
-        "num-minibatches": MINIBATCHES,
-        "total-timesteps": updates * ENVS * STEPS,
-    }
+        "env-id": task.replace("-v5", "-v4"), "num-envs": ENVS, "num-steps": STEPS, "update-epochs": EPOCHS,
+        "num-minibatches": MINIBATCHES, "total-timesteps": updates * ENVS * STEPS,
+    }  # fmt: skip
     return read_speed(run_cleanrl(python, script, given))
 
 
@@ -130,7 +126,7 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
         steps["stable-baselines3"] = fewer * ENVS * STEPS
         thunks["stable-baselines3"] = make_on_host("sb3", task, ENVS, fewer, **minibatches, **others)
     if script:
-        speeds: list[float] = []  # it counts its own time, without that of starting
+        speeds: list[float] = []  # it times itself, excluding startup
         steps["cleanrl"] = fewer * ENVS * STEPS
         thunks["cleanrl"] = lambda: speeds.append(measure_cleanrl(*script, task, fewer))
     walls = _timing.interleave(thunks, rounds)

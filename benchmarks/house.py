@@ -1,10 +1,10 @@
-"""How large is the house: lines, rooms, floors and names of the package, words of documentation, frames to the maths.
+"""How large is the house: lines, packages, layers and names, words of documentation, frames to the maths.
 
     python -m benchmarks house --base HEAD~10
 
-Lines are of code (without blank lines, comments and docstrings) and of docstrings. A room is a folder or module of the
-package, and an arrow is an import between rooms. Frames are the package's own between `learner.update` and the scan of
-GAE, and the gather of a minibatch, counted while tracing.
+Lines are of code (without blank lines, comments and docstrings) and of docstrings. Packages are the
+folders and modules of `ppo_parts`, and imports those of one by another. Frames are its own between `learner.update` and
+the scan of GAE, and the gather of a minibatch, counted while tracing.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
     return every, code, docstrings
 
 
-def find_arrows(package: Path) -> set[tuple[str, str]]:
-    """Imports of one room (a folder or a module of the package) by another."""
+def find_imports(root: Path) -> set[tuple[str, str]]:
+    """Imports of one package (a folder or module in `root`) by another."""
     found = set()
-    for path in package.rglob("*.py"):
-        place = path.relative_to(package).parts
-        room = place[0].removesuffix(".py")
+    for path in root.rglob("*.py"):
+        place = path.relative_to(root).parts
+        package = place[0].removesuffix(".py")
         for dots, module, names in re.findall(r"^ *from (\.+)(\w*)[\w.]* import \(?([\w, ]+)", path.read_text(), re.M):
             if len(dots) == len(place):
-                found |= {(room, module or name.strip()) for name in names.split(",") if module or name.strip()}
-    rooms = {path.stem for path in package.iterdir() if path.suffix in ("", ".py")}
-    return {(a, b) for a, b in found if b in rooms and a != b}
+                found |= {(package, module or name.strip()) for name in names.split(",") if module or name.strip()}
+    packages = {path.stem for path in root.iterdir() if path.suffix in ("", ".py")}
+    return {(a, b) for a, b in found if b in packages and a != b}
 
 
-def count_floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
-    """How many floors the rooms lie on, each above those that it imports, and how many arrows lead into a cycle."""
+def count_layers(pairs: set[tuple[str, str]]) -> tuple[int, int]:
+    """How many layers the packages form, each above those that it imports, and how many imports lead into a cycle."""
     number = 1
     while lowest := {b for _, b in pairs} - {a for a, _ in pairs}:
         pairs, number = {(a, b) for a, b in pairs if b not in lowest}, number + 1
@@ -88,17 +88,15 @@ def measure(root: Path) -> dict[str, str]:
     files |= {name: sorted((root / name).rglob("*.py")) for name in ("benchmarks", "tests")}
     for name, paths in files.items():
         found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*count_lines(paths))
-    pairs = find_arrows(package)
-    rooms = {room for pair in pairs for room in pair}
-    found["rooms, arrows"] = f"{len(rooms)}, {len(pairs)}"
-    found["floors, arrows into cycles"] = "{}, {}".format(*count_floors(pairs))
+    pairs = find_imports(package)
+    found["packages, imports between them"] = f"{len({name for pair in pairs for name in pair})}, {len(pairs)}"
+    found["layers, imports into cycles"] = "{}, {}".format(*count_layers(pairs))
     texts = [path.read_text() for path in (root / "README.md", *(root / "docs").rglob("*.md"))]
     prose = [re.sub(r"^```.*?^```$|<!-- \w.*?<!-- end -->", "", text, flags=re.DOTALL | re.MULTILINE) for text in texts]
     words = [sum(len(text.split()) for text in each) for each in (texts, prose)]
     found["words of README and docs (without code and generated tables)"] = "{:,} ({:,})".format(*words)
-    out = subprocess.run(
-        [sys.executable, "-c", FRAMES], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
-    )
+    command, where = [sys.executable, "-c", FRAMES], {"PYTHONPATH": str(root)}
+    out = subprocess.run(command, cwd=root, env=where, stdout=subprocess.PIPE, text=True, check=True)
     return found | dict(line.split(": ", 1) for line in out.stdout.splitlines() if ": " in line)
 
 

@@ -21,7 +21,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
 from ._runs import make_keys, select_seeds, train_in_stages
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4
@@ -141,17 +141,13 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
         tables = np.asarray(bets_of(stage.state))
         rows.append({"env_steps": stage.env_steps, "exploitability": [exploit(table) for table in tables]})
         print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
-    return {
-        "arm": config.arm,
-        "config": dataclasses.asdict(config),
-        "seeds": list(seeds),
-        "exploitability": training.summary(rows[-1]["exploitability"]),
-        "curve": rows,
-    }
+    found = {"arm": config.arm, "config": dataclasses.asdict(config), "seeds": list(seeds)}
+    return found | {"exploitability": training.summary(rows[-1]["exploitability"]), "curve": rows}
 
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1).parse_args()
+    options = make_parser(__doc__, seeds=10, first_seed=1, results=None).parse_args()
+    address = claim("kuhn.jsonl", "kuhn", options)
     arms = [measure(Config(arm=arm), select_seeds(options)) for arm in ("mirror", "clipped")]
-    write(f"{RESULTS}/kuhn.jsonl#kuhn", {"arms": arms})
+    write(address, {"arms": arms})

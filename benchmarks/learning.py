@@ -25,7 +25,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 from . import classic, rnd
 from ._pages import show_interval
 from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages, vectorize
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 
 class Task(NamedTuple):
@@ -178,7 +178,6 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
     """Train seeds in one program, and describe how they did; `changes` are as in "ent_coef=0.001"."""
     make_train, config, *_, evaluated = TASKS[task]
     config = change_config(config, changes)
-    name = "_".join([task, *([] if seeds.start == config.seed else [str(seeds.start)]), *changes]).replace("=", "_")
     train, keys = make_train(config), make_keys(seeds)
     (end,) = train_in_stages(train, keys, 1)
     returns, episodes = np.asarray(end.metrics["episode_return"]), np.asarray(end.metrics["episodes"])
@@ -187,7 +186,6 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
     pieces = np.array_split(returns, place_points(train.num_updates)[:-1], axis=1)
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
     return {
-        "task": name,
         "recipe": make_train.__module__,
         "config": dataclasses.asdict(config),
         "seeds": list(seeds),
@@ -199,12 +197,14 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1)
+    options = make_parser(__doc__, seeds=10, first_seed=1, results=None)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     options.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the configuration")
     given = options.parse_args()
-    for task in given.tasks:
+    what = [*([] if given.first_seed == 1 else [str(given.first_seed)]), *given.set]
+    names = {task: "_".join([task, *what]).replace("=", "_") for task in given.tasks}
+    for task, address in {task: claim("learning.jsonl", name, given) for task, name in names.items()}.items():
         result = measure(task, select_seeds(given), given.set)
-        write(f"{RESULTS}/learning.jsonl#{result['task']}", result)
+        write(address, {"task": names[task]} | result)
         returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
-        print(result["task"], show_interval(returns, 3), flush=True)
+        print(names[task], show_interval(returns, 3), flush=True)

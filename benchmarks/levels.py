@@ -3,7 +3,7 @@
     python -m benchmarks levels --first-seed 101
 
 runs the code of docs/gallery/levels.md, and writes a record of benchmarks/results/levels.jsonl. All arms take the same
-number of environment steps, also where they do not learn from all. `uniform` draws a new level for each episode.
+number of environment steps, even if they do not learn from all of them. `uniform` draws a new level for each episode.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ppo_parts.recipes import cleanrl_ppo
 
 from ._pages import compare_means, show_iqm
 from ._runs import make_eval_key, make_keys, select_seeds, vectorize
-from ._shared import RESULTS, make_parser, write
-from .gallery import card as code_of
+from ._shared import claim, make_parser, write
+from .gallery import load_card
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
 """Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
@@ -63,8 +63,9 @@ def make_arms(card: Any) -> dict[str, training.Train]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1).parse_args()
-    card, seeds, found = code_of("levels", "Prioritized Level Replay"), select_seeds(options), {}
+    options = make_parser(__doc__, seeds=10, first_seed=1, results=None).parse_args()
+    address = claim("levels.jsonl", f"maze_{options.first_seed}", options)
+    card, seeds, found = load_card("levels", "Prioritized Level Replay"), select_seeds(options), {}
     hard, share = select_held_out(card)
     for arm, train in make_arms(card).items():
 
@@ -79,4 +80,4 @@ def main() -> None:
         print(f"{arm:10} {show_iqm(returns, 3)}", flush=True)
     config = dataclasses.asdict(card.config)
     settings = {"config": config, "seeds": list(seeds), "least_moves": HARD, "share_of_random_levels": share}
-    write(f"{RESULTS}/levels.jsonl#maze_{options.first_seed}", settings | {"arms": found})
+    write(address, settings | {"arms": found})

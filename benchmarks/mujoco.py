@@ -25,7 +25,7 @@ from ppo_parts.recipes import mujoco_ppo
 
 from ._pages import show_interval
 from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 EPISODES = 10  # of each evaluation
 Config = mujoco_ppo.Config
@@ -70,6 +70,7 @@ VARIANTS = {
 
 def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
+    address = claim(f"{benchmark}.jsonl", f"{given.task}_{given.steps}_{given.variant}_{given.first_seed}", given)
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
     env_id = f"gym:{given.task}" + without * (not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": given.steps, "seed": given.first_seed}
@@ -84,7 +85,6 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
     evaluate = jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
     result = {"task": given.task, "variant": given.variant, "config": dataclasses.asdict(config), "seeds": list(seeds)}
     rows = result["curve"] = []
-    name = f"{given.task}_{config.total_timesteps}_{given.variant}_{given.first_seed}"
     seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
     for stage in train_in_stages(train, keys, given.evaluations):
         seen.append((np.asarray(stage.metrics["episode_return"]), np.asarray(stage.metrics["episodes"])))
@@ -97,16 +97,16 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
         }
         rows.append(row)
         result |= {"env_steps": stage.env_steps, "complete": stage.last}
-        write(f"{RESULTS}/{benchmark}.jsonl#{name}", result)
+        write(address, result)
         shown = show_interval(training.summary(row["evaluation"]))
         print(f"{given.task} {given.variant} {stage.env_steps:>9,}: {shown}", flush=True)
 
 
 def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
     """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
-    options = make_parser(description, steps=1_000_000, seeds=10, first_seed=1)
+    options = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, results=None)
     options.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
-    options.add_argument("--evaluations", type=positive, default=20, help="how many, at equal distances")
+    options.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals")
     options.add_argument("--variant", choices=variants, default=next(iter(variants)))
     given = options.parse_args()
     measure(variants[given.variant], given, benchmark)

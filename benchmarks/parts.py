@@ -1,7 +1,7 @@
 """Every part and function of the hot core, against its rivals and against a plain copy of the memory.
 
     python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
-    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#gpu
+    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#h100
 
 A function is repeated in a loop of one compiled program, so its time is what it costs within a training step.
 *gradient* is `value_and_grad` of the mean loss. The *floor* reads and writes as many bytes, and computes next to
@@ -217,12 +217,13 @@ def differentiate(method: Method, wrt: int) -> Method:
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
-def make_loop(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
-    """A program that calls `method` many times, and how often: as many as take 5 ms, and four where that is fewer.
+def make_loop(method: Method, args: tuple[Any, ...], numbered: bool = False) -> tuple[Callable[[], Any], int]:
+    """A program that calls `method` many times, and how often.
 
-    A call also allocates its outputs and fills them.
+    These are enough to take 5 ms, and at least four (one if a call takes a second). A call also allocates its outputs
+    and fills them.
     """
-    loop = _timing.repeat(method)
+    loop = _timing.repeat(method, numbered)
     call, n = _timing.compile_cold(loop, 1, *args)[0], 1
     for _ in range(3):
         once = _timing.measure_seconds(partial(call, n, *args)) / n
@@ -248,10 +249,12 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
         methods = {name: differentiate(method, case.wrt) for name, method in methods.items()}
     if case.alike and len(methods) > 1:
         check({name: jax.jit(method)(*args) for name, method in methods.items()})
-    outputs = jax.eval_shape(methods["ours"], *args)
-    traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
+    program = jax.make_jaxpr(methods["ours"])(*args).jaxpr
+    used = {id(x) for operation in program.eqns for x in operation.invars}  # of other arguments, only the shape
+    moved = [x.aval for x in (*(x for x in program.invars if id(x) in used), *program.outvars)]
+    traffic = sum(x.size * x.dtype.itemsize for x in moved)
     loops = {name: make_loop(method, args) for name, method in methods.items()}
-    loops["floor"] = make_loop(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
+    loops["floor"] = make_loop(jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), numbered=True)
     taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)
     samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
     ours = _timing.summarize(samples["ours"])

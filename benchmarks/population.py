@@ -21,9 +21,9 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
-from ._pages import compare_means, show_interval
+from ._pages import show_interval
 from ._runs import make_eval_key, make_keys, select_seeds
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps
@@ -55,18 +55,19 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         arms[arm] = training.summary(program(make_keys(seeds)))
         print(f"{task:9} {arm:14} {show_interval(arms[arm], 1)}", flush=True)
     returns = [arm["per_seed"] for arm in arms.values()]
-    change = {"difference": compare_means(*returns), "paired_difference": training.summary(np.subtract(*returns))}
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
     found |= {"members": MEMBERS, "every": every, "options": OPTIONS, "seeds": list(seeds)}
     found |= {"env_steps": train.num_updates * train.steps_per_update}
-    return found | {"arms": arms} | change
+    return found | {"arms": arms, "paired_difference": training.summary(np.subtract(*returns))}
 
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=101)
+    options = make_parser(__doc__, seeds=10, first_seed=101, results=None)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     given = options.parse_args()
+    names = {task: f"{task}_{given.first_seed}" for task in given.tasks}
+    addresses = {task: claim("population.jsonl", name, given) for task, name in names.items()}
     keep_compiled_programs()
-    for task in given.tasks:
-        write(f"{RESULTS}/population.jsonl#{task}_{given.first_seed}", measure(task, select_seeds(given)))
+    for task, address in addresses.items():
+        write(address, measure(task, select_seeds(given)))

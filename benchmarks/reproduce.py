@@ -2,14 +2,13 @@
 
     python -m benchmarks reproduce 'kuhn.jsonl#kuhn'
 
-The files of the commit are unpacked in a temporary folder, and run with the packages that are installed here; further
-arguments are appended to the command. CPUs round differently, and learning amplifies that: compare means with their
-intervals.
+The files of the commit are unpacked in a temporary folder, without its records, and run with the record's XLA_FLAGS and
+the packages that are installed here; further arguments are appended to the command. CPUs round differently, and
+learning amplifies that: compare means with their intervals.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
@@ -41,23 +40,24 @@ def compare(old: Any, new: Any) -> list[str]:
 
 
 def parse_records(text: str) -> list[Record]:
-    """The records of a file of JSON lines, or of one record, as files were before."""
+    """The records of a file of JSON lines, or of one record without a name, the older format; of other files none."""
     try:
-        return [json.loads(text)]
+        found = [json.loads(text)]
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines()]
+        found = [json.loads(line) for line in text.splitlines()]
+    return [each for each in found if isinstance(each, dict) and "results" in each]
 
 
 def rerun(record: Record, more: Sequence[str]) -> list[Record]:
-    """Run a record's command with the files of its commit; return the records that it wrote."""
+    """Run a record's command with the files of its commit; return the records that it wrote, wherever they are."""
     command = [sys.executable, *shlex.split(record["command"])[1:], *more]
     with unpack_revision(record["commit"]) as place:
-        files = functools.partial((place / "benchmarks/results").rglob, "*.json*")
-        before = [each for path in files() for each in parse_records(path.read_text())]
+        for path in (place / "benchmarks/results").rglob("*.json*"):
+            path.unlink()
         print(shlex.join(command), flush=True)
-        subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)}, check=True)
-        after = [each for path in files() for each in parse_records(path.read_text())]
-    return [each for each in after if each not in before]
+        set_here = {"PYTHONPATH": str(place), "XLA_FLAGS": record["xla_flags"]}
+        subprocess.run(command, cwd=place, env=os.environ | set_here, check=True)
+        return [each for path in place.rglob("*.json*") for each in parse_records(path.read_text())]
 
 
 def main() -> None:
@@ -70,12 +70,19 @@ def main() -> None:
     record = read(RESULTS / file).get(name)
     if record is None:
         sys.exit(f"{file} has no record {name!r}")
+    if "command" not in record:
+        sys.exit(f"{options.record} names no command")
     if blanks := {"SEED", "VARIANT"}.intersection(shlex.split(record["command"])):
         sys.exit(f"{record['command']!r} stands for several: its results name each {' and '.join(sorted(blanks))}")
     if record["uncommitted"]:
         print(f"these files had changes that the commit lacks: {record['uncommitted']}")
     written = rerun(record | {"commit": options.commit or record["commit"]}, more)
-    found = next((each for each in written if each.get("name") == name), written[0] if written else None)
-    if found is None:
-        sys.exit("the command wrote no record")
+    names = [each.get("name") for each in written]
+    if name not in names and len(names) != 1:
+        sys.exit(f"the command wrote no record {name!r}, but {names}")
+    found = written[names.index(name) if name in names else 0]
+    before, after = ({"name": name} | each | each["hardware"] | each["versions"] for each in (record, found))
+    for what in ("name", "cpu", "cores", "cores_used", "device", *record["versions"]):
+        if what in before and before[what] != after.get(what):
+            print(f"{what}: {before[what]}, now {after.get(what)}")
     print(*compare(record["results"], found["results"]), sep="\n")

@@ -19,7 +19,7 @@ from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import at_least
 
-from .gallery import card
+from .gallery import load_card
 
 Array = jax.Array
 
@@ -77,7 +77,7 @@ def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
 
 def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     """CleanRL's chain without value clipping; with `rnd`, the second reward, advantage and critic of the card."""
-    of_card = card("imitation", "Random network distillation").pipeline.parts
+    of_card = load_card("imitation", "Random network distillation").pipeline.parts
     intrinsic, critic = (part for part in of_card if part.name == "intrinsic")
     [combined] = (part for part in of_card if part.name == "combine_advantages")
     before, after = [], []

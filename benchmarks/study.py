@@ -1,4 +1,4 @@
-"""Does prioritization help, does V-trace inside PPO, does refreshing? Seven combinations, several tasks, many seeds.
+"""Do prioritization, V-trace inside PPO and refreshing help? Seven combinations, several tasks, many seeds.
 
     python -m benchmarks study acrobot pendulum breakout
 
@@ -21,7 +21,7 @@ from ppo_parts.recipes import pufferlib_ppo
 
 from ._pages import show_iqm
 from ._runs import measure_training, vectorize
-from ._shared import RESULTS, make_parser, write
+from ._shared import claim, make_parser, write
 
 
 class Arm(NamedTuple):
@@ -104,7 +104,8 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__)
+    options = make_parser(__doc__, results=None)
     options.add_argument("tasks", nargs="+", choices=TASKS)
-    for task in options.parse_args().tasks:
-        write(f"{RESULTS}/study.jsonl#{task}", measure(task))
+    given = options.parse_args()
+    for task, address in {task: claim("study.jsonl", task, given) for task in given.tasks}.items():
+        write(address, measure(task))

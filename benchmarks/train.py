@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ import gymnax
 import jax
 from gymnax.wrappers import purerl
 
+from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
@@ -53,7 +55,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 }
 ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
-LARGE = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
+IN_PIECES_FROM = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
@@ -135,7 +137,7 @@ def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a rival can be asked."""
+    """Whether a rival is installed."""
     return importlib.util.find_spec({"sb3": "stable_baselines3"}.get(name, name)) is not None
 
 
@@ -150,7 +152,7 @@ def make_programs(
         found["purejaxrl"] = found[SAME_OPTIONS] = make_purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
         return found
-    if num_envs >= LARGE and env_id == CARTPOLE:
+    if num_envs >= IN_PIECES_FROM and env_id == CARTPOLE:
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     epochs = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
     puffer = pufferlib_ppo.Config(**common, **epochs, hidden=HIDDEN, optimizer="adam")
@@ -177,15 +179,19 @@ def measure(
     thunks: dict[str, Callable[[], Any]] = {}
     rows: dict[str, dict[str, Any]] = {name: {} for name in calls}
     compiling: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
+    order, shuffle = list(calls.items()), random.Random(0).shuffle
     for _ in range(compilations):
-        for name, (train, argument) in calls.items():
+        shuffle(order)
+        for name, (train, argument) in order:
             as_ours = name in (*OURS, SAME_OPTIONS)
             call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
             compiling[name].append(took)
             thunks[name] = functools.partial(call, argument)
-    for name, all_of_them in compiling.items():
-        medians = {step: statistics.median(took[step] for took in all_of_them) for step in ("trace", "compile")}
-        rows[name]["compile_seconds"] = medians
+    totals = {name: [sum(took.values()) for took in found] for name, found in compiling.items()}
+    for name, found in compiling.items():
+        medians = {step: statistics.median(took[step] for took in found) for step in ("trace", "compile")}
+        rows[name]["compile_seconds"] = medians | {"total": _timing.summarize(totals[name])}
+        rows[name]["compiling_over_cleanrl"] = _timing.compare(totals, name, "cleanrl")
     fewer = max(1, updates // 10)
     for name in HOST_RIVALS if env_id == CARTPOLE and seeds == 1 and num_envs <= 64 else ():
         if is_installed(name) and (name in only or not only):
@@ -202,11 +208,12 @@ def main() -> None:
     options = make_parser(__doc__, rounds=7, json=None)
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
     options.add_argument("--programs", nargs="+", default=(), help="these alone, and cleanrl to compare them with")
-    options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
+    options.add_argument("--compilations", type=positive, default=3, help="of each program, in turn")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     given = options.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not is_installed(name):
             print(f"{name}: left out, it is not installed")
+    jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     how = (given.rounds, given.compilations, given.purejaxrl, given.programs)
     collect(given.json, (row for setting in given.settings for row in measure(setting, *how)))

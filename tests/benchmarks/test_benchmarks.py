@@ -1,11 +1,14 @@
 """The benchmarks run, and their pages are what the records say."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import re
 import shlex
+import subprocess
 import sys
 
 import jax
@@ -29,6 +32,7 @@ from benchmarks import (
     reproduce,
     train,
 )
+from benchmarks.house import measure as measure_house
 
 programs = train.make_programs
 ROOT = _shared.ROOT
@@ -43,7 +47,7 @@ def run(monkeypatch, *arguments):
 def test_parts_are_timed(tmp_path, monkeypatch):
     """A function with rivals, a loss, a reduction and a sampler."""
     path = tmp_path / "parts.jsonl"
-    chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches")
+    chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches", "pp.value_loss")
     small = ("--sizes", "4x8", "--rounds", 2)
     with jax.numpy_rank_promotion("allow"):  # rlax broadcasts
         run(monkeypatch, "parts", "--parts", *chosen, *small, "--json", f"{path}#cpu")
@@ -53,7 +57,15 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     ours = rows["gae", "forward", "ours"]
     # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
     assert ours["gb_per_s"] * ours["us"]["median"] * 1e3 == pytest.approx(32 * (3 * 4 + 2 + 2 * 4))
+    loss = rows["pp.value_loss", "forward", "ours"]  # its other two arguments only have the shape
+    assert loss["gb_per_s"] * loss["us"]["median"] * 1e3 == pytest.approx(32 * (2 * 4 + 4))
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
+
+
+def test_the_floor_depends_on_the_number_of_the_repeat():
+    """Otherwise XLA adds to a few numbers once, however often that is repeated."""
+    repeated = parts._timing.repeat(jax.numpy.add, numbered=True)
+    np.testing.assert_array_equal(jax.jit(repeated)(5, jax.numpy.ones(6)), np.full(6, 1.0 + 4))
 
 
 @pytest.mark.slow
@@ -81,6 +93,27 @@ def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
     found = explain.compute_effects({"choices": names, "seeds": seeds, "returns": returns})
     assert {name: set(values) for name, values in found.items()} == {"a": {2}, "b": {2}, "c": {10}, "gap": {14}}
     assert list(explain.explain_gap({"choices": names, "seeds": seeds, "returns": returns})) == ["c", "a", "b", "gap"]
+
+
+def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is_complete(tmp_path, monkeypatch):
+    between = iter([None, None])  # of two stops, and then the run is interrupted
+    monkeypatch.setattr(explain, "make_between", lambda *args: next(between))
+    monkeypatch.setattr(explain, "vectorize", lambda run: lambda seeds: {"last_100_episodes_return": np.float32(seeds)})
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    command = ("explain", "cleanrl", "stable_baselines3", "--results", tmp_path, "--seeds")
+    with pytest.raises(StopIteration):
+        run(monkeypatch, *command, 2)
+    assert len(_tables.tabulate_explain(lambda text, *_: text)) == 2  # the head alone
+    monkeypatch.setattr(explain, "make_between", lambda *args: None)
+    run(monkeypatch, *command, 3)
+    run(monkeypatch, *command, 1)
+    [(name, record)] = _shared.read(tmp_path / "explain.jsonl").items()
+    assert (record["results"]["complete"], record["results"]["seeds"]) == (True, [1, 2, 3])
+    assert len(_tables.tabulate_explain(lambda text, *_: text)) == 2 + 4  # three choices and the gap
+    record["results"]["config"]["gamma"] = 0.5
+    _shared.store(f"{tmp_path}/explain.jsonl#{name}", record)
+    with pytest.raises(SystemExit, match=f"{name} has another config: begin anew"):
+        run(monkeypatch, *command, 3)
 
 
 @pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.list_differing("cleanrl", "rsl_rl")])
@@ -121,10 +154,19 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "make_programs", some)
     written = ("--json", f"{tmp_path / 'train.jsonl'}#cpu")
+    compiled, compile_cold = [], train._timing.compile_cold
+    monkeypatch.setattr(
+        train._timing, "compile_cold", lambda f, *x, **y: compiled.append(f) or compile_cold(f, *x, **y)
+    )
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
+    assert len(compiled) == 3 * 2
+    assert len(set(compiled[::2])) == 2  # not always the same first
     rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
+    for row in rows.values():
+        assert row["compile_seconds"]["total"]["q1"] <= row["compile_seconds"]["total"]["q3"]
+    assert rows["cleanrl"]["compiling_over_cleanrl"] == {"median": 1, "q1": 1, "q3": 1}
     assert rows["pufferlib"]["over_cleanrl"]["median"] < 0.5 < rows["cleanrl"]["over_cleanrl"]["median"] == 1
 
 
@@ -134,7 +176,7 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
         page = path.read_text()
         assert report.fill(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
         for file, name in re.findall(r"benchmarks/results/(\w+)\.jsonl#([^)\s]+)", page):
-            assert name in _tables.read_records(file) or name == "gpu", f"{path} links to {file}.jsonl#{name}"
+            assert name in _tables.read_records(file), f"{path} links to {file}.jsonl#{name}"
 
 
 def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch):
@@ -154,6 +196,63 @@ def test_records_are_added_and_replaced_by_name(tmp_path):
     assert [(name, record["results"]) for name, record in _shared.read(path).items()] == [("a", [2]), ("b", [3])]
     with pytest.raises(ValueError, match="a record needs a name"):
         _shared.store(path, {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "learning acrobot cartpole --seeds 1",
+        "kuhn --seeds 1",
+        "mujoco Hopper-v5 --seeds 1",
+        "libraries HalfCheetah-v5 --steps 3e5 --variant brax",
+        "differences Ant-v5 --steps 3e5",
+        "levels",
+        "study breakout",
+        "population cartpole --seeds 1",
+        "gallery PPO --seeds 1",
+        "atari ale:pong",
+    ],
+)
+def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, command):
+    with pytest.raises(
+        SystemExit, match=r"results/\w+.jsonl#.* is a record of 2.*: --results benchmarks/results replaces"
+    ):
+        run(monkeypatch, *command.split())
+
+
+def test_a_run_replaces_a_record_where_it_is_told_to_write(tmp_path):
+    for folder in (str(tmp_path), "benchmarks/results"):
+        options = argparse.Namespace(results=folder)
+        assert _shared.claim("kuhn.jsonl", "kuhn", options) == f"{folder}/kuhn.jsonl#kuhn"
+    options = argparse.Namespace(results=None)
+    assert _shared.claim("kuhn.jsonl", "another", options) == f"{_shared.RESULTS}/kuhn.jsonl#another"
+
+
+def test_code_that_the_gallery_runs_is_among_the_uncommitted_files(monkeypatch):
+    monkeypatch.setattr(
+        _shared.subprocess, "run", lambda args, **_: argparse.Namespace(stdout=" ".join(map(str, args)))
+    )
+    spec = importlib.util.spec_from_file_location("benchmarks.copied", _shared.__file__)
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    assert copied.UNCOMMITTED.endswith("-- ppo_parts benchmarks/*.py docs/gallery")
+
+
+def test_runs_that_are_merged_have_other_seeds_and_the_same_settings():
+    row = {"env_steps": 8, "evaluation": [1.0, 2.0], "last_100_episodes": [1.0, 2.0]}
+    one = {"address": "a#1", "seeds": [1, 2], "config": {"seed": 1, "gamma": 0.9}, "curve": [row]}
+    two = one | {"address": "a#3", "seeds": [3, 4], "config": {"seed": 3, "gamma": 0.9}}
+    assert _tables.merge([one, two])["seeds"] == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"a seed would count twice: a#1, a#3 have the seeds \[1, 2, 2, 3\]"):
+        _tables.merge([one, two | {"seeds": [2, 3]}])
+    with pytest.raises(ValueError, match="have different settings: a#1, a#3"):
+        _tables.merge([one, two | {"config": {"seed": 3, "gamma": 0.99}}])
+
+
+def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
+    monkeypatch.setattr("benchmarks.house.FRAMES", "raise SystemExit(3)")
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        measure_house(ROOT)
 
 
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
@@ -192,10 +291,42 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     assert reproduce.compare(old, old) == ["5 of 5 numbers are equal; 0 are missing"]
     assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
     assert reproduce.parse_records('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
-    assert [each["name"] for each in reproduce.parse_records('{"name":"a"}\n{"name":"b"}\n')] == ["a", "b"]
-    monkeypatch.setattr(sys, "argv", ["reproduce", "humanoid.jsonl#ablation"])
-    with pytest.raises(SystemExit, match="stands for several: its results name each SEED and VARIANT"):
-        reproduce.main()
+    assert reproduce.parse_records('{"results":1}\n{"loss":2}\n{"results":3}\n') == [{"results": 1}, {"results": 3}]
+    for name, error in {
+        "humanoid.jsonl#ablation": "stands for several: its results name each SEED and VARIANT",
+        "devices.jsonl#devices": "devices.jsonl#devices names no command",
+    }.items():
+        with pytest.raises(SystemExit, match=error):
+            run(monkeypatch, "reproduce", name)
+
+
+@pytest.mark.parametrize(
+    ("file", "names", "expected"),
+    [
+        ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/x.jsonl", ["b", "c"], "the command wrote no record 'a', but ['b', 'c']"),
+        ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
+    ],
+)
+def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, capsys, file, names, expected):
+    """Not in the records of the commit; the command runs with the flags of the record."""
+    old = {"name": "a", "uncommitted": "", "commit": "", "xla_flags": "xx", "results": {"flags": 2}}
+    old |= {"hardware": {"cpu": "slow"}, "versions": {"jax": "0.1"}}
+    new = [old | {"hardware": {"cpu": "fast"}, "name": name} for name in names]
+    new = [{key: x for key, x in each.items() if x is not None} for each in new]
+    flags = 'json.dumps(each | {"results": {"flags": len(os.environ["XLA_FLAGS"])}})'
+    code = f"import json, os; print(*({flags} for each in {new}), sep=chr(10), end='', file=open('{file}', 'w'))"
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    _shared.store(f"{tmp_path}/benchmarks/results/x.jsonl#a", old)
+    monkeypatch.setattr(reproduce, "unpack_revision", lambda revision: contextlib.nullcontext(tmp_path))
+    monkeypatch.setattr(reproduce, "read", lambda path: {"a": old | {"command": shlex.join(["python", "-c", code])}})
+    try:
+        run(monkeypatch, "reproduce", "x.jsonl#a")
+    except SystemExit as error:
+        print(error)
+    assert expected in capsys.readouterr().out
 
 
 COMMAND = re.compile(r"python -m benchmarks (\w+)((?: +[^\s`<|#][^\s`<|]*)+)")

@@ -13,7 +13,7 @@ from ppo_parts.recipes import pufferlib_ppo
 @pytest.mark.parametrize("name", gallery.VARIANTS)
 def test_every_variant_of_the_gallery_is_traced(name):
     """`Train` traces a step of each, and the state that it returns is one that it takes."""
-    train = gallery.train_of(gallery.VARIANTS[name]())
+    train = gallery.make_train(gallery.VARIANTS[name]())
     assert jax.tree.map(lambda x: x.shape, train.shapes[0]) == jax.tree.map(
         lambda x: x.shape, jax.eval_shape(train.init, jax.random.key(0))
     )

@@ -17,7 +17,7 @@ import scipy.optimize
 import scipy.stats
 
 import ppo_parts as pp
-from benchmarks.gallery import card
+from benchmarks.gallery import load_card
 from ppo_parts import envs, training
 from tests import reference
 from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
@@ -213,7 +213,7 @@ def test_ppo_ewma_equals_a_loop_by_hand():
         visited.append(expected["policy"])
         proximal = np.average(visited, axis=0, weights=decay ** np.arange(len(visited))[::-1])
         expected = descend(element, expected, [d | {"proximal": proximal}])
-    state, metrics = train(given(card("losses", "PPO-EWMA").pipeline), params, batches)
+    state, metrics = train(given(load_card("losses", "PPO-EWMA").pipeline), params, batches)
     assert_equal(state.params, expected)
     assert abs(float(metrics[1]["off_policy_weight"]) - 1) > 1e-3
 
@@ -230,7 +230,7 @@ def test_trgppo_equals_a_loop_by_hand():
     ]
     low, high = np.maximum(1 - np.array(roots[0]), 0.2), np.maximum(np.array(roots[1]) - 1, 0.2)
     assert min(np.ptp(low), np.ptp(high)) > 0.05
-    pipeline = given(card("losses", "A clip for each element").trgppo)
+    pipeline = given(load_card("losses", "A clip for each element").trgppo)
     check(ppo_of(), pipeline, linear_params(), [batch], cut(estimated(batch, low=low, high=high)))
 
 
@@ -244,7 +244,7 @@ def drawn(batch, actions, draw):
 
 @pytest.mark.lenient_ranks
 def test_fpo_equals_a_loop_by_hand():
-    module, actions, draws, steps = card("losses", "Flow policies"), 2, 8, 10
+    module, actions, draws, steps = load_card("losses", "Flow policies"), 2, 8, 10
     shapes = {"obs": (OBS, 5), "action": (actions, 5), "tau": (5,), "velocity": (5, actions), "value": (OBS,)}
     params, old = normal(shapes, 0, 0.3), normal(shapes, 1, 0.3)
 
@@ -279,7 +279,7 @@ def test_fpo_equals_a_loop_by_hand():
 
 
 def test_drac_equals_a_loop_by_hand():
-    module, batch = card("regularizers", "DrAC"), double()
+    module, batch = load_card("regularizers", "DrAC"), double()
     augment = module.random_amplitude(0.6, 1.2)(KEY, jnp.ones((50, OBS)))
     assert 0.6 <= np.min(augment) < 0.8 < 1 < np.max(augment) <= 1.2
     np.testing.assert_array_equal(augment[:, 0], augment[:, 1])
@@ -310,7 +310,7 @@ def test_sam_equals_a_loop_by_hand():
 
 def test_redo_equals_a_step_by_hand():
     """Every unit is dormant, so that all parameters and moments are reset before a step of Adam, its second."""
-    module, batch = card("updates", "Dormant units"), double(masked=False)
+    module, batch = load_card("updates", "Dormant units"), double(masked=False)
     params = normal({"hidden": (OBS, 5), "policy": (5, ACTIONS), "value": (5,)}, 0)
     whole, part = MINIBATCHES.reshape(1, -1), module.redo(share=1e9, every=2)
     pipeline = pp.chain(*(part if each.name == "redo" else each for each in module.plastic.parts))
@@ -335,7 +335,7 @@ def test_redo_equals_a_step_by_hand():
 
 
 def test_happo_equals_a_loop_by_hand():
-    module, agents, key = card("updates", "Agents in sequence"), 3, jax.random.key(2)
+    module, agents, key = load_card("updates", "Agents in sequence"), 3, jax.random.key(2)
     batches, params = [double(seed) for seed in range(agents)], [linear_params(seed) for seed in range(agents)]
 
     def stacked(trees, axis):
@@ -359,7 +359,7 @@ def test_happo_equals_a_loop_by_hand():
 def test_geppo_equals_a_loop_by_hand():
     params, kept, eps, rate = linear_params(), 2, 0.1, 0.05
     batches = [double(seed, behavior=linear_params(seed + 5)) for seed in range(3)]
-    pipeline = card("updates", "Earlier rollouts").geppo(batches[0], kept, eps)
+    pipeline = load_card("updates", "Earlier rollouts").geppo(batches[0], kept, eps)
     expected, element = params, ppo_of(entropy=0, normalize=False)
     for last in range(3):
         each = []
@@ -379,7 +379,7 @@ def test_geppo_equals_a_loop_by_hand():
 
 def test_imagination_equals_a_loop_by_hand():
     """The model's gradient step, its environment, and the policy's update on what was imagined."""
-    module, batch = card("updates", "Learning in imagination"), double().replace(mask=None)
+    module, batch = load_card("updates", "Learning in imagination"), double().replace(mask=None)
     batch = batch.replace(action=batch.action % 2)
     model = normal({"change": (OBS + 2, OBS), "reward": OBS + 2}, 3, 0.1)
     params = normal({"policy": (OBS, 2), "value": OBS}, 4)
@@ -419,7 +419,7 @@ def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
         if jnp.mean(jnp.abs(ratio - 1)) > max_deviation or sizes[-1] < least:
             break
         expected = descend(element, expected, [d])
-    pipeline = given(card("updates", "Your own early stop").espo(max_deviation, least), indices=rows)
+    pipeline = given(load_card("updates", "Your own early stop").espo(max_deviation, least), indices=rows)
     state, [metrics] = train(pipeline, params, [batch])
     assert_equal(state.params, expected)
     assert (metrics["minibatches"], metrics["early_stopped"]) == (len(sizes) - 1, 1)
@@ -429,7 +429,7 @@ def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_group_advantages_equal_a_loop_by_hand(name):
-    module, segments, group = card("values", "Without a critic"), 8, 4
+    module, segments, group = load_card("values", "Without a critic"), 8, 4
     batch = double(1, shape=(TIME, segments), masked=False).replace(value=None, next_value=None)
     params = {"policy": linear_params()["policy"]}
     ended = np.maximum(batch.terminated, batch.truncated)
@@ -460,7 +460,7 @@ def test_group_advantages_equal_a_loop_by_hand(name):
 
 
 def test_ppg_equals_a_loop_by_hand():
-    module, every, epochs = card("values", "Phasic policy gradient"), 2, 3
+    module, every, epochs = load_card("values", "Phasic policy gradient"), 2, 3
     params = {"policy": normal({"body": (OBS, 5), "logits": (5, ACTIONS), "value": (5,)}, 0)}
     params |= normal({"value": OBS}, 1)
     batches = [double(seed) for seed in range(4)]
@@ -502,7 +502,7 @@ def test_ppg_equals_a_loop_by_hand():
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_daac_and_idaac_equal_a_loop_by_hand(hides):
-    module, batch = card("values", "Decoupled advantages"), double(masked=not hides)
+    module, batch = load_card("values", "Decoupled advantages"), double(masked=not hides)
     shapes = {"body": (OBS, 5), "logits": (5, ACTIONS), "advantage": (5, ACTIONS)}
     params = {"policy": normal(shapes | ({"order": 10} if hides else {}), 0), **normal({"value": OBS}, 1)}
     other = (3 * np.arange(TIME) + 1) % TIME
@@ -536,7 +536,7 @@ def test_daac_and_idaac_equal_a_loop_by_hand(hides):
 
 
 def test_popart_writes_the_statistics_and_keeps_the_values():
-    module, batch = card("values", "PopArt"), double()
+    module, batch = load_card("values", "PopArt"), double()
     critic = normal({"w": (OBS,), "b": ()}, 1) | {"mean": jnp.zeros(()), "scale": jnp.ones(())}
     params = normal({"policy": (OBS, ACTIONS)}, 0) | {"critic": critic}
     state, [metrics] = train(given(module.pipeline), params, [batch], module.evaluate, optax.sgd(0.0))
@@ -564,7 +564,7 @@ def with_two_critics(params, d):
 
 
 def test_lagrangian_equals_a_loop_by_hand():
-    module, limit, multipliers, batches, steps = card("values", "Constraints", 1), 0.45, [0.0], [], []
+    module, limit, multipliers, batches, steps = load_card("values", "Constraints", 1), 0.45, [0.0], [], []
     for seed in range(2):  # the cost is above the limit at last
         params, batch, advantage, target = two_streams(seed)
         above = float(mean(batch.extras["cost"], batch.mask)) - limit
@@ -579,7 +579,7 @@ def test_lagrangian_equals_a_loop_by_hand():
 
 def test_several_objectives_equal_a_loop_by_hand():
     with jax.enable_x64(False):
-        module = card("values", "Several objectives")
+        module = load_card("values", "Several objectives")
     best = 1 / (2 * module.weights)
     np.testing.assert_allclose(module.front[:, 0], best, atol=0.06)
     np.testing.assert_allclose(module.front[:, 1], best**2, atol=0.1)
@@ -591,7 +591,7 @@ def test_several_objectives_equal_a_loop_by_hand():
 
 
 def test_reppo_equals_a_loop_by_hand():
-    module, actions, sizes = card("values", "Pathwise gradients"), 2, {"log_alpha": (), "log_beta": ()}
+    module, actions, sizes = load_card("values", "Pathwise gradients"), 2, {"log_alpha": (), "log_beta": ()}
     sizes |= {"policy": (OBS, actions), "log_std": (actions,), "hidden": (OBS + actions, 5), "q": (5,)}
     params = normal(sizes, 0, 0.3)
     old = jax.tree.map(jnp.add, params, normal(sizes, 1, 0.15))
@@ -639,7 +639,7 @@ def test_reppo_equals_a_loop_by_hand():
 
 
 def test_rnd_equals_a_loop_by_hand():
-    module, size = card("imitation", "Random network distillation"), 4  # CartPole's observations
+    module, size = load_card("imitation", "Random network distillation"), 4  # CartPole's observations
     params = normal({"policy": (size, 2), "value": (size,), "value_intrinsic": (size,)}, 0)
     params["predictor"] = normal({"hidden": (size, 5), "out": (5, 3)}, 1)
     steps, envs = 8, 4
@@ -705,11 +705,11 @@ def test_behavior_cloning_equals_a_loop_by_hand():
     for coef, batch in zip([1, 0.99], batches, strict=True):
         for d, share in zip(cut(estimated(batch)), (slice(4), slice(4, 8)), strict=True):
             steps.append(d | {"shown": obs[share], "done": action[share], "coef": coef})
-    check(element, given(card("imitation", "Cloning and self-imitation").cloning), linear_params(), batches, steps)
+    check(element, given(load_card("imitation", "Cloning and self-imitation").cloning), linear_params(), batches, steps)
 
 
 def test_distillation_equals_a_loop_by_hand():
-    module, of_teacher = card("imitation", "Distillation", 1), linear_params(7)["policy"]  # without what it trains
+    module, of_teacher = load_card("imitation", "Distillation", 1), linear_params(7)["policy"]  # without what it trains
     batches = [double(seed) for seed in range(2)]
 
     def teacher(params, batch):
@@ -727,7 +727,7 @@ def test_distillation_equals_a_loop_by_hand():
 def test_nnx_equals_a_loop_by_hand():
     from flax import nnx
 
-    module, batch = card("networks", "flax nnx and equinox", 1), double()
+    module, batch = load_card("networks", "flax nnx and equinox", 1), double()
 
     def network(params, d):
         layers = nnx.to_pure_dict(params)
@@ -753,7 +753,7 @@ def remembered(module, **fields):
 
 @pytest.mark.lenient_ranks
 def test_attention_equals_a_loop_by_hand():
-    module, rng = card("networks", "Attention over history"), np.random.default_rng(8)
+    module, rng = load_card("networks", "Attention over history"), np.random.default_rng(8)
     params, window = in_double(jax.jit(module.init)(KEY)), module.K
     carry = {
         "obs": jnp.asarray(rng.normal(size=(SEGMENTS, window - 1, module.OBS))),
@@ -792,7 +792,7 @@ def test_attention_equals_a_loop_by_hand():
 
 
 def test_burn_in_equals_a_loop_by_hand():
-    module, length, burn_in, epochs = card("networks", "Time chunks with burn-in"), 2, 2, 2
+    module, length, burn_in, epochs = load_card("networks", "Time chunks with burn-in"), 2, 2, 2
     params = in_double(jax.jit(module.init)(KEY))
     carry = jnp.asarray(np.random.default_rng(9).normal(size=(SEGMENTS, module.WIDTH)))
     batch = remembered(module, carry=carry)
@@ -818,7 +818,7 @@ def test_burn_in_equals_a_loop_by_hand():
 
 
 def test_the_second_head_depends_on_the_first():
-    module, rng, rows = card("networks", "Heads that depend on each other"), np.random.default_rng(3), np.arange(7)
+    module, rng, rows = load_card("networks", "Heads that depend on each other"), np.random.default_rng(3), np.arange(7)
     logits, means = jnp.asarray(rng.normal(size=(7, ACTIONS))), jnp.asarray(rng.normal(size=(7, ACTIONS, 2)))
     move, strength = rng.integers(ACTIONS, size=7), rng.normal(size=(7, 2))
     density = scipy.stats.norm(means[rows, move], 0.5).logpdf(strength).sum(axis=1)
@@ -827,7 +827,7 @@ def test_the_second_head_depends_on_the_first():
 
 
 def test_options_equal_a_loop_by_hand():
-    module, rng = card("networks", "Options"), np.random.default_rng(4)
+    module, rng = load_card("networks", "Options"), np.random.default_rng(4)
     params = in_double(jax.jit(module.init)(KEY))
     option, move = (jnp.asarray(rng.integers(2, size=(TIME, SEGMENTS))) for _ in range(2))
     carry = jnp.asarray(rng.integers(2, size=SEGMENTS))
@@ -860,7 +860,7 @@ def test_options_equal_a_loop_by_hand():
 def test_level_replay_equals_a_loop_by_hand(monkeypatch):
     """Episodes in the maze, the scores of their levels, and which levels are kept."""
     monkeypatch.setattr(training.Train, "shapes", None)  # whole runs are traced where the page runs
-    module = card("levels", "Prioritized Level Replay")
+    module = load_card("levels", "Prioritized Level Replay")
     vars(module).update(K=6, M=3, P=0.5)
     config = dataclasses.replace(module.config, total_timesteps=128, num_envs=8, num_steps=16, hidden=(8,))
     train = module.make_train(config, jax.tree.map(lambda x: x[:9], module.first), module.edited, robust=True)
@@ -910,7 +910,7 @@ def test_level_replay_equals_a_loop_by_hand(monkeypatch):
 
 
 def test_pqn_equals_a_loop_by_hand():
-    module, batch = card("values", "Q-learning"), double()
+    module, batch = load_card("values", "Q-learning"), double()
     params = normal({"hidden": (OBS, 6), "q": (6, ACTIONS)}, 1)
 
     def q_of(params, obs):
@@ -933,7 +933,7 @@ def test_pqn_equals_a_loop_by_hand():
 
 def test_action_chunks_equal_steps_by_hand():
     """Three actions at once, until the end of the episode at 2, from there and from a step before."""
-    module, gamma = card("networks", "Action chunks"), 0.9
+    module, gamma = load_card("networks", "Action chunks"), 0.9
 
     def step(key, x, action):
         return envs.Step(x + action, x[None], reward=10 * x + action, terminated=x + action >= 2)
@@ -961,7 +961,7 @@ def test_trials_keep_their_task_and_show_what_happened():
     def step(key, task, state, action):
         return envs.Step(state + 1, task[None] + state, reward=task * action, terminated=(state + 1) * action >= 2)
 
-    begin, play = card("networks", "Memory across episodes").trials(
+    begin, play = load_card("networks", "Memory across episodes").trials(
         jax.random.uniform, lambda key, task: (1.0, jnp.zeros(1)), step, episodes=2, num_actions=3
     )
     trial, obs = begin(KEY)
@@ -980,8 +980,8 @@ def test_trials_keep_their_task_and_show_what_happened():
 @jax.enable_x64(False)
 def test_a_pool_plays_the_opponents_that_win_most():
     """The second of three never takes two matches, and the third always does; the first is always beaten."""
-    module = card("self_play", "A pool of opponents")
-    module.__dict__.update(vars(card("self_play", "A game of your own", 1)))
+    module = load_card("self_play", "A pool of opponents")
+    module.__dict__.update(vars(load_card("self_play", "A game of your own", 1)))
 
     def policy(params, batch):
         return pp.Output(pp.distributions.Categorical(jnp.where(batch.obs.available, params, -jnp.inf)), None)
