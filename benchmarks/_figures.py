@@ -77,10 +77,8 @@ def draw_choices(path: Path) -> None:
     figure, panels = make_canvas(len(compared), width=4.6)
     figure.set_size_inches(9.2, 1.2 + 0.27 * len(names))
     for one, panel in zip(compared, panels, strict=True):
-        for shift, label, changes in (
-            (-0.15, "last evaluation", one.last),
-            (0.15, "mean of all evaluations", one.mean),
-        ):
+        kinds = ((-0.15, "last evaluation", one.last), (0.15, "mean of all evaluations", one.mean))
+        for shift, label, changes in kinds:
             middle, low, high = np.array([[changes[name]["mean"], *changes[name]["95"]] for name in names]).T
             places = np.arange(len(names)) + shift
             panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
@@ -102,14 +100,11 @@ def draw_explain(path: Path, name: str) -> None:
     stops = begin + np.cumsum([0, *means])
     figure, (axes,) = make_canvas(1, width=8)
     places = np.arange(len(changes)) + 1
-    axes.barh(
-        places, means, left=stops[:-1], color=["C0" if x > 0 else "C1" for x in means], label="effect of the choice"
-    )
+    colors = ["C0" if x > 0 else "C1" for x in means]
+    axes.barh(places, means, left=stops[:-1], color=colors, label="effect of the choice")
     low, high = np.array([change["95"] for change in changes.values()]).T
-    widths = [means - low, high - means]
-    axes.errorbar(
-        stops[1:], places, xerr=widths, fmt="none", ecolor="gray", capsize=3, label="95 % interval, for all together"
-    )
+    bars = {"xerr": [means - low, high - means], "fmt": "none", "ecolor": "gray", "capsize": 3}
+    axes.errorbar(stops[1:], places, **bars, label="95 % interval, for all together")
     axes.plot([begin, end], [0, len(changes) + 1], "o", color="black", label="mean of the seeds")
     axes.set_yticks(range(len(changes) + 2), [result["first"], *changes, result["second"]])
     axes.set(title=result["config"]["env_id"], xlabel="return of the last 100 episodes")
@@ -186,11 +181,8 @@ def draw_devices(path: Path) -> None:
     rows = read_records("devices")["devices"]["results"]
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     figure, panels = make_canvas(3, width=3.6)
-    titles = {
-        "flops": "FLOPs, relative to one device",
-        "temporaries": "temporaries, relative to one device",
-        "operations": "collective operations per update",
-    }
+    titles = {"flops": "FLOPs, relative to one device", "temporaries": "temporaries, relative to one device"}
+    titles["operations"] = "collective operations per update"
     for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]

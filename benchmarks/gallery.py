@@ -282,8 +282,7 @@ HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "PPO": lambda: Variant(ppo(), without=None),
     f"PPO, {PENDULUM}": lambda: Variant(ppo(), task=PENDULUM, without=None),
-    LINEAR + CARTPOLE: make_linear,
-    LINEAR + PENDULUM: lambda: make_linear(PENDULUM),
+    LINEAR + CARTPOLE: make_linear, LINEAR + PENDULUM: lambda: make_linear(PENDULUM),
     "λ = 1": lambda: Variant(ppo(estimate=pp.gae(gamma=0.99, gae_lambda=1.0))),
     "Adam alone": lambda: Variant(ppo(), optimizer=optax.adam(RATE)),
     "no limit": lambda: make_constrained(1.0), "no weight": lambda: make_objectives(0.0), "no memory": make_trials,
@@ -300,22 +299,18 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     },
     "REINFORCE": lambda: Variant(ppo(surrogate=evaluate_line("REINFORCE"), sampler=pp.full_batch())),
     "annealed clip": lambda: Variant(
-        ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, UPDATES)))
-    ),
+        ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, UPDATES)))),
     "KL penalty": lambda: Variant(ppo(evaluate_line("KL penalty"), surrogate=evaluate_line("unclipped"))),
     "PPO-EWMA": lambda: Variant(ppo(surrogate=pp.chain(evaluate_line("PPO-EWMA"), PARTS["surrogate"]))),
     "two lambdas": lambda: Variant(ppo(estimate=pp.chain(GAE, evaluate_line("two lambdas")))),
     "priorities": lambda: Variant(ppo(
         sampler=pp.prioritized_sampler(4, num_epochs=4, alpha=0.6, beta=0.4),
-        normalize=pp.chain(NORMALIZED, pp.advantage_weight()),
-    )),
+        normalize=pp.chain(NORMALIZED, pp.advantage_weight()))),
     "ESPO": lambda: Variant(
-        ppo(evaluate_line("ESPO"), surrogate=load_card("updates", "Your own early stop").surrogate())
-    ),
+        ppo(evaluate_line("ESPO"), surrogate=load_card("updates", "Your own early stop").surrogate())),
     "Adam with equal decays": lambda: Variant(ppo(), optimizer=optax.chain(
         optax.clip_by_global_norm(0.5), evaluate_line("Adam with equal decays"),
-        pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, UPDATES)),
-    )),
+        pp.optim.scale_by_update_schedule(pp.linear_schedule(RATE, 0.0, UPDATES)))),
     "RPO": lambda: on_pendulum(ppo(normalize=pp.chain(NORMALIZED, evaluate_line("RPO")))),
     "CAPS": lambda: on_pendulum(ppo(evaluate_line("CAPS"))),
     "mirror loss": lambda: on_pendulum(ppo(evaluate_line("mirror loss"))),
@@ -328,44 +323,35 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "REPPO": lambda: on_features(
         load_card("values", "Pathwise gradients"), "reppo",
         {"policy": (FEATURES, 1), "hidden": (FEATURES + 1, UNITS), "q": (UNITS,), "log_std": 0, "log_alpha": -2,
-         "log_beta": 0}, task=PENDULUM, draws=True,
-    ),
+         "log_beta": 0}, task=PENDULUM, draws=True),
     "FPO": lambda: on_features(
         load_card("losses", "Flow policies"), "fpo",
         {"obs": BODY, "action": (1, UNITS), "tau": (UNITS,), "velocity": (UNITS, 1), "value": (FEATURES,)},
-        task=PENDULUM, draws=True,
-    ),
+        task=PENDULUM, draws=True),
     "action chunks": make_chunks,
     "GePPO": lambda: Variant(load_card("updates", "Earlier rollouts").geppo(trace_rollout(Variant(ppo())))),
     "burn-in": lambda: make_recurrent("Time chunks with burn-in", "pipeline"),
-    "quantiles": lambda: make_classifying("quantile"),
-    "two-hot": lambda: make_classifying("two-hot"),
+    "quantiles": lambda: make_classifying("quantile"), "two-hot": lambda: make_classifying("two-hot"),
     "HL-Gauss": lambda: on_features(
-        load_card("values", "HL-Gauss"), "pipeline", {"value": (FEATURES, 51), "policy": HEAD}
-    ),
+        load_card("values", "HL-Gauss"), "pipeline", {"value": (FEATURES, 51), "policy": HEAD}),
     "PopArt": lambda: on_features(
         load_card("values", "PopArt"), "pipeline",
-        {"policy": HEAD, "critic": {"w": (FEATURES,), "b": 0, "mean": 0, "scale": 1}},
-    ),
+        {"policy": HEAD, "critic": {"w": (FEATURES,), "b": 0, "mean": 0, "scale": 1}}),
     "PPG": make_phasic,
     "DAAC": lambda: on_features(
         load_card("values", "Decoupled advantages"), "daac",
         {"policy": {"body": BODY, "logits": (UNITS, 2), "advantage": (UNITS, 2)}, "value": (FEATURES,)},
-        optimizer=dict.fromkeys(("policy", "value"), ADAM),
-    ),
+        optimizer=dict.fromkeys(("policy", "value"), ADAM)),
     "PQN": lambda: on_features(
-        load_card("values", "Q-learning"), "pqn", {"hidden": BODY, "q": (UNITS, 2)}, "epsilon_greedy"
-    ),
+        load_card("values", "Q-learning"), "pqn", {"hidden": BODY, "q": (UNITS, 2)}, "epsilon_greedy"),
     "several objectives": lambda: make_objectives(2.0), "costs": lambda: make_constrained(0.3),
     "self-imitation": make_imitating, "cloning": make_cloning, "distillation": make_distillation,
-    "options": make_options,
-    "RL²": lambda: make_trials(memory="gru"),
+    "options": make_options, "RL²": lambda: make_trials(memory="gru"),
     "LRU": lambda: make_remembering("lru"), "no LRU": lambda: make_remembering(None),
     "DrAC": lambda: Variant(load_card("regularizers", "DrAC").pipeline),
     "dormant units": lambda: on_features(
         load_card("updates", "Dormant units"), "plastic", {"hidden": BODY, "policy": (UNITS, 2), "value": (UNITS,)},
-        "tanh_policy", optimizer=optax.adam(RATE),
-    ),
+        "tanh_policy", optimizer=optax.adam(RATE)),
 }  # fmt: skip
 
 

@@ -147,8 +147,7 @@ def evaluate_seeds(train: training.Train, keys: jax.Array, state: Any, episodes:
         play = functools.partial(train.evaluate_policy, episodes=episodes, mode=mode)
         played = vectorize(play)(keys, state)
         for what, x in {"return": played.episode_return, **played.info}.items():
-            each_seed = np.mean(x.reshape(len(keys), -1), axis=1)
-            found[f"{name}_{episodes}_episodes_{what}"] = each_seed
+            found[f"{name}_{episodes}_episodes_{what}"] = np.mean(x.reshape(len(keys), -1), axis=1)
     return found
 
 

@@ -55,17 +55,12 @@ VARIANTS = {
     "refresh_rollout": Variant(lambda c: with_parts(c, refresh="rollout")),
     "refresh_minibatch": Variant(lambda c: with_parts(c, refresh="minibatch")),
     "value_clip": Variant(
-        lambda c: with_parts(c, value_loss=pp.clipped_value_loss(clip_eps=c.clip_coef, coef=c.vf_coef))
-    ),
-    "advantage_normalize": Variant(
-        lambda c: with_parts(
-            c, surrogate=pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=c.clip_coef))
-        )
-    ),
+        lambda c: with_parts(c, value_loss=pp.clipped_value_loss(clip_eps=c.clip_coef, coef=c.vf_coef))),
+    "advantage_normalize": Variant(lambda c: with_parts(
+        c, surrogate=pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=c.clip_coef)))),
     "unscaled_rewards": Variant(
-        lambda c: mujoco_ppo.make_train(c, envs.normalize_observation(envs.clip_action(envs.make(c.env_id))))
-    ),
-}
+        lambda c: mujoco_ppo.make_train(c, envs.normalize_observation(envs.clip_action(envs.make(c.env_id))))),
+}  # fmt: skip
 
 
 def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None:

@@ -265,8 +265,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
             "us": _timing.summarize(each, 1e6),
             "disturbed": disturbed,
             "gb_per_s": traffic / _timing.summarize(each)["median"] / 1e9,
-            "over_floor": _timing.compare(samples, name, "floor"),
-            "over_ours": _timing.compare(samples, name, "ours"),
+            **{f"over_{other}": _timing.compare(samples, name, other) for other in ("floor", "ours")},
         }
         for name, each in samples.items()
     ]

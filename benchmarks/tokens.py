@@ -75,17 +75,10 @@ def rollout(params: Any, key: jax.Array) -> pp.Batch:
         greedy = jnp.concatenate([greedy, best], axis=1)
     answer = tokens[:, PROMPT:]
     ended = jnp.cumsum(answer == END, axis=1) - (answer == END)  # the number of ENDs before each token
-    return pp.Batch(
-        obs=tokens[:, PROMPT - 1 : -1].T,
-        action=answer.T,
-        log_prob=jnp.stack(log_probs),
-        mask=(ended == 0).T,
-        per_segment={
-            "prompt": prompt,
-            "score": score(prompt, answer),
-            "baseline": jnp.repeat(score(prompt[::GROUP], greedy[:, PROMPT:]), GROUP),
-        },
-    )
+    baseline = jnp.repeat(score(prompt[::GROUP], greedy[:, PROMPT:]), GROUP)
+    of_answers = {"prompt": prompt, "score": score(prompt, answer), "baseline": baseline}
+    obs, mask = tokens[:, PROMPT - 1 : -1].T, (ended == 0).T
+    return pp.Batch(obs=obs, action=answer.T, log_prob=jnp.stack(log_probs), mask=mask, per_segment=of_answers)
 
 
 def make_chains() -> dict[str, pp.Part]:

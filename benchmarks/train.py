@@ -38,15 +38,11 @@ from ._shared import collect, make_parser
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
 SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
-    "cartpole-4": (CARTPOLE, 4, 1, 100),
-    "cartpole-4-seeds-8": (CARTPOLE, 4, 8, 100),
-    "cartpole-4-seeds-32": (CARTPOLE, 4, 32, 100),
-    "cartpole-64": (CARTPOLE, 64, 1, 10),
-    "cartpole-64-seeds-8": (CARTPOLE, 64, 8, 10),
-    "cartpole-64-seeds-32": (CARTPOLE, 64, 32, 10),
-    "cartpole-2048": (CARTPOLE, 2048, 1, 1),
-    "cartpole-2048-seeds-8": (CARTPOLE, 2048, 8, 1),
-    "cartpole-2048-seeds-32": (CARTPOLE, 2048, 32, 1),
+    **{
+        f"cartpole-{number}" + f"-seeds-{seeds}" * (seeds > 1): (CARTPOLE, number, seeds, updates)
+        for number, updates in {4: 100, 64: 10, 2048: 1}.items()
+        for seeds in (1, 8, 32)
+    },
     "breakout-64": (BREAKOUT, 64, 1, 5),
     "breakout-1024": (BREAKOUT, 1024, 1, 1),
     "cartpole-65536": (CARTPOLE, 65536, 1, 4),

@@ -271,11 +271,10 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
     return {"": optimizer}, update
 
 
-RECIPES: dict[str, tuple[Any, Callable[[Any, pp.Policy], tuple[Any, Callable[..., Any]]]]] = {
-    "cleanrl": (cleanrl_ppo, cleanrl_by_hand),
-    "pufferlib": (pufferlib_ppo, pufferlib_by_hand),
+RECIPES: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "cleanrl": (cleanrl_ppo, cleanrl_by_hand), "pufferlib": (pufferlib_ppo, pufferlib_by_hand),
     "ippo": (ippo, ippo_by_hand),
-}
+}  # fmt: skip
 
 
 def make_both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
