@@ -62,7 +62,8 @@ def host_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        raised = _raised.pop() if _raised else None
         # It may be another error, as of an environment that steps in another thread.
-        if not _raised or _raised[0] is error or str(_raised[0]) not in str(error):
+        if not isinstance(error, jax.errors.JaxRuntimeError) or f"{type(raised).__name__}: {raised}" not in str(error):
             raise
-        raise _raised.pop() from None
+        raise raised from None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -129,15 +130,21 @@ class _EnvPool:
         return self.envs.reset()
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        *returned, info = self.envs.step(action)
+        obs, *fields, info = self.envs.step(action)
         order = np.argsort(info["env_id"])
-        obs, reward, terminated, truncated = (x[order] for x in returned)
+        obs, reward, terminated, truncated = jax.tree.map(lambda x: x[order], (obs, *fields))
         info = {name: x[order] for name, x in info.items() if np.shape(x)[:1] == order.shape}
         if len(over := np.flatnonzero(terminated | truncated)):
-            info = {**info, "final_obs": obs, "final_info": info}
-            first, began = self.envs.reset(over)  # ordered by "env_id"; without this call, the next step would reset
-            obs = obs.copy()
-            obs[began["env_id"]] = first
+            final = [jax.tree.map(lambda x, i=i: x[i], obs) for i in range(self.num_envs)]
+            info = {**info, "final_obs": final, "final_info": info}
+            first, began = self.envs.reset(over)  # without this call, the next step would reset
+
+            def begin(x: np.ndarray, new: np.ndarray) -> np.ndarray:
+                x = x.copy()
+                x[began["env_id"]] = new
+                return x
+
+            obs = jax.tree.map(begin, obs, first)
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ result, so that JAX may repeat or batch a callback.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ def from_gymnasium(
 
     A checkpoint cannot contain the state of such an environment, so a resumed run begins new episodes. Only the latest
     state of a rollout can be stepped, once. Each `reset` makes new vector environments, which live as long as the
-    `Env`: reset once, and begin again with `restart` only.
+    `Env`: call `reset` once, and `restart` afterwards.
 
     Args:
         make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
@@ -84,10 +85,11 @@ def from_gymnasium(
         return Observation(obs, None if action_mask is None else mask)
 
     def env_of(instances: Instances) -> Env:
-        def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
+        def reset(key: Array, num_envs: int, again: Any = -1) -> tuple[EpisodeState, Any]:
             shapes = jax.ShapeDtypeStruct((), np.int32), shapes_seen(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            instance, seen = numpy_callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
+            open_all = functools.partial(instances.open, num_envs)
+            instance, seen = numpy_callback(open_all, shapes, seed, jnp.asarray(again, jnp.int32))
             state = EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs)
             return state, seen.obs if action_mask is None else seen
 
@@ -114,8 +116,8 @@ def from_gymnasium(
             example.observation_space,
             example.action_space,
             evaluation=lambda state: env,
-            restart=lambda key, state: reset(key, state.episode_length.shape[-1]),
-            render=lambda state: instances.each[int(state.inner.instance)].render(),
+            restart=lambda key, state: reset(key, state.episode_length.shape[-1], state.inner.instance),
+            render=lambda state: instances.find(int(state.inner.instance)).render(),
         )
         return env
 
@@ -131,18 +133,29 @@ class Instances:
     reuse: bool = False  # whether a reset uses earlier ones instead of making new ones, as for evaluations
     each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
-    def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
-        """Reset a vector environment for each seed; return their numbers and observations."""
-        return _stack([self._open(i, num_envs, int(one)) for i, one in enumerate(seed.ravel())], seed.shape)
+    def open(self, num_envs: int, seed: np.ndarray, again: np.ndarray) -> tuple[Any, ...]:
+        """Reset a vector environment for each seed, that with the number `again` if it is there, or else a new one.
 
-    def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
-        if not self.reuse or index == len(self.each):
+        Return their numbers and observations.
+        """
+        numbers = list(range(seed.size)) if self.reuse else np.broadcast_to(again, seed.shape).ravel().tolist()
+        once = [-1 if x in numbers[:i] else x for i, x in enumerate(numbers)]  # copies of a state get new ones
+        return _stack([self._open(*x, num_envs) for x in zip(once, seed.ravel().tolist(), strict=True)], seed.shape)
+
+    def _open(self, index: int, seed: int, num_envs: int) -> tuple[Any, ...]:
+        if not 0 <= index < len(self.each):
             index = len(self.each)
             self.each.append(self.make(num_envs))
         elif self.each[index].num_envs != num_envs:
             self.each[index].env.close()
             self.each[index] = self.make(num_envs)
         return np.int32(index), self.each[index].reset(seed % 2**31)
+
+    def find(self, index: int) -> GymnasiumVector:
+        """Return the vector environment with a number."""
+        if not 0 <= index < len(self.each):
+            raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
+        return self.each[index]
 
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
@@ -151,9 +164,7 @@ class Instances:
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
-            if not 0 <= index < len(self.each):
-                raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
-            return self.each[index].step_once(count, *action)
+            return self.find(index).step_once(count, *action)
         actions = [x.reshape(-1, *x.shape[which.ndim - 1 :]) for x in action]
         each = [self.step(*one) for one in zip(which.reshape(-1, 2), *actions, strict=True)]
         return _stack(each, which.shape[:-1])

@@ -136,7 +136,7 @@ class GymnasiumVector:
     def _read_entry(self, name: str, info: Any) -> list[Any]:
         """Return what each environment reports as `info[name]`, in one dict for all or one for each; None: nothing."""
         if isinstance(info, tuple):
-            return [one and one.get(name) for one in info]
+            return [one.get(name) if one else None for one in info]
         if not isinstance(info, Mapping) or name not in info:
             return [None] * self.num_envs
         there = info.get(f"_{name}", np.ones(self.num_envs, bool))

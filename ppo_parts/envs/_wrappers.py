@@ -208,11 +208,14 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         following = get_numbers(out.obs, picked, axes), _present_next(out)
         return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, following))), out
 
-    def evaluation(state: NormalizedState) -> Env:
-        return with_observations(env.evaluation(state.inner), lambda obs: show(state, obs))._replace(**spaces)
+    def freeze(inner: Env, state: NormalizedState) -> Env:
+        frozen = with_observations(inner, lambda obs: show(state, obs))
+        return frozen._replace(**spaces, evaluation=lambda later: freeze(inner.evaluation(later), state))
 
     spaces = {name: standardized_space(getattr(env, name)) for name in ("observation_space", "privileged_space")}
-    return _with_state(env, begin, proceed, show)._replace(**spaces, evaluation=evaluation)
+    return _with_state(env, begin, proceed, show)._replace(
+        **spaces, evaluation=lambda state: freeze(env.evaluation(state.inner), state)
+    )
 
 
 @checked

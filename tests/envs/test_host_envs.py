@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.envs import _gymnasium
 from ppo_parts.envs._callback import numpy_callback
 from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
@@ -129,6 +130,22 @@ def test_a_state_on_the_host_is_stepped_once():
     ):
         with pytest.raises(pp.errors.UserValueError, match=says), envs.host_errors():
             env.step(KEY, old, action)
+    with pytest.raises(pp.errors.UserValueError, match=r"another process: .* env\.restart"):
+        env.render(foreign)
+
+
+def test_a_restart_resets_the_environments_of_its_state():
+    """Those of another state go on, and states that are copies of one get environments of their own."""
+    made = []
+    env = host(*[lambda: made.append(Scripted()) or made[-1]] * 2)
+    made.clear()
+    states = [env.reset(KEY, 2)[0] for _ in range(2)]
+    _, obs = env.restart(KEY, states[0])
+    assert (len(made), obs[:, 0].tolist()) == (4, [1, 1])
+    assert env.step(KEY, states[1], jnp.zeros(2, int))[1].obs[:, 0].tolist() == [0, 0]
+    copies = jax.tree.map(lambda x: jnp.stack([x] * 2), states[0])
+    copies, obs = jax.vmap(env.restart)(jax.random.split(KEY), copies)
+    assert (len(made), obs[:, :, 0].tolist(), copies.inner.instance.tolist()) == (6, [[2, 2], [0, 0]], [0, 2])
 
 
 def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
@@ -147,13 +164,6 @@ def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
         with pytest.raises(error, match=says), envs.host_errors():
             env.step(KEY, state, action)
 
-    def something_else():
-        with contextlib.suppress(pp.errors.UserValueError):
-            env.step(KEY, state, action)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), envs.host_errors():
-        something_else()
     after, obs = env.restart(KEY, state)
     np.testing.assert_array_equal(after.moments.var, state.moments.var)
     assert float(after.inner.moments.seen) == float(state.inner.moments.seen) + 2
@@ -161,6 +171,22 @@ def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
     assert obs.shape == (2, 2)
     _, out = env.step(KEY, after, action)
     assert out.episode_length.tolist() == [1, 1]
+
+
+def test_another_error_is_not_replaced_by_an_earlier_one_of_an_environment():
+    """That of a bare `assert` has an empty text, which is a part of every text."""
+
+    def call(x):
+        raise AssertionError
+
+    call_in_jit = jax.jit(lambda x: numpy_callback(call, SHAPES, x))
+    for other in (ZeroDivisionError, jax.errors.JaxRuntimeError):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(call_in_jit(X))
+        with pytest.raises(other), envs.host_errors():
+            raise other("another error")
+    with pytest.raises(AssertionError), envs.host_errors():
+        jax.block_until_ready(call_in_jit(X))
 
 
 def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_what_they_show():
@@ -182,7 +208,12 @@ def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_
 
 def reports(env):
     """`time` in every step, and `won` in those that end an episode."""
-    return {"time": env.time} | ({"won": np.bool_(env.episode % 2), "pair": (1, 2)} if env.over else {})
+    return {"time": env.time} | wins(env)
+
+
+def wins(env):
+    """Nothing in other steps."""
+    return {"won": np.bool_(env.episode % 2), "pair": (1, 2)} if env.over else {}
 
 
 def masks(env):
@@ -205,6 +236,9 @@ def test_numbers_of_info_are_those_of_the_step(named):
     episode, time = np.divmod(np.arange(6)[:, None], limits)
     np.testing.assert_array_equal(out.info["time"], time + 1)
     np.testing.assert_array_equal(out.info["won"], np.where(time + 1 == limits, episode % 2, np.nan))
+    if named:
+        _, alone = play(by_name(lambda: Scripted(3, info=wins), info="won"), 2, [0] * 6)
+        np.testing.assert_array_equal(alone.info["won"], out.info["won"])
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -447,6 +481,44 @@ def test_lost_lives_end_episodes_of_the_learner_only():
     assert out.ended[:, 0].astype(int).tolist() == [0, 0, 0, 1, 0]
     assert out.final_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
     envs.check_laws(env, num_envs=2, num_steps=20)
+
+
+class Pool:
+    """An EnvPool of three clocks with observations that are dicts, which come in the order of the ids given here."""
+
+    observation_space = spaces.Dict(time=spaces.Box(0, 9, (1,)), limit=spaces.Discrete(9))
+    action_space = spaces.Discrete(2)
+    limits, order = np.array([2, 3, 9]), np.array([2, 0, 1])
+
+    def __init__(self, *args, **kwargs):
+        self.time = np.zeros(3, np.float32)
+
+    def close(self):
+        pass
+
+    def see(self, ids):
+        return {"time": self.time[ids, None], "limit": self.limits[ids]}
+
+    def reset(self, ids=order):
+        self.time[ids] = 0
+        return self.see(ids), {"env_id": ids}
+
+    def step(self, action):
+        self.time += 1
+        over = (self.time >= self.limits)[self.order]
+        return self.see(self.order), self.time[self.order], over, over & False, {"env_id": self.order}
+
+
+def test_environments_of_a_pool_begin_again_where_they_ended(monkeypatch):
+    made = SimpleNamespace(make=Pool, list_all_envs=lambda: ["Clock-v0"])
+    monkeypatch.setattr(_gymnasium, "require_package", lambda *_: made)
+    _, out = play(_gymnasium.make_envpool("Clock-v0"), 3, [0] * 6)
+    time = np.arange(6)[:, None] % Pool.limits + 1
+    np.testing.assert_array_equal(out.reward, time)
+    np.testing.assert_array_equal(out.terminated, time == Pool.limits)
+    np.testing.assert_array_equal(out.final_obs["time"][..., 0], time)
+    np.testing.assert_array_equal(out.obs["time"][..., 0], np.where(out.terminated, 0, time))
+    np.testing.assert_array_equal(out.obs["limit"], np.broadcast_to(Pool.limits, (6, 3)))
 
 
 SHAPES = {"sum": jax.ShapeDtypeStruct((2,), np.float32), "large": jax.ShapeDtypeStruct((2,), bool)}

@@ -154,7 +154,7 @@ def test_evaluation_has_frozen_statistics_and_unscaled_rewards(normalized):
     np.testing.assert_array_equal(again["reward"], record.reward)
     assert jax.tree.structure(end).num_leaves == 1  # nothing but the clock of the inner environment
     raw = replayed(normalized.agents).reset(KEY, ENVS)[1]
-    for env, state in ((normalized.env, normalized.state), (frozen, end)):
+    for env, state in ((normalized.env, normalized.state), (frozen, end), (frozen.evaluation(end), end)):
         assert_close(env.observe(state, raw), first)
 
 
