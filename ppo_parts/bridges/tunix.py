@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.errors import UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_count, check_takes
 from .._core.batch import Array, Batch
 from .._core.part import Part, stateless
 from .._parts.losses import works_along_time
@@ -80,6 +81,8 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
     sequences, such as `gspo`.
     """
     common, nnx = require_package("tunix.rl.common", "tunix"), require_package("flax.nnx", "tunix")
+    check_takes("register_loss", "loss", loss, ("log_ratio", "advantage"))
+    jax.eval_shape(lambda x: loss(x, x, mask=x, **hyperparameters), jnp.ones((1, 1)))  # raises for a wrong one
 
     def policy_loss(
         model: Any, train_example: Any, algo_config: Any, pad_id: int, eos_id: int, **_: Any
@@ -166,8 +169,13 @@ def register_advantage(name: str, **settings: Any) -> None:
         **settings: of `functional.group_advantage`, for example `scale=None`.
     """
 
+    functional.group_advantage(jnp.zeros(2), jnp.zeros(2, int), **settings)  # raises for a wrong setting
+
     def estimator(rewards: Any, num_generations: int) -> Array:
         reward = jnp.asarray(rewards, jnp.result_type(float))
+        if len(reward) % num_generations:
+            says = f"num_generations={num_generations} must divide the number of rewards, got {len(reward)}"
+            raise UserValueError(f"{name}: {says}: give all sequences of each group")
         return functional.group_advantage(reward, jnp.arange(len(reward)) // num_generations, **settings)
 
     _find_registry().register("advantage_estimator", name)(estimator)
@@ -193,7 +201,7 @@ def from_registry(name: str, *, group: int, score: str = "score") -> Part:
 
     Place: before the sampler.
     """
-    estimator = _find_registry().get("advantage_estimator", name)
+    group, estimator = check_count("from_registry", "group", group), _find_registry().get("advantage_estimator", name)
 
     def update(batch: Batch) -> Batch:
         tokens = jnp.broadcast_to(estimator(batch.per_segment[score], group), batch.log_prob.shape)

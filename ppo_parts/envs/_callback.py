@@ -63,7 +63,8 @@ def host_errors() -> Iterator[None]:
         yield
     except Exception as error:
         raised = _raised.pop() if _raised else None
+        says = f"{type(raised).__name__}: {raised}"
         # It may be another error, as of an environment that steps in another thread.
-        if not isinstance(error, jax.errors.JaxRuntimeError) or f"{type(raised).__name__}: {raised}" not in str(error):
+        if raised is None or not isinstance(error, jax.errors.JaxRuntimeError) or says not in str(error):
             raise
         raise raised from None

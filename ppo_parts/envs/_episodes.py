@@ -154,7 +154,8 @@ def auto_reset(
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)
         for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
-            check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset)
+            says = f"auto_reset: step must return {name} like that of reset"
+            check_like(says, of_step, of_reset, ": reset returns (state, obs), in this order")
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:

@@ -74,7 +74,11 @@ def from_gymnasium(
     names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
 
     def make_vector(num_envs: int) -> GymnasiumVector:
-        return GymnasiumVector(make(num_envs), names, action_mask)
+        made = GymnasiumVector(make(num_envs), names, action_mask)
+        if made.num_envs != num_envs:
+            says = f"make({num_envs}) must return a vector environment with that many environments, got {made.num_envs}"
+            raise UserValueError(f"from_gymnasium: {says}: pass num_envs on")
+        return made
 
     example = make_vector(1)
     example.env.close()

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from .._base.batching import cond_any
 from .._base.errors import UserValueError
+from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
 from ._env import Array, Env, Observation, Transition, check_interface, check_known
 from ._episodes import EpisodeState, choose
@@ -68,6 +69,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         timed_out: function of the state in which an episode ended that returns whether this was a time limit; None: as
             above.
     """
+    if timed_out is not None:
+        check_takes("from_jaxmarl", "timed_out", timed_out, ("state",))
     names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
     check_interface("from_jaxmarl", env, names, "make an environment with envs.make('jaxmarl:...')")
     if getattr(env, "auto_reset", False):

@@ -36,6 +36,17 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
+    obs = _check_functions(env, num_envs, action)
+
+    def check_evaluation(key: Array) -> Any:
+        return _check_functions(evaluation_of(env, key, num_envs), num_envs, action)
+
+    alike = "check: observations in the environment of evaluation(state) must be like the others"
+    check_like(alike, jax.eval_shape(check_evaluation, jax.random.key(0)), obs, error=ShapeError)
+
+
+def _check_functions(env: Env, num_envs: int, action: Any) -> Any:
+    """Raise unless `reset` and `step` are valid; return the observations."""
     each = axes_of(env, num_envs)
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
@@ -53,9 +64,7 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
     kept = "check: so that loops can carry it, step must keep the structure, shapes and dtypes of the state of reset"
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
-    evaluated = jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key)
-    alike = "check: observations in the environment of evaluation(state) must be like the others"
-    check_like(alike, evaluated, obs, error=ShapeError)
+    return obs
 
 
 def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
@@ -287,7 +296,9 @@ def check_laws(
     check_count("check_laws", "seed", seed, 0)
     act = random_action(env) if act is None else act
     check_takes("check_laws", "act", act, ("key", "obs"))
-    check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
+    returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key := jax.random.key(0))
+    _, obs = check_items("check_laws", "reset", returned, ("state", "obs"))
+    check(env, num_envs, jax.eval_shape(act, key, obs))
     with host_errors():
         played = play(env, act, num_envs, num_steps, seed)
     for law in LAWS:
@@ -368,8 +379,9 @@ def notes_on(played: Played) -> tuple[str, ...]:
     """Note what is allowed but often a mistake."""
     episodes, lengths = int(played.ended.sum()), played.out.episode_length[played.ended]
     cut = np.asarray(played.out.episode_ends()[1])
-    longest = played.ended & (played.out.episode_length == lengths.max(initial=0))
-    number, last = longest.sum(), lengths.max(initial=0)
+    last = lengths.max(initial=0)
+    longest = played.ended & (played.out.episode_length == last)
+    number = longest.sum()
     notes = {
         f"no episode ended in {len(played.ended)} steps, so ends have not been checked: use more steps, or a shorter "
         "time limit": episodes == 0,

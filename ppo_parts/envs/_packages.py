@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from numbers import Number
+from numbers import Number, Real
 from typing import Any, Literal
 
 import jax
@@ -39,7 +39,7 @@ def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
         default = getattr(env_params, param)
         if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
             raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
-        if param == "max_steps_in_episode" and isinstance(value, (int, float)) and (value < 1 or value != int(value)):
+        if param == "max_steps_in_episode" and isinstance(value, Real) and (value % 1 != 0 or value < 1):
             raise UserValueError(f"{name}: {param} must be a whole number of at least 1, got {value!r}")
     return env_params.replace(**params)
 
@@ -215,7 +215,8 @@ def from_brax(
         raise UserValueError(f"{argument}={key!r}: the observations {has}")
 
     def observe(state: Any) -> Any:
-        obs = get_entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs
+        plain = obs_key == "state" and not isinstance(state.obs, Mapping)
+        obs = state.obs if plain else get_entry(state.obs, "obs_key", obs_key)
         if critic_obs_key is None:
             return obs
         return Observation(obs, privileged=get_entry(state.obs, "critic_obs_key", critic_obs_key))

@@ -16,7 +16,7 @@ Dealt = tuple[dict[str, Array], Array]
 """What is seen in an episode, `[T + 1]` by name, and the right answers, `[T]`; -1: none is asked for."""
 
 
-def make(name: str) -> Env:
+def make_popgym(name: str) -> Env:
     """Make a card game of POPGym by its name there, such as "RepeatPreviousMedium".
 
     A card is dealt in each step. An answer is rewarded by 1, or -1 if it is wrong, divided by the number of answers in

@@ -17,7 +17,6 @@ from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..functional._errors import did_you_mean
-from . import _popgym, _tasks
 from ._env import Env, check_env
 
 
@@ -44,11 +43,13 @@ SOURCES = {
     "xminigrid": Source("_packages", "xminigrid", "xminigrid"),
     "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
     "envpool": Source("_gymnasium", "envpool", "envpool"),
-    "ale": Source("_gymnasium", "ale_py.vector_env", "atari"),
+    "ale": Source("_atari", "ale_py.vector_env", "atari"),
+    "tasks": Source("_tasks", "jax", "envs"),  # ours, which need nothing else
+    "popgym": Source("_popgym", "jax", "envs"),
 }
 """The prefixes that come with this package."""
 
-_registered: dict[str, Callable[..., Env]] = {"tasks": _tasks.make, "popgym": _popgym.make}
+_registered: dict[str, Callable[..., Env]] = {}
 
 
 @checked
@@ -146,11 +147,6 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
 def prefixes() -> tuple[str, ...]:
     """Return the prefixes that `make` knows."""
     return (*SOURCES, *_registered)
-
-
-def without_settings(env_id: str) -> str:
-    """Return the name without the settings of "name,a=1,b=word"."""
-    return env_id.partition(",")[0]
 
 
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?<!\w)(?P<bare>[^\W\d]\w*)\b(?!\s*=)""")

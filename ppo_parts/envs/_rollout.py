@@ -113,7 +113,8 @@ def rollout(
             and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
-        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
+        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`,
+            which is `[T, N]` also with agents.
         noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
             rollout; `distributions.StateDependentNormal` then has the same noise matrix, others the same noise.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.hyperparameters import check_number
+from ..functional._arguments import FROM_0
 from ._env import Array, Env, check_known
 from ._episodes import Step, auto_reset
 from ._spaces import Box, Dict, Discrete
@@ -15,7 +17,7 @@ from ._spaces import Box, Dict, Discrete
 REACH, HOLE, TEE = np.array([8.0, 2.0, 0.5], np.float32), 0.1, 8.0
 
 
-def make(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
+def make_tasks(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
     """Make the task "golf": choose a club, and the stroke with it.
 
     The ball begins 8 from the hole, in a random direction, and drops if it is within 0.1, which ends the episode. A
@@ -32,6 +34,7 @@ def make(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
         time_limit: strokes after which an episode is truncated.
     """
     check_known(name, "tasks", ("golf",))
+    noise = check_number("tasks:golf", "noise", noise, FROM_0, schedule=False)
 
     def observe(ball: Array) -> Array:
         return jnp.clip(ball[None] / REACH[:, None], -1, 1).ravel()

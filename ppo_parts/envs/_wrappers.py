@@ -318,8 +318,10 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
 
     def observe(state: Any, obs: Any) -> Any:
-        if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
-            says = "observe takes the observations of all agents, envs.Observation with axes [N, A, ...]"
+        of_all = isinstance(obs, Observation) if shape is None else as_observation(obs).obs.ndim == 2 + len(shape)
+        if not of_all:
+            kind = "envs.Observation" if shape is None else "arrays"
+            says = f"observe takes the observations of all agents, {kind} with axes [N, A, ...]"
             raise UserValueError(f"fold_agents: {says}; to export, put normalize_observation around fold_agents")
         assert inner.observe is not None
         return inner.observe(state, obs)

@@ -31,7 +31,6 @@ PRESETS = {"atari": Config()}
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run of `cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
-    training.check_config(config)
     if config.hidden != Config.hidden or config.normalize_env:
         raise pp.errors.UserValueError(
             "atari_ppo: hidden and normalize_env have no effect here, because the network is networks.nature_cnn and "

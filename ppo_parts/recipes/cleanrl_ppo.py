@@ -68,7 +68,6 @@ def make_train(
     `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None: as
     configured.
     """
-    training.check_config(config)
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     policy = policy or networks.actor_critic(env, config.hidden, "tanh")

@@ -71,7 +71,6 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
     `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
     """
-    training.check_config(config)
     independent = config.parameters == "independent"
     normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}
     env = env or envs.prepare(envs.make(config.env_id), **normalization if config.normalize_env else {})

@@ -120,7 +120,7 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
     options = {name: getattr(config, name) for name in OPTIONS[config.library]}
     if config.library == "rl_games":
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
-        options |= {**sizes, "num_actions": env.action_space.shape[-1]}
+        options |= {**sizes, "num_actions": envs.size(env.action_space)}
     update = getattr(libraries, config.library)
     return update(
         learning_rate=config.learning_rate, num_minibatches=config.num_minibatches, num_epochs=config.update_epochs,
@@ -153,14 +153,13 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
-    training.check_config(config)
     if env is None:
         env = envs.make(config.env_id)
         env = env if config.squash else envs.prepare(env, rescale=True)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     check_options(config, envs.is_discrete(env.action_space))
-    if config.library == "rl_games" and not hasattr(env.action_space, "low"):
+    if pipeline is None and config.library == "rl_games" and not hasattr(env.action_space, "low"):
         raise pp.errors.UserValueError(
             f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
             f"{env.action_space}: use another preset"

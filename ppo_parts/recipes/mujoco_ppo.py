@@ -78,7 +78,6 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
-    training.check_config(config)
     if env is None:
         env = envs.make(config.env_id)
         env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)

@@ -78,7 +78,6 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
-    training.check_config(config)
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     shared = env.privileged_space is None  # otherwise the critic sees something else, and has no memory

@@ -20,7 +20,6 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from ..envs._registry import without_settings
 from . import _files, _stored
 from ._checkpoint import Checkpoints
 from ._config import RunOptions
@@ -118,7 +117,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         return folder, *folder.begin(train, options.checkpoint)
     stored = _stored.describe_run(config, train)
     source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
-    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
+    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name

@@ -156,7 +156,7 @@ def versions() -> dict[str, str]:
 
 
 def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
-    """Decorate the `make_train` of a module, so that runs record whether the module can make them again.
+    """Decorate the `make_train` of a module: configurations are checked, and runs record whether it can make them.
 
     `training.main` does the same. A run that was given more than the configuration, such as an environment of your own,
     records no recipe: otherwise `load` and the commands would play the configured environment in its place.
@@ -164,6 +164,7 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
 
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
+        check_config(config)
         train = copy.copy(make_train(config, *own, **named))  # it is frozen, and `dataclasses.replace` traces it again
         alone = all(x is None for x in (*own, *named.values()))
         object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)

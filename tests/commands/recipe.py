@@ -46,7 +46,6 @@ def draw(state):
 
 @training.recipe
 def make_train(config: Config) -> training.Train:
-    training.check_config(config)
     env = envs.prepare(walk(draw if config.drawn else None), normalize=True, gamma=0.9)
     policy = networks.actor_critic(env, (4,), shared=config.memory is not None, memory=config.memory)
     pipeline = pp.chain(

@@ -109,7 +109,8 @@ def test_agents_can_be_folded_without_a_change_of_observations():
         assert folded.act is jnp.negative
     normalized = envs.fold_agents(envs.normalize_observation(env), agent_id=True)
     state, obs = normalized.reset(jax.random.key(0), 5)
-    np.testing.assert_array_equal(normalized.observe(state, envs.Observation(jnp.zeros((5, 1, 3)))), obs)
+    for given in (jnp.zeros((5, 1, 3)), envs.Observation(jnp.zeros((5, 1, 3)))):
+        np.testing.assert_array_equal(normalized.observe(state, given), obs)
     for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
         with pytest.raises(ValueError, match="observe takes the observations of all agents"):
             normalized.observe(state, obs)

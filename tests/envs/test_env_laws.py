@@ -231,10 +231,11 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
     (lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
-    (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
+    (lambda: like(reset=lambda key, n: None), r"reset must return \(state, obs\), got NoneType"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
     (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* returns \(2,\)"),
+    (lambda: like(evaluation=lambda state: walk(reward=lambda out: None)), "reward must be floats of .* got None"),
     (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) returns: None is not an environment"),
     (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
     (lambda: like(action_space=object()), r"not a space of arrays.*check\(env, action="),

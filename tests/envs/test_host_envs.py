@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.envs import _gymnasium
+from ppo_parts.envs._atari import _Games
 from ppo_parts.envs._callback import numpy_callback
-from ppo_parts.envs._gymnasium import _Games
 from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical, P, assert_same, mesh_of_all, refused
 from tests.envs.common import Scripted, by_name, host
@@ -291,11 +291,11 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
 class Returns:
     """A vector environment that returns what it is told to."""
 
-    num_envs = 2
     single_observation_space, single_action_space = Scripted.observation_space, Scripted.action_space
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
-    def __init__(self, **changes):
+    def __init__(self, num_envs=2, **changes):
+        self.num_envs = num_envs
         yes, obs = np.ones(2, bool), np.zeros((2, 2), np.float32)
         self.reset_to = changes.pop("reset", (obs, {}))
         self.out = {"obs": obs, "reward": np.zeros(2), "terminated": ~yes, "truncated": yes, "info": {"final_obs": obs}}
@@ -322,7 +322,7 @@ def constant(space, obs, final=None, **changes):
 
 
 def changed(**changes):
-    return lambda: envs.from_gymnasium(lambda n: Returns(**changes))
+    return lambda: envs.from_gymnasium(lambda n: Returns(n, **changes))
 
 
 def masked_as(report):
@@ -397,6 +397,7 @@ INFO = r"(make|from_gymnasium): info must be a string or a tuple of strings"
 
 test_environments_that_would_be_played_wrongly_are_refused = refused(
     (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
+    (lambda: envs.from_gymnasium(lambda n: Returns()), r"make\(1\) must return .* that many environments, got 2: pass"),
     (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
     (lambda: host(Scripted(obs_space=spaces.Dict(word=spaces.Text(3)))), r"Text.*: observations must be a Discrete"),
     (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: actions .*with one axis"),

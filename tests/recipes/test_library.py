@@ -131,6 +131,12 @@ def test_options_that_a_library_does_not_have_are_refused(preset, changes, says)
         library_ppo.make_train(tiny(preset, **changes))
 
 
+def test_an_own_chain_need_not_fit_the_actions_of_rl_games():
+    own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
+    config = tiny("rl_games", env_id="CartPole-v1", target_kl=None)
+    assert "policy_loss" not in library_ppo.make_train(config, pipeline=own).shapes[1]
+
+
 def test_a_library_takes_the_hyperparameters_of_another_but_no_tuple_as_chain():
     library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):

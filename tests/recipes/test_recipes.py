@@ -111,6 +111,13 @@ def test_presets_can_be_made(recipe):
         assert train.num_updates * train.steps_per_update <= preset.total_timesteps
 
 
+def test_a_configuration_is_checked_before_any_part_is_made():
+    with pytest.raises(pp.errors.UserValueError, match=r"^Config: gamma must lie in \[0, 1\], got 2\.0"):
+        async_ppo.make_train(async_ppo.Config(gamma=2.0))
+    with pytest.raises(pp.errors.UserTypeError, match="config must be an instance of a dataclass, got 3"):
+        async_ppo.make_train(3)
+
+
 def test_an_option_of_another_optimizer_is_refused():
     with pytest.raises(pp.errors.UserValueError, match="adam_eps has no effect with the optimizer muon"):
         pufferlib_ppo.make_train(pufferlib_ppo.Config(adam_eps=0.5))
