@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count, check_takes
+from .._base.hyperparameters import check_count
 from .._core.batch import Array, Batch
 from .._core.part import Part, stateless
 from .._parts.losses import works_along_time
@@ -81,7 +81,6 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
     sequences, such as `gspo`.
     """
     common, nnx = require_package("tunix.rl.common", "tunix"), require_package("flax.nnx", "tunix")
-    check_takes("register_loss", "loss", loss, ("log_ratio", "advantage"))
     jax.eval_shape(lambda x: loss(x, x, mask=x, **hyperparameters), jnp.ones((1, 1)))  # raises for a wrong one
 
     def policy_loss(
@@ -168,14 +167,12 @@ def register_advantage(name: str, **settings: Any) -> None:
             "lite_ppo") divides by the standard deviation of that group alone, as "grpo" does.
         **settings: of `functional.group_advantage`, for example `scale=None`.
     """
-
     functional.group_advantage(jnp.zeros(2), jnp.zeros(2, int), **settings)  # raises for a wrong setting
 
     def estimator(rewards: Any, num_generations: int) -> Array:
         reward = jnp.asarray(rewards, jnp.result_type(float))
         if len(reward) % num_generations:
-            says = f"num_generations={num_generations} must divide the number of rewards, got {len(reward)}"
-            raise UserValueError(f"{name}: {says}: give all sequences of each group")
+            raise UserValueError(f"{name}: num_generations={num_generations} must divide the {len(reward)} rewards")
         return functional.group_advantage(reward, jnp.arange(len(reward)) // num_generations, **settings)
 
     _find_registry().register("advantage_estimator", name)(estimator)

@@ -64,7 +64,7 @@ class Transition(NamedTuple):
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
-        for name, dtype in DTYPES.items():
+        for name, dtype in FIELD_KINDS.items():
             x = getattr(self, name)
             shape = each[:1] if name in ("episode_length", "ended") else each
             if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
@@ -81,17 +81,17 @@ class Transition(NamedTuple):
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
-            if name in TAKEN:
+            if name in RESERVED_INFO:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
             if jnp.shape(x) != each[:1]:
                 raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
 
 
-DTYPES: dict[str, Any] = {"reward": np.floating, "episode_return": np.floating, "episode_length": np.number}
-DTYPES |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_)
+FIELD_KINDS: dict[str, Any] = {"reward": np.floating, "episode_return": np.floating, "episode_length": np.number}
+FIELD_KINDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_)
 """The kinds of numbers in the fields of a `Transition`."""
 
-TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
+RESERVED_INFO = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
 
 SEATS = ("seat", "next_seat")
@@ -174,7 +174,7 @@ class Env(NamedTuple):
     zero_sum: bool = False
 
 
-def axes_of(env: Env, num_envs: int) -> tuple[int, ...]:
+def get_axes(env: Env, num_envs: int) -> tuple[int, ...]:
     """Return the leading axes of rewards and actions: `(N,)`, or `(N, A)` with several agents."""
     return (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
 

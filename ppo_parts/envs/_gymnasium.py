@@ -21,10 +21,10 @@ from ..functional._arguments import check_as
 from ._env import Env, check_known
 from ._host import from_gymnasium
 from ._rendering import renders
-from ._spaces import leaf_spaces, map_space
+from ._spaces import list_spaces, map_space
 
 Vectorization = Literal["sync", "async"]
-START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
+START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
 """How processes are started: JAX has threads, and a process forked from one with threads may deadlock."""
 
 
@@ -39,9 +39,9 @@ def make_gym(
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
 
-    `vectorization="async"` steps in processes, which import the script that makes them, so it must run its own code
-    under `if __name__ == "__main__":`. `wrappers` are applied to each environment; `info` and `action_mask` are those
-    of `from_gymnasium`, and `kwargs` those of `gymnasium.make`. Observations that are neither arrays nor integers, nor
+    `vectorization="async"` steps in worker processes, which import the main script: guard its code with
+    `if __name__ == "__main__":`. `wrappers` are applied to each environment; `info` and `action_mask` are those of
+    `from_gymnasium`, and `kwargs` those of `gymnasium.make`. Observations that are neither arrays nor integers, nor
     dicts or tuples of them, are flattened by `gymnasium.wrappers.FlattenObservation`.
     """
     check_as("make", "vectorization", vectorization, Vectorization)
@@ -56,15 +56,16 @@ def make_gym(
     def make_one() -> Any:
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
         known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-        if all(isinstance(leaf, known) for leaf in leaf_spaces(env.observation_space)):
+        if all(isinstance(leaf, known) for leaf in list_spaces(env.observation_space)):
             return env
         return gymnasium.wrappers.FlattenObservation(env)
 
     def make_vector(num_envs: int) -> Any:
         try:
+            each, mode = [make_one] * num_envs, AutoresetMode.SAME_STEP
             if vectorization == "async":
-                return AsyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, context=START)
-            return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+                return AsyncVectorEnv(each, autoreset_mode=mode, context=START_METHOD)
+            return _SyncVectorEnv(each, autoreset_mode=mode)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
         except gymnasium.error.UnregisteredEnv as error:  # of a module that registers names
@@ -138,13 +139,9 @@ class _EnvPool:
             final = [jax.tree.map(lambda x, i=i: x[i], obs) for i in range(self.num_envs)]
             info = {**info, "final_obs": final, "final_info": info}
             first, began = self.envs.reset(over)  # without this call, the next step would reset
-
-            def begin(x: np.ndarray, new: np.ndarray) -> np.ndarray:
-                x = x.copy()
+            obs = jax.tree.map(np.copy, obs)
+            for x, new in zip(jax.tree.leaves(obs), jax.tree.leaves(first), strict=True):
                 x[began["env_id"]] = new
-                return x
-
-            obs = jax.tree.map(begin, obs, first)
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ result, so that JAX may repeat or batch a callback.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from .._base.hyperparameters import check_takes
 from ._callback import numpy_callback
 from ._env import Array, Env, Observation, Transition
 from ._episodes import EpisodeState
-from ._vector import BEGIN, GymnasiumVector
+from ._vector import RESTART_REMEDY, GymnasiumVector
 
 
 class HostState(NamedTuple):
@@ -76,24 +75,23 @@ def from_gymnasium(
     def make_vector(num_envs: int) -> GymnasiumVector:
         made = GymnasiumVector(make(num_envs), names, action_mask)
         if made.num_envs != num_envs:
-            says = f"make({num_envs}) must return a vector environment with that many environments, got {made.num_envs}"
-            raise UserValueError(f"from_gymnasium: {says}: pass num_envs on")
+            says = f"make({num_envs}) returned a vector environment of {made.num_envs}: pass num_envs on"
+            raise UserValueError(f"from_gymnasium: {says}")
         return made
 
     example = make_vector(1)
     example.env.close()
 
-    def shapes_seen(num_envs: int) -> Observation:
+    def make_obs_struct(num_envs: int) -> Observation:
         obs = jax.tree.map(lambda one: jax.ShapeDtypeStruct((num_envs, *one.shape), one.dtype), example.observations)
         mask = jax.ShapeDtypeStruct((num_envs, sum(example.options)), np.bool_)
         return Observation(obs, None if action_mask is None else mask)
 
-    def env_of(instances: Instances) -> Env:
+    def make_env(instances: Instances) -> Env:
         def reset(key: Array, num_envs: int, again: Any = -1) -> tuple[EpisodeState, Any]:
-            shapes = jax.ShapeDtypeStruct((), np.int32), shapes_seen(num_envs)
+            shapes = jax.ShapeDtypeStruct((), np.int32), make_obs_struct(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            open_all = functools.partial(instances.open, num_envs)
-            instance, seen = numpy_callback(open_all, shapes, seed, jnp.asarray(again, jnp.int32))
+            instance, seen = numpy_callback(lambda *x: instances.open(num_envs, *x), shapes, seed, jnp.int32(again))
             state = EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs)
             return state, seen.obs if action_mask is None else seen
 
@@ -101,7 +99,7 @@ def from_gymnasium(
             num_envs = state.episode_length.shape[-1]
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
-            seen = shapes_seen(num_envs)
+            seen = make_obs_struct(num_envs)
             shapes = seen, seen.obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
             seen, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
             terminated, truncated, ended = numbers[1:4] > 0
@@ -125,8 +123,8 @@ def from_gymnasium(
         )
         return env
 
-    evaluating = env_of(Instances(make_vector, reuse=True))
-    return env_of(Instances(make_vector))._replace(evaluation=lambda state: evaluating)
+    evaluating = make_env(Instances(make_vector, reuse=True))
+    return make_env(Instances(make_vector))._replace(evaluation=lambda state: evaluating)
 
 
 @dataclasses.dataclass
@@ -138,10 +136,7 @@ class Instances:
     each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray, again: np.ndarray) -> tuple[Any, ...]:
-        """Reset a vector environment for each seed, that with the number `again` if it is there, or else a new one.
-
-        Return their numbers and observations.
-        """
+        """Reset the vector environments `again`, or new ones, with these seeds; return numbers and observations."""
         numbers = list(range(seed.size)) if self.reuse else np.broadcast_to(again, seed.shape).ravel().tolist()
         once = [-1 if x in numbers[:i] else x for i, x in enumerate(numbers)]  # copies of a state get new ones
         return _stack([self._open(*x, num_envs) for x in zip(once, seed.ravel().tolist(), strict=True)], seed.shape)
@@ -158,7 +153,8 @@ class Instances:
     def find(self, index: int) -> GymnasiumVector:
         """Return the vector environment with a number."""
         if not 0 <= index < len(self.each):
-            raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
+            says = "this state of an environment on the host was made in another process, or by another Env"
+            raise UserValueError(f"{says}: {RESTART_REMEDY}")
         return self.each[index]
 
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
 from ._env import Array, Env, Observation, Transition, check_interface, check_known
 from ._episodes import EpisodeState, choose
-from ._spaces import Box, Discrete, action_struct, array_shape, is_discrete, is_tree, size
+from ._spaces import Box, Discrete, array_shape, count_numbers, is_discrete, is_tree, make_action_struct
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make` can override each of them."""
@@ -44,7 +44,7 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
                 game = jaxmarl.make(registered, **settings, auto_reset=False)
             env = from_jaxmarl(game)
         state, _ = jax.eval_shape(lambda key: env.reset(key, 1), key := jax.random.key(0))
-        jax.eval_shape(env.step, key, state, action_struct(env.action_space, (1, env.num_agents or 1)))
+        jax.eval_shape(env.step, key, state, make_action_struct(env.action_space, (1, env.num_agents or 1)))
     except Exception as error:  # an environment with another interface may raise anything
         says = f"{name} cannot be played with the settings {settings} ({type(error).__name__}: {error})"
         remedy = "A wrapper whose reset and step_env return dicts keyed by agent can be passed to envs.from_jaxmarl"
@@ -85,7 +85,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
     kinds = {base.__name__ for base in type(env).__mro__}
     options = [space.n for space in spaces] if discrete else []
-    family = next((family for family in FAMILIES if family.kinds & kinds), _Family())
+    family = next((family for family in FAMILIES if family.base_classes & kinds), _Family())
     limited = discrete and (family.available is not None or len(set(options)) > 1)
     over_time = timed_out or functools.partial(family.timed_out, env)
 
@@ -108,7 +108,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         obs, inner, reward, done, _ = env.step_env(key, inner, by_agent)
         ended = jnp.asarray(done["__all__"], bool).reshape(())
         gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
-        if family.together:
+        if family.end_together:
             gone = jnp.broadcast_to(ended, gone.shape)
         died = gone & ~jnp.all(gone)  # at the end of an episode all agents are done
         truncated = ended & jnp.asarray(over_time(inner)) & alive & ~died
@@ -117,7 +117,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             "reward": jnp.where(alive, rewards, 0),  # those that left may still be given some
             "terminated": (gone | ended | ~alive) & ~truncated,
             "truncated": truncated,
-            "mask": None if family.together else alive,
+            "mask": None if family.end_together else alive,
             "ended": ended,
             "info": {} if family.won is None else {"won": family.won(env, inner)},
         }
@@ -149,7 +149,7 @@ def _read_spaces(env: Any) -> tuple[list[Any], int]:
         for space in spaces:
             if is_tree(space) or not is_discrete(space):
                 array_shape("actions", space)  # raises if there is none
-        return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
+        return spaces, max(count_numbers(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         says = "action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete actions)"
         given = f"but they do not ({type(error).__name__}: {error}). Wrap it so that they do"
@@ -179,9 +179,9 @@ class _Family(NamedTuple):
     The functions take the environment and a state.
     """
 
-    kinds: frozenset[str] = frozenset()  # names of their base classes
+    base_classes: frozenset[str] = frozenset()  # their names
     timed_out: Callable[[Any, Any], Any] = lambda env, inner: False  # whether an episode that ended was cut
-    together: bool = False  # whether the episode ends for all agents at once
+    end_together: bool = False  # whether the episode ends for all agents at once
     available: Callable[[Any, Any], list[Array]] | None = None  # the available actions of each agent; None: all
     won: Callable[[Any, Any], Array] | None = None  # whether the episode was won; None: episodes are not won
 
@@ -191,12 +191,12 @@ FAMILIES = (
     _Family(
         frozenset({"SMAX", "EnemySMAX"}),
         timed_out=lambda env, inner: jnp.logical_and(*_units_alive(env, inner)),
-        together=True,
+        end_together=True,
         available=_available_in_smax,
         won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
     ),
     # These are endless except for the time limit.
     _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), lambda env, inner: True, True),
     _Family(frozenset({"MABraxEnv"}), lambda env, inner: inner.info["truncation"] > 0, True),
-    _Family(frozenset({"SwitchRiddle"}), together=True, available=_available_in_the_room),
+    _Family(frozenset({"SwitchRiddle"}), end_together=True, available=_available_in_the_room),
 )

@@ -15,8 +15,8 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._callback import host_errors
-from ._env import SEATS, Array, Env, Transition, as_observation, axes_of, check_env, check_items, check_like, describe
-from ._spaces import action_struct, count_options, is_tree, leaf_spaces, map_space
+from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
+from ._spaces import count_options, is_tree, list_spaces, make_action_struct, map_space
 
 
 @checked
@@ -26,7 +26,7 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
     Args:
         env: the environment.
         num_envs: N to check with.
-        action: actions of all N environments, leaves `[N, ...]`; None: zeros of the action space.
+        action: actions of all N environments, leaves `[N, ...]`; None: placeholders of the action space's shapes.
 
     Raises:
         UserTypeError, ShapeError: names the first violation, and the remedy.
@@ -36,23 +36,20 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
-    obs = _check_functions(env, num_envs, action)
-
-    def check_evaluation(key: Array) -> Any:
-        return _check_functions(evaluation_of(env, key, num_envs), num_envs, action)
-
+    key, obs = jax.random.key(0), _check_functions(env, num_envs, action)
+    evaluated = jax.eval_shape(lambda key: _check_functions(make_evaluation(env, key, num_envs), num_envs, action), key)
     alike = "check: observations in the environment of evaluation(state) must be like the others"
-    check_like(alike, jax.eval_shape(check_evaluation, jax.random.key(0)), obs, error=ShapeError)
+    check_like(alike, evaluated, obs, error=ShapeError)
 
 
 def _check_functions(env: Env, num_envs: int, action: Any) -> Any:
     """Raise unless `reset` and `step` are valid; return the observations."""
-    each = axes_of(env, num_envs)
+    each = get_axes(env, num_envs)
     key = jax.random.key(0)
     returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
     state, obs = check_items("check", "reset", returned, ("state", "obs"))
     if action is None:
-        action = action_struct(env.action_space, each)
+        action = make_action_struct(env.action_space, each)
     returned = jax.eval_shape(env.step, key, state, action)
     after, out = check_items("check", "step", returned, ("state", "Transition"))
     if not isinstance(out, Transition):
@@ -67,7 +64,7 @@ def _check_functions(env: Env, num_envs: int, action: Any) -> Any:
     return obs
 
 
-def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
+def make_evaluation(env: Env, key: Array, num_envs: int) -> Env:
     """Return the environment to evaluate in."""
     evaluated = env.evaluation(env.reset(key, num_envs)[0])
     check_env("check: what evaluation(state) returns", evaluated)
@@ -242,7 +239,8 @@ def seats(played: Played) -> str | None:
         or _report((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
         or _report(
             (following[:-1] != moved[1:]) & ~played.ended[:-1],
-            "info['next_seat'] {0} is not the info['seat'] of the step after it: it must be the player to move in obs",
+            "info['next_seat'] {0} is not the info['seat'] of the step after it: it must name the player who moves "
+            "next in obs",
         )
     )
 
@@ -309,14 +307,14 @@ def check_laws(
         episodes=int(played.ended.sum()),
         terminated=int((played.ended & ~cut).sum()),
         truncated=int(cut.sum()),
-        notes=notes_on(played),
+        notes=list_notes(played),
     )
 
 
 def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played:
     """Run an environment twice with one key, and its `evaluation` once."""
 
-    def played(make: Callable[[Array], Env]) -> Any:
+    def make_run(make: Callable[[Array], Env]) -> Any:
         def run(key: Array) -> tuple[Any, Transition]:
             env_key, reset_key, key = jax.random.split(key, 3)
             env = make(env_key)
@@ -332,10 +330,10 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
         return jax.jit(run)
 
     def evaluation(key: Array) -> Env:
-        return evaluation_of(env, key, num_envs)
+        return make_evaluation(env, key, num_envs)
 
     key, same = jax.random.key(seed), []
-    one, two = (played(lambda key: env).lower(key) for _ in range(2))
+    one, two = (make_run(lambda key: env).lower(key) for _ in range(2))
     compiled = one.compile()
     first, out = jax.device_get(compiled(key))
     # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
@@ -344,7 +342,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
     other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(_first_leaf(first)) else None
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
-    unscaled = out if same[0] else jax.device_get(played(evaluation)(key)[1])
+    unscaled = out if same[0] else jax.device_get(make_run(evaluation)(key)[1])
     return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
 
 
@@ -356,8 +354,8 @@ def random_action(env: Env) -> Act:
     space = env.action_space
 
     def act(key: Array, obs: Any) -> Any:
-        each = axes_of(env, len(jax.tree.leaves(obs)[0]))
-        keys = iter(jax.random.split(key, len(leaf_spaces(space))) if is_tree(space) else [key])
+        each = get_axes(env, len(jax.tree.leaves(obs)[0]))
+        keys = iter(jax.random.split(key, len(list_spaces(space))) if is_tree(space) else [key])
         return map_space(lambda one, mask: of_one(next(keys), one, mask, each), space, as_observation(obs).available)
 
     def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:
@@ -365,7 +363,7 @@ def random_action(env: Env) -> Act:
             logits = jnp.zeros((*each, sum(options))) if available is None else jnp.where(available, 0.0, -1e9)
             policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
             return policy.sample(seed=key)
-        shape = action_struct(space, each).shape
+        shape = make_action_struct(space, each).shape
         low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
         from_low, to_high = low > -1e6, high < 1e6
         least = jnp.where(from_low, low, jnp.where(to_high, high - 2, -1))
@@ -375,11 +373,10 @@ def random_action(env: Env) -> Act:
     return act
 
 
-def notes_on(played: Played) -> tuple[str, ...]:
+def list_notes(played: Played) -> tuple[str, ...]:
     """Note what is allowed but often a mistake."""
     episodes, lengths = int(played.ended.sum()), played.out.episode_length[played.ended]
-    cut = np.asarray(played.out.episode_ends()[1])
-    last = lengths.max(initial=0)
+    cut, last = np.asarray(played.out.episode_ends()[1]), lengths.max(initial=0)
     longest = played.ended & (played.out.episode_length == last)
     number = longest.sum()
     notes = {

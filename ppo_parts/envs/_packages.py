@@ -19,7 +19,7 @@ from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
 from ._rendering import make_gymnax_renderer, make_mujoco_renderer
-from ._spaces import Box, Discrete, MultiDiscrete, space_of
+from ._spaces import Box, Discrete, MultiDiscrete, make_space
 
 
 def make_gymnax(name: str, **params: Any) -> Env:
@@ -173,7 +173,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
         return Step(state, observe(out.observation), out.reward, out.last() & (out.discount == 0), out.last())
 
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1].obs)
-    space = space_of(jax.tree.map(lambda x: Box(x.shape), obs))
+    space = make_space(jax.tree.map(lambda x: Box(x.shape), obs))
     actions = Discrete(math.prod(choices)) if combined else MultiDiscrete(choices)
     return auto_reset(reset, step, space, actions, reset_ratio=reset_ratio)
 

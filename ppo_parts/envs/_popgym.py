@@ -26,7 +26,7 @@ def make_popgym(name: str) -> Env:
     * RepeatFirst: the suit of the first card;
     * RepeatPrevious: the suit of the k-th card from the end, where the latest card is the first;
     * Autoencode: when all cards are dealt (and `watch` is 0), their suits from the last card to the first;
-    * CountRecall: how many cards of the kind `query` have been dealt, with the latest.
+    * CountRecall: how many cards of the kind `query` have been dealt, including the latest.
 
     Reference: Morad et al. 2023, POPGym, arXiv:2303.01859, appendix A.
     """

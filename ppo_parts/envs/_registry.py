@@ -57,7 +57,7 @@ def make(env_id: str, **settings: Any) -> Env:
     """Make an environment from its name, with automatic resets and with truncation separate from termination.
 
     Args:
-        env_id: "prefix:name", such as "brax:ant" or "pgx:connect_four"; the prefix is one of `prefixes()`. A name
+        env_id: "prefix:name", such as "brax:ant" or "pgx:connect_four"; the prefix is one of `list_prefixes()`. A name
             without a prefix is one of gymnax. Settings may follow, as on a command line: "brax:ant,backend=spring".
         **settings: settings of the environment; `docs/environments.md` lists those of each prefix.
 
@@ -86,7 +86,7 @@ def make(env_id: str, **settings: Any) -> Env:
 
 def _load_adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
-        there = did_you_mean(prefix, prefixes()) or f"; the prefixes are {', '.join(prefixes())}"
+        there = did_you_mean(prefix, list_prefixes()) or f"; the prefixes are {', '.join(list_prefixes())}"
         raise UnknownPrefixError(
             f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds one)"
         )
@@ -144,7 +144,7 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
     _registered[prefix] = make
 
 
-def prefixes() -> tuple[str, ...]:
+def list_prefixes() -> tuple[str, ...]:
     """Return the prefixes that `make` knows."""
     return (*SOURCES, *_registered)
 

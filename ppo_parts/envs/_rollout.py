@@ -29,11 +29,11 @@ from ..distributions import Joint, check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import unsqueeze
-from ._env import Env, Transition, axes_of, check_env, describe
+from ._env import Env, Transition, check_env, describe, get_axes
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
 from ._moments import ShardMoments, map_moments
-from ._spaces import action_struct, count_options, is_tree, leaf_spaces
+from ._spaces import count_options, is_tree, list_spaces, make_action_struct
 
 
 class RolloutState(NamedTuple):
@@ -49,7 +49,7 @@ class RolloutState(NamedTuple):
         """Make the state after a reset of the environments."""
         state, initial_carry = cls(env_state, obs), initial_carry_of(policy)
         if initial_carry is not None:
-            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(axes_of(env, num_envs), bool))
+            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(get_axes(env, num_envs), bool))
         return without_weak_types(state)
 
     def after(self, env_state: Any, out: Transition, carry: Any) -> RolloutState:
@@ -148,7 +148,7 @@ def rollout(
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     initial_carry = initial_carry_of(policy)
-    each = axes_of(env, num_envs)
+    each = get_axes(env, num_envs)
 
     def init(key: Array) -> RolloutState:
         check_key("rollout.init", "key", key)
@@ -336,13 +336,13 @@ def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
     """Raise unless actions in arrays fit the action space: an environment may broadcast or round unfit ones."""
     if is_tree(space):
-        expected = action_struct(space, each)
+        expected = make_action_struct(space, each)
         structure: Any = jax.tree.structure(expected)
         if structure != jax.tree.structure(action):
             says = f"the policy's actions are {describe(action)}, but the environment takes {describe(expected)}"
             raise UserTypeError(f"rollout: {says}: return distributions.Joint of a distribution for each entry")
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
-        leaves, spaces = jax.tree.leaves(action), leaf_spaces(space)
+        leaves, spaces = jax.tree.leaves(action), list_spaces(space)
         parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # one that is not a `Joint`
         for part, leaf, its in zip(parts, leaves, spaces, strict=True):
             check_action(part, leaf, its, each)

@@ -100,7 +100,7 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """A space whose elements are tuples with an entry of each of these spaces, which may be `Dict` and `Tuple`, too."""
+    """A space of tuples with an entry of each of these spaces, each of which may itself be a `Dict` or `Tuple`."""
 
     spaces: tuple[Any, ...]
 
@@ -146,18 +146,18 @@ def is_image(space: Any) -> bool:
     return len(shape) == 3 and max(min(shape[1:]), min(shape[:2])) >= 36
 
 
-def leaf_spaces(space: Any) -> list[Any]:
+def list_spaces(space: Any) -> list[Any]:
     """Return the spaces in a tree of spaces, in the order of the leaves of an element; a single space is one leaf."""
     found: list[Any] = []
     map_space(found.append, space)
     return found
 
 
-def space_of(tree: Any) -> Any:
+def make_space(tree: Any) -> Any:
     """Return the space of a tree of spaces, as `map_space` makes it."""
     if isinstance(tree, dict):
-        return Dict({name: space_of(each) for name, each in tree.items()})
-    return Tuple(tuple(map(space_of, tree))) if isinstance(tree, tuple) else tree
+        return Dict({name: make_space(each) for name, each in tree.items()})
+    return Tuple(tuple(map(make_space, tree))) if isinstance(tree, tuple) else tree
 
 
 def count_options(space: Any) -> tuple[int, ...]:
@@ -175,10 +175,10 @@ def count_options(space: Any) -> tuple[int, ...]:
 
 def is_discrete(space: Any) -> bool:
     """Return whether the actions of a space are integers: one of n options (`Discrete`), or several such choices."""
-    return all(map(count_options, leaf_spaces(space)))
+    return all(map(count_options, list_spaces(space)))
 
 
-def action_struct(space: Any, each: tuple[int, ...]) -> Any:
+def make_action_struct(space: Any, each: tuple[int, ...]) -> Any:
     """Return the shapes and dtypes of actions with the leading axes `each`."""
 
     def struct(space: Any) -> jax.ShapeDtypeStruct:
@@ -188,9 +188,9 @@ def action_struct(space: Any, each: tuple[int, ...]) -> Any:
     return map_space(struct, space)
 
 
-def size(space: Any) -> int:
+def count_numbers(space: Any) -> int:
     """Return how many numbers an element of a space has: 1 for `Discrete`, the sum for a `Dict` or `Tuple`."""
-    return sum(math.prod(array_shape("elements", each)) for each in leaf_spaces(space))
+    return sum(math.prod(array_shape("elements", each)) for each in list_spaces(space))
 
 
 def array_shape(what: str, space: Any) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ REACH, HOLE, TEE = np.array([8.0, 2.0, 0.5], np.float32), 0.1, 8.0
 def make_tasks(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
     """Make the task "golf": choose a club, and the stroke with it.
 
-    The ball begins 8 from the hole, in a random direction, and drops if it is within 0.1, which ends the episode. A
-    stroke is a vector in the unit disk, times the reach of the club: 8, 2 or 0.5. The reward is how much nearer the
-    ball has come, minus 1.
+    The ball starts at a distance of 8 from the hole, in a random direction, and drops if it is within 0.1, which ends
+    the episode. A stroke is a vector in the unit disk, times the reach of the club: 8, 2 or 0.5. The reward is how much
+    nearer the ball has come, minus 1.
 
     The action is a dict: "club" is 0, 1 or 2, and "stroke" `[3, 2]` has a stroke for each club, as in the parameterized
     action spaces of Masson et al. 2016, arXiv:1509.01644. The observation, `[6]`, has the position of the ball relative

@@ -12,11 +12,11 @@ import numpy as np
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ._env import Observation, cast_exactly, check_items
 from ._rendering import as_frame, opengl_errors
-from ._spaces import Discrete, MultiDiscrete, count_options, map_space, space_of
+from ._spaces import Discrete, MultiDiscrete, count_options, make_space, map_space
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
-BEGIN = "begin new episodes with env.restart(key, state)"
+RESTART_REMEDY = "begin new episodes with env.restart(key, state)"
 
 
 class GymnasiumVector:
@@ -36,8 +36,8 @@ class GymnasiumVector:
         self.env, self.num_envs = env, env.num_envs
         self.actions = map_space(functools.partial(HostSpace, "actions"), env.single_action_space)
         self.observations = map_space(functools.partial(HostSpace, "observations"), env.single_observation_space)
-        self.action_space = space_of(jax.tree.map(lambda one: one.space, self.actions))
-        self.observation_space = space_of(jax.tree.map(lambda one: one.space, self.observations))
+        self.action_space = make_space(jax.tree.map(lambda one: one.space, self.actions))
+        self.observation_space = make_space(jax.tree.map(lambda one: one.space, self.observations))
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         self.count = 0  # steps since the latest reset
         self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
@@ -78,9 +78,10 @@ class GymnasiumVector:
             return self.latest[1]
         if count != self.count:
             says = f"this state is from step {count}, but the environment on the host is at step {self.count}"
-            raise UserValueError(f"{says} and cannot go back: step the latest state, or {BEGIN}")
+            raise UserValueError(f"{says} and cannot go back: step the latest state, or {RESTART_REMEDY}")
         if self.failed:
-            raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
+            says = "an earlier step of this environment failed, so its state is unknown"
+            raise UserValueError(f"{says}: {RESTART_REMEDY}")
         copies = [x.copy() for x in action]  # XLA will write to its memory
         self.failed = True
         result = self.step(*copies)

@@ -17,15 +17,15 @@ from .._base.hyperparameters import check_number
 from .._base.moments import Moments as Moments
 from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueeze
-from ._env import Array, Env, Observation, Transition, as_observation, axes_of, check_env
+from ._env import Array, Env, Observation, Transition, as_observation, check_env, get_axes
 from ._moments import NormalizedState
-from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, leaf_spaces, map_space, space_of
+from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, list_spaces, make_space, map_space
 
 
 def clip_action(env: Env) -> Env:
     """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions.
 
-    Of a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change the boxes only.
+    In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
 
     def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ def prepare(
     check_env("prepare", env)
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
-        if not all(is_discrete(space) or len(space.shape) == 1 for space in leaf_spaces(env.action_space)):
+        if not all(is_discrete(space) or len(space.shape) == 1 for space in list_spaces(env.action_space)):
             env = flatten_action(env)
     if not normalize:
         for name, given in (("per_agent", per_agent or None), ("obs_clip", obs_clip)):
@@ -144,7 +144,7 @@ def is_standardized(space: Any, tree: Any) -> bool:
 def standardized_leaves(env: Env) -> list[bool]:
     """Return whether each leaf of an observation, the privileged ones included, is standardized."""
     trees = [tree for tree in (env.observation_space, env.privileged_space) if tree is not None]
-    return [is_standardized(space, tree) for tree in trees for space in leaf_spaces(tree)]
+    return [is_standardized(space, tree) for tree in trees for space in list_spaces(tree)]
 
 
 @checked
@@ -156,8 +156,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     a rollout.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
-    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for what is discrete;
-    of a `Dict` or `Tuple`, the boxes that are neither images nor integers. With several agents, each counts as an
+    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for discrete entries;
+    in a `Dict` or `Tuple`, only boxes that hold neither images nor integers. With several agents, each counts as an
     environment, unless it is absent.
 
     Args:
@@ -189,7 +189,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
             shape = array_shape("observations", space)
             return Box(shape, -clip, clip) if is_standardized(space, tree) else space
 
-        return None if tree is None else space_of(map_space(of_leaf, tree))
+        return None if tree is None else make_space(map_space(of_leaf, tree))
 
     def show(state: NormalizedState, obs: Any) -> Any:
         numbers = get_numbers(obs, picked, axes)
@@ -249,7 +249,7 @@ def normalize_reward(
     eps = check_number("normalize_reward", "eps", eps, schedule=False)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
-        running = jnp.zeros(axes_of(env, len(jax.tree.leaves(obs)[0])))
+        running = jnp.zeros(get_axes(env, len(jax.tree.leaves(obs)[0])))
         moments = Moments.of(rows(running)[0], per_agent) if before is None else before.moments
         return NormalizedState(inner, moments, running)
 
@@ -320,8 +320,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def observe(state: Any, obs: Any) -> Any:
         of_all = isinstance(obs, Observation) if shape is None else as_observation(obs).obs.ndim == 2 + len(shape)
         if not of_all:
-            kind = "envs.Observation" if shape is None else "arrays"
-            says = f"observe takes the observations of all agents, {kind} with axes [N, A, ...]"
+            says = "observe takes the observations of all agents, [N, A, ...], and trees of them in envs.Observation"
             raise UserValueError(f"fold_agents: {says}; to export, put normalize_observation around fold_agents")
         assert inner.observe is not None
         return inner.observe(state, obs)
@@ -365,7 +364,7 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
     where = wrap.__name__
     check_env(where, env)
     if is_discrete(env.action_space):
-        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
+        raise UserValueError(f"{where} needs a box, but this environment's actions are discrete: leave the wrapper out")
 
     def of_space(space: Any) -> tuple[Any, Any]:
         if is_discrete(space):
@@ -382,7 +381,7 @@ def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callab
         return map_space(lambda space, of_leaf, x: of_leaf[1](x), env.action_space, changes, action)
 
     return env._replace(
-        action_space=space_of(map_space(lambda space, of_leaf: of_leaf[0], env.action_space, changes)),
+        action_space=make_space(map_space(lambda space, of_leaf: of_leaf[0], env.action_space, changes)),
         step=lambda key, state, action: env.step(key, state, change(action)),
         act=lambda action: act(change(action)),
         evaluation=lambda state: wrap(env.evaluation(state)),

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from .. import distributions
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from ..envs import count_options, is_discrete, size
-from ..envs._spaces import is_tree, leaf_spaces, map_space
+from ..envs import count_numbers, count_options, is_discrete
+from ..envs._spaces import is_tree, list_spaces, map_space
 from ..functional._common import check_array
 
 Array = jax.Array
@@ -28,18 +28,18 @@ def action_size(space: Any) -> int:
         >>> action_size(envs.make("CartPole-v1").action_space), action_size(envs.make("Pendulum-v1").action_space)
         (2, 1)
     """
-    for box in (each for each in leaf_spaces(space) if not is_discrete(each)):
-        if size(box) and len(box.shape) != 1:
+    for box in (each for each in list_spaces(space) if not is_discrete(each)):
+        if count_numbers(box) and len(box.shape) != 1:
             raise UserValueError(
                 f"action_size: the actions of distributions are vectors, but those of {box} have shape "
                 f"{tuple(box.shape)}: wrap the environment in envs.flatten_action"
             )
-    return sum(sum(count_options(each)) or size(each) for each in leaf_spaces(space))
+    return sum(sum(count_options(each)) or count_numbers(each) for each in list_spaces(space))
 
 
 def real_size(space: Any) -> int:
     """Return how many real numbers an action has, which each need a standard deviation."""
-    return sum(size(each) for each in leaf_spaces(space) if not is_discrete(each))
+    return sum(count_numbers(each) for each in list_spaces(space) if not is_discrete(each))
 
 
 def _check_last_axis(name: str, x: Any, number: int, space: Any) -> None:

@@ -15,7 +15,7 @@ from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
-from ..envs._spaces import array_shape, is_image, leaf_spaces, map_space
+from ..envs._spaces import array_shape, is_image, list_spaces, map_space
 from ._heads import Array, action_distribution, action_size, real_size
 from ._layers import Activation, convolved, dense, largest_pixel, mlp
 from ._memory import Cell, initial_carry, recurrent
@@ -117,7 +117,7 @@ def actor_critic(
         message = f"must be False, because the actions are discrete, {env.action_space}"
         raise UserValueError(message, where="actor_critic", argument="squash" if squash else "gsde")
     spaces = env.observation_space, env.privileged_space
-    for each in (each for space in spaces if space is not None for each in leaf_spaces(space)):
+    for each in (each for space in spaces if space is not None for each in list_spaces(space)):
         array_shape("observations", each)
         if is_image(each):
             largest_pixel("actor_critic", each)  # raises if its bounds do not tell
@@ -252,7 +252,7 @@ def multi_agent_actor_critic(
         raise UserValueError(
             "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
         )
-    for each in leaf_spaces(env.observation_space):
+    for each in list_spaces(env.observation_space):
         if is_image(each):
             raise UserValueError(f"multi_agent_actor_critic: observations are images, {each}: use your own network")
     agents, space, observed = env.num_agents, env.action_space, env.observation_space

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ppo_parts import recipes
 
 
-def listed() -> Iterator[str]:
+def list_recipes() -> Iterator[str]:
     """Yield one line for each recipe, and one for each of its presets."""
     for found in pkgutil.iter_modules(recipes.__path__):
         if found.name.startswith("_") or found.ispkg:  # a package has chains, and is not a program
@@ -28,5 +28,5 @@ if __name__ == "__main__":
         name = "NAME" if sys.argv[1].startswith("-") else sys.argv[1]
         remedy = f"to train, write python -m ppo_parts.recipes.{name}"
         raise SystemExit(f"error: python -m ppo_parts.recipes lists the recipes, and takes no arguments: {remedy}")
-    print("\n".join(listed()))
+    print("\n".join(list_recipes()))
     print("Each has its own --help. --env-id and the other options modify a preset; the first preset is the default.")

@@ -115,12 +115,12 @@ PRESETS = {
 }  # fmt: skip
 
 
-def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
+def make_update(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
     options = {name: getattr(config, name) for name in OPTIONS[config.library]}
     if config.library == "rl_games":
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
-        options |= {**sizes, "num_actions": envs.size(env.action_space)}
+        options |= {**sizes, "num_actions": envs.count_numbers(env.action_space)}
     update = getattr(libraries, config.library)
     return update(
         learning_rate=config.learning_rate, num_minibatches=config.num_minibatches, num_epochs=config.update_epochs,
@@ -170,7 +170,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     )  # fmt: skip
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)
-    chain, optimizer = update_of(config, env)
+    chain, optimizer = make_update(config, env)
     adaptive = config.target_kl is not None and config.library != "stable_baselines3"
     return training.Train.of(
         config, env, policy, pipeline or chain, optimizer,

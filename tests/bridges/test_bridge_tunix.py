@@ -183,7 +183,7 @@ def test_what_cannot_be_registered_is_refused_at_once(registry):
     """And rewards that are not those of whole groups, when they are given."""
     cispo = pp.functional.cispo
     for wrong, says in (
-        (lambda: bridge.register_loss("z", 3), "register_loss: loss must be a function, got 3"),
+        (lambda: bridge.register_loss("z", 3), "not callable"),
         (lambda: bridge.register_loss("z", cispo, clip=3), "clip"),
         (lambda: bridge.register_advantage("z", scael=3), "scael"),
         (lambda: bridge.from_registry("grpo", group=0), "from_registry: group must be at least 1, got 0"),
@@ -191,7 +191,5 @@ def test_what_cannot_be_registered_is_refused_at_once(registry):
         with pytest.raises((TypeError, ValueError), match=says):
             wrong()
     bridge.register_advantage("mine")
-    with pytest.raises(
-        ValueError, match=r"^mine: num_generations=2 must divide the number of rewards, got 5: give all"
-    ):
+    with pytest.raises(ValueError, match=r"^mine: num_generations=2 must divide the 5 rewards"):
         registry.get("advantage_estimator", "mine")(jnp.arange(5.0), num_generations=2)

@@ -15,7 +15,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from ppo_parts.envs._laws import LAWS, notes_on, play, random_action, seats
+from ppo_parts.envs._laws import LAWS, list_notes, play, random_action, seats
 from ppo_parts.envs._wrappers import with_observations
 from tests import env_fakes
 from tests.common import compiled, refused
@@ -242,7 +242,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: masked(lambda x: x.astype(int)), r"obs\.available must be bool\[4, 2\], True for .*, got int32\[4, 2\]"),
     (lambda: masked(lambda x: x > 0)._replace(action_space=envs.Box(())), r"obs\.available must be None, .* got bool"),
     (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[4, 1\]"),
-    (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[4\], got .*float32\[4\]"),
+    (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[4\], got .*: reset returns \("),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
@@ -281,7 +281,7 @@ def notes_of(length, ended, cut):
     length, ended, cut = (np.asarray(x)[:, None] for x in (length, ended, cut))
     ones = np.ones((len(length), 1), np.float32)
     out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
-    return notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
+    return list_notes(SimpleNamespace(ended=ended, out=out, first=ones[0]))
 
 
 def test_what_is_often_a_mistake_is_noted():

@@ -32,7 +32,7 @@ def test_hyperparameters_of_presets_reach_the_libraries(preset, monkeypatch):
     training.check_config(config)
     parameters = inspect.signature(getattr(libraries, config.library)).parameters
     monkeypatch.setattr(libraries, config.library, lambda **given: given)
-    given = library_ppo.update_of(config, envs.make("Pendulum-v1"))
+    given = library_ppo.make_update(config, envs.make("Pendulum-v1"))
     fields = {
         "num_epochs": "update_epochs",
         "clip_eps": "clip_coef",
@@ -147,7 +147,7 @@ def test_the_gradient_need_not_be_clipped():
     params = {"policy": jnp.ones(2), "value": jnp.ones(2)}
     metrics = {"kl": jnp.ones(()), "approx_kl": jnp.ones(())}
     for preset in library_ppo.PRESETS:
-        _, optimizer = library_ppo.update_of(tiny(preset, max_grad_norm=None), envs.make("Pendulum-v1"))
+        _, optimizer = library_ppo.make_update(tiny(preset, max_grad_norm=None), envs.make("Pendulum-v1"))
         moments = []
         for scale in (1.0, 100.0):
             updates = jax.tree.map(lambda x, scale=scale: scale * x, params)
@@ -210,9 +210,9 @@ def test_every_part_is_checked():
 
 def test_moments_need_a_counted_element():
     before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
-    masked = parts.added(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
+    masked = parts.append_sample(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
     np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))
-    one = parts.added(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # adds no spread of its own
+    one = parts.append_sample(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # has no spread
     np.testing.assert_allclose(jax.tree.leaves(one), [3.0, (3 * 5 + 6**2 * 5 / 6) / 6, 6.0])
 
 

@@ -24,7 +24,7 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts._base.command_line import whole_number
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from ppo_parts.recipes.__main__ import listed
+from ppo_parts.recipes.__main__ import list_recipes
 from ppo_parts.training._config import format_finite, read_declared
 from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import time_compiling
@@ -230,7 +230,7 @@ def test_how_a_run_ends_is_how_the_command_ends():
 
 
 def test_recipes_are_listed_with_their_presets(monkeypatch):
-    lines = list(listed())
+    lines = list(list_recipes())
     files = {path.stem for path in Path(cleanrl_ppo.__file__).parent.glob("[a-z]*.py")}
     commands = {line.partition(":")[0] for line in lines if line[0] != " "}
     assert commands == {f"python -m ppo_parts.recipes.{name}" for name in files}

@@ -97,7 +97,7 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
     )  # fmt: skip
 
 
-def added(moments: Moments, x: jax.Array, keep: Any, ddof: int) -> Moments:
+def append_sample(moments: Moments, x: jax.Array, keep: Any, ddof: int) -> Moments:
     """Combine running moments with those of a sample, whose variance divides by its number less `ddof`."""
     x, counted = x.astype(moments.mean.dtype), jnp.broadcast_to(keep, x.shape)
     number = jnp.sum(counted).astype(x.dtype)
@@ -128,9 +128,9 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
         given = batch.next_value
         batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
         keep = True if batch.mask is None else batch.mask.astype(bool)
-        moments = added(old, batch.value, keep, ddof)
+        moments = append_sample(old, batch.value, keep, ddof)
         value = normalize(moments, batch.value, eps)  # with the moments of the values, but not yet of the targets
-        moments = added(moments, batch.target, keep, ddof)
+        moments = append_sample(moments, batch.target, keep, ddof)
         target = normalize(moments, batch.target, eps)
         return batch.replace(value=value, next_value=given, target=target), (moments, inner)
 
