@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -42,7 +43,7 @@ class RunFolder:
         if which == "best" and self.checkpoints.steps():
             if (best := self.find_best()) is None:
                 there = ", ".join(map(str, self.checkpoints.steps()))
-                reason = f"best_metric was {self.options.best_metric}"
+                reason = f"best_metric is {self.options.best_metric}"
                 raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
             which, _ = best
         number = None if which in ("latest", "best") else int(which)
@@ -100,9 +101,10 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[R
             if is_first():
                 folder, done, state = _open(train, config, options, stack)
         if jax.process_count() > 1:
-            done, source = int(broadcast_one_to_all(np.int32(done))), options.resume or options.init_from
+            done, restored = map(int, broadcast_one_to_all(np.array([done, state is not None])))
             with fail_together("read the checkpoint"):
-                if source is not None and done and not is_first():
+                source = options.resume or options.init_from
+                if source is not None and restored and not is_first():
                     _, state = RunFolder(source).restore(train, done)
         yield folder, done, state
 
@@ -129,6 +131,9 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
     if (path / "config.json").exists():
         raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
     folder = RunWriter(path, stored, options)
+    for left in ("checkpoints", "metrics.jsonl"):  # of a start that was killed: this run begins without them
+        if (path / left).exists():
+            os.rename(path / left, folder._find_aside(left))
     if source is not None:  # `config.json` comes last: without it, the folder holds no run
         changed = _stored.find_changes(source.stored, config, options)
         stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
@@ -193,8 +198,12 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = _stored.find_changes(run.stored, config, options)
-    if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
-        says = f"a run that begins with the state of {run.path} continues its keys; {_stored.format_changes(fixed)}"
+    fixed = {name: changed[name] for name in ("env_id", "seed", "num_seeds") if name in changed}
+    if len({str(x).partition(",")[0] for x in fixed.get("env_id", ())}) == 1:  # only its settings changed
+        del fixed["env_id"]
+    if fixed:
+        says = f"a run that begins with the state of {run.path} continues its episodes and its keys"
+        says = f"{says}; {_stored.format_changes(fixed)}"
         raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]
@@ -237,6 +246,7 @@ class LoadedRun(NamedTuple):
 
     With several seeds, they are the first axis of the state. `metrics` has every metric up to this update by name,
     `[update]` or `[update, seeds]`: NaN where it was not measured or its row is lost, empty if the whole log is lost.
+    `training.run(run.train, run.config, run.options)` resumes the run.
     """
 
     config: Any
@@ -244,6 +254,7 @@ class LoadedRun(NamedTuple):
     state: TrainState
     metrics: dict[str, np.ndarray]
     update: int
+    options: RunOptions
 
 
 @checked
@@ -281,4 +292,4 @@ def load(
     for row in run.read_rows(update):
         rows[row["update"]] = row
     metrics = {name: _files.column(rows, name) for name in sorted(set().union(*rows))}
-    return LoadedRun(config, train, state, metrics, update)
+    return LoadedRun(config, train, state, metrics, update, dataclasses.replace(run.options, resume=run.path))

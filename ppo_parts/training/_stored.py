@@ -96,7 +96,8 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
     }
     back = restore_config(type(config), stored)
     for field in dataclasses.fields(config):
-        if getattr(back, field.name) != (value := getattr(config, field.name)):
+        value = getattr(config, field.name)
+        if getattr(value, "shape", ()) or getattr(back, field.name) != value:  # an array is not one of the below
             raise UserValueError(
                 f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
                 "tuples of them",
@@ -137,6 +138,9 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
             "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
             "that shape the network"
         )
+    pairs = ({name: getattr(x, name) for name in KEPT} for x in (read_options(stored), options))
+    if changed := compare_settings(*pairs):
+        logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
     before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_read_jax_settings()}
     if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
         logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")

@@ -13,8 +13,9 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
-from ppo_parts.training import _files
+from ppo_parts.training import RunOptions, _files
 from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._folder import RunWriter, open_run
 from tests import runs
 from tests.runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
@@ -39,7 +40,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
     for folder, made_by, which, message in (
         (whole[0], make_train, np.int64(5), r"no checkpoint 5 in .*: there are 8, 12"),
-        (whole[0], make_train, "best", r"no best checkpoint: best_metric was None; there are 8, 12"),
+        (whole[0], make_train, "best", r"no best checkpoint: best_metric is None; there are 8, 12"),
         (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
         (tmp_path / "a" / "b", make_train, "latest", "b holds no run: it has no config.json$"),
         (tmp_path.with_name("b"), make_train, "latest", rf"holds no run: .*; .* has .*{tmp_path.name}"),
@@ -58,10 +59,17 @@ def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, caps
     config = tiny(16, learning_rate=1e-3)
     train = cleanrl_ppo.make_train(config)
     monkeypatch.chdir(whole[0].parent)
-    with monkeypatch.context() as patch:  # it dies before it has a checkpoint of its own, and begins again
-        patch.setattr(Checkpoints, "save", lambda *args, **given: crash())
-        with pytest.raises(Crash):
-            go(train, tmp_path, "run", config, init_from=Path(whole[0].name))
+    for name, dies in (("run", (Checkpoints, "save")), ("other", (RunWriter, "begin"))):  # before there is a run
+        with monkeypatch.context() as patch:
+            patch.setattr(*dies, lambda *args, **given: crash())
+            with pytest.raises(Crash):
+                go(train, tmp_path, name, config, init_from=Path(whole[0].name))
+    with open_run(train, config, RunOptions(name="other", directory=tmp_path)) as (_, done, state):
+        assert (done, state) == (0, None)  # a new run does not continue what is left of it
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "other" / "aside").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+    ]
     with pytest.raises(Crash):
         go(train, tmp_path, "run", config, init_from=Path(whole[0].name), program=acting(2, crash))
     monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
@@ -81,11 +89,12 @@ def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whol
     for changes, message in (
         ({"hidden": (9,)}, shape),
         ({"num_steps": 16}, r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs"),
-        ({"seed": 5}, "continues its keys; seed was 1, is 5"),
+        ({"seed": 5}, "continues its episodes and its keys; seed was 1, is 5"),
+        ({"env_id": "Acrobot-v1"}, "its keys; env_id was 'CartPole-v1', is 'Acrobot-v1'"),
         ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, from which this run continues"),
     ):
         config = tiny(UPDATES, **changes)
-        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
+        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed", "env_id"} else train
         with pytest.raises(ValueError, match=message):
             go(other, tmp_path, "run", config, init_from=whole[0])
         assert not list(tmp_path.iterdir())
@@ -170,6 +179,16 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
     assert "begun with jax_enable_x64 True (now False): the last bits may differ" in capsys.readouterr().err
     assert list(runs.evaluations(broken)) == [12]
+
+
+def test_resume_takes_over_the_options_of_a_run_or_says_which_differ(train, make_train, evaluated, tmp_path, capsys):
+    folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    before = (folder / "config.json").read_text()
+    with open_run(train, tiny(), training.load(folder, make_train).options):
+        assert (folder / "config.json").read_text() == before
+    assert capsys.readouterr().err == ""
+    with open_run(train, tiny(), RunOptions(resume=folder)):
+        assert "best_metric was 'evaluation/episode_return', is None" in capsys.readouterr().err
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
