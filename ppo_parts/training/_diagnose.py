@@ -87,16 +87,16 @@ class Evidence:
 
 def nonfinite_updates(run: Evidence) -> float:
     """Count updates with numbers that are not finite: by the learner's counts, or in the losses of foreign logs."""
-    counts = [x != 0 for name, x in run.metrics.items() if "nonfinite/" in name]
+    counts = [x > 0 for name, x in run.metrics.items() if "nonfinite/" in name]
     losses = [~np.isfinite(run.metrics[name]) for name in ("value_loss", "policy_loss") if name in run.metrics]
     bad = [x.reshape(len(x), -1).any(axis=1) for x in counts or losses]
     return float(max(map(np.sum, bad), default=0))
 
 
 def copied_seeds(run: Evidence) -> float:
-    """Count seeds whose loss is that of another one, to the last bit."""
-    x = next((x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2), np.zeros((1, 1)))
-    return float(x.shape[1] - len(np.unique(x, axis=1).T))
+    """Count seeds whose losses are those of another one, to the last bit."""
+    losses = [x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2]
+    return float(len(losses[0].T) - len(np.unique(np.concatenate(losses), axis=1).T)) if losses else 0.0
 
 
 def unending_steps(run: Evidence) -> float:
@@ -340,6 +340,6 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
             advice = select_advice(rule.advice, run.config)
             seen[rule.name] = Finding(rule.name, rule.cause, rule.metric, value, normal, advice, rule.confidence)
     if "not_finite" in seen and (first := find_nonfinite(run.metrics)) is not None:
-        seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0]}{first[1]}")
+        seen["not_finite"] = seen["not_finite"]._replace(cause=f"in update {first[0] + 1}{first[1]}")
     levels = get_args(Confidence)
     return sorted(seen.values(), key=lambda finding: levels.index(finding.confidence))[:5]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.moments import Moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
@@ -62,7 +62,10 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
-    settings, params = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config), state.learner.params
+    settings, params = (
+        {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe"),
+        state.learner.params,
+    )
     batch, found = _collect_rollouts(train, state)
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
@@ -142,11 +145,14 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
     }
 
 
-def read_fields(config: Any) -> dict[str, Any]:
+def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:
     """Return the fields of a configuration: a dataclass, a mapping, or None."""
-    if dataclasses.is_dataclass(config):
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return dict(config) if isinstance(config, Mapping) else {}
+    if not isinstance(config, Mapping | None):
+        says = f"must be an instance of a dataclass, a mapping, such as vars(namespace), or None, got {config!r}"
+        raise UserTypeError(says, where=where, argument="config")
+    return dict(config or {})
 
 
 def _flatten_obs(batch: Batch) -> Array:

@@ -64,7 +64,12 @@ def run(
     """
     for name, given, right, what in (
         ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
-        ("config", config, dataclasses.is_dataclass(type(config)), "an instance of a dataclass"),
+        (
+            "config",
+            config,
+            dataclasses.is_dataclass(type(config)) and hasattr(config, "seed"),
+            "a dataclass with a seed",
+        ),
         ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
     ):
         if not right:
@@ -257,7 +262,7 @@ class Loop:
 
 def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
     """Return the first update with non-finite numbers, and where they arose; later ones follow from it."""
-    counts = {name: x.reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
+    counts = {name: np.nan_to_num(x).reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):
         return None

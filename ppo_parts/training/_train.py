@@ -298,7 +298,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
 
     Args:
         episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none ended.
-        episodes: `[..., updates]`, number of episodes that ended.
+        episodes: `[..., updates]`, number of episodes that ended; NaN counts as 0.
         last: updates are taken from the end until they contain this many episodes.
 
     Returns:
@@ -309,7 +309,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
         >>> float(last_episodes_return(jnp.array([9., 1., jnp.nan, 3.]), jnp.array([5, 1, 0, 1]), last=2))
         2.0
     """
-    number = jnp.asarray(episodes)
+    number = jnp.nan_to_num(jnp.asarray(episodes))  # of a row that is lost
     later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
     number = jnp.where(later < last, number, 0)
     total = jnp.sum(jnp.where(number > 0, jnp.asarray(episode_return) * number, 0), axis=-1)

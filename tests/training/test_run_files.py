@@ -141,6 +141,7 @@ INF = float("inf")
 IN_JSON = "config: {} .* could not be read back"
 NEEDED = "needs eval_episodes"
 REFUSED = [  # changes of the configuration, options, and what is said
+    ({"target_kl": np.ones(2)}, {}, IN_JSON.format("target_kl")),
     ({"target_kl": INF}, {}, IN_JSON.format("target_kl")),
     ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
     ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
@@ -266,6 +267,7 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
         assert loaded.update == 8 == int(loaded.state.learner.step)
         finite = np.isfinite(loaded.metrics.get("loss", np.array([]))).tolist()
         assert finite == ([True] * 3 + [False] * 5 if known else [])
+        assert "not_finite" not in [found.name for found in training.diagnose(loaded.metrics)]  # only lost
         with pytest.warns(RuntimeWarning, match=says):
             folder, _ = go(train, tmp_path, "next", **options)
         assert rows(folder) == expected[:known] + expected[8:]
@@ -283,7 +285,8 @@ def test_metrics_as_columns():
 
 
 def test_arguments_of_a_run_are_named(train):
-    for name, given in (("config", ({"seed": 1},)), ("options", (train, {"num_seeds": 1}))):
+    unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
+    for name, given in (("config", ({"seed": 1},)), ("config", (unseeded,)), ("options", (tiny(), {"num_seeds": 1}))):
         with pytest.raises(UserError, match=f"^run: {name} must be "):
             run(train, *given)
     with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):

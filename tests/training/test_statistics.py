@@ -1,6 +1,7 @@
 """Summaries over seeds, and the picture."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ def slow_last_episodes(returns, episodes, last):
     for mean, count in reversed(list(zip(returns, episodes, strict=True))):
         if number >= last:
             break
-        if count:
+        if count > 0:
             total, number = total + mean * count, number + count
     return total / number if number else np.nan
 
@@ -25,6 +26,7 @@ def test_statistics_of_the_last_episodes_against_a_loop():
     rng = np.random.default_rng(0)
     episodes = rng.integers(0, 4, size=(5, 30)) * (rng.random((5, 30)) < 0.7)
     episodes[3] = 0
+    episodes = np.where(np.arange(30) % 7, episodes, np.nan)  # some rows are lost
     returns = np.where(episodes > 0, rng.normal(size=(5, 30)), np.nan)
     for last in (1, 5, 20, 1000):
         expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
@@ -68,7 +70,8 @@ BAD = {
     "num_seeds": [lambda: training.vmap_over_seeds(abs, 0)],
     "rows": [lambda x=x: training.column(x, "loss") for x in (None, [3])],
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
-    "config": [lambda: training.Train.of(None, None, None, None, None)],
+    "config": [lambda: training.Train.of(None, None, None, None, None)]
+    + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
     "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
     "low": [lambda x=x: training.at_least(x) for x in ("a", float("nan"))],
     "high": [lambda: training.between(2, 1)],
