@@ -4,7 +4,8 @@
     python -m ppo_parts.doctor logs/progress.csv
 
 Logs of Stable-Baselines3, CleanRL and rsl_rl (TensorBoard, or progress.csv) are read, too, without a configuration and
-without a checkpoint. The exit status is 0 without findings, 1 with findings, and 2 if nothing can be read.
+without a checkpoint. The exit status is 0 without findings in what could be measured, 1 with findings, and 2 if nothing
+can be read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import html
 import io
 import struct
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
-        return {name: column(rows, name) for name in set().union(*rows)}, read_config(path)["config"]
+        return {name: column(rows, name) for name in sorted(set().union(*rows))}, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
     events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):
@@ -120,8 +122,10 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 """
 
 
-def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]) -> None:
-    """Write findings and curves as one page; the metrics of findings are red, and their normal range is green."""
+def write_page(
+    path: Path, title: str, text: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]
+) -> None:
+    """Write the `text` and the curves as one page; the metrics of findings are red, and their normal range is green."""
     run, normal = Evidence(metrics), {found.metric: found.normal for found in findings}
     cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
     series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
@@ -137,7 +141,7 @@ def write_page(path: Path, title: str, metrics: Mapping[str, np.ndarray], findin
         axes.set_xlabel("update")
     figure.savefig(picture := io.BytesIO(), format="png", dpi=80)
     picture64 = base64.b64encode(picture.getvalue()).decode()
-    page = PAGE.format(title=html.escape(title), text=html.escape(describe(findings)), picture=picture64)
+    page = PAGE.format(title=html.escape(title), text=html.escape(text), picture=picture64)
     write_whole(path, page.encode())
 
 
@@ -155,11 +159,17 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
                 report(f"without measurements of a checkpoint: {error}")
-            findings, measured = diagnose(metrics, config), any(name.startswith("probe/") for name in metrics)
+            findings = diagnose(metrics, config)
+            text = describe(findings, measured=any(name.startswith("probe/") for name in metrics))
             if given.html is not None:
-                write_page(given.html, str(given.run), metrics, findings)
+                write_page(given.html, str(given.run), text, metrics, findings)
     except SystemExit as error:
+        if isinstance(error.code, int):  # Ctrl-C
+            raise
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
-    print(describe(findings, measured), end="")
+    except Exception:  # Python would end with 1, as with findings
+        traceback.print_exc()
+        raise SystemExit(2) from None
+    print(text, end="")
     return findings

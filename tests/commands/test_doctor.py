@@ -4,7 +4,9 @@ import copy
 import dataclasses
 import re
 import runpy
+import signal
 import sys
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +101,7 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(HEALTHY, CONFIG) == []
     assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.97}, CONFIG) == []  # because returns rise
     assert training.diagnose({}) == []
+    assert training.diagnose({"bounds_loss": np.zeros((9, 2)), "loss": np.arange(18.0).reshape(9, 2)}) == []
     # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
     fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))
     game = {**HEALTHY, **fixed, **small, "probe/reward_size": 0.005}
@@ -146,7 +149,7 @@ def test_findings_are_sorted_and_few_and_of_the_median_seed():
         metrics = {"actor/approx_kl": np.stack(seeds, axis=1)}
         assert [x.name for x in training.diagnose(metrics)] == names
     (first,) = training.diagnose({"nonfinite/reward": np.eye(9)[2:4].sum(0), "nonfinite/gradient": np.eye(9)[3]})
-    assert (first.value, first.cause) == (2, "in update 2: non-finite numbers arose first in reward (1 element)")
+    assert (first.value, first.cause) == (2, "in update 3: non-finite numbers arose first in reward (1 element)")
 
 
 def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped():
@@ -216,6 +219,7 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
     assert "policy_loss" in said.out
     assert "without measurements" not in said.err
     assert said.out.splitlines()[0].startswith("1. ")
+    assert list(doctor.read_run(folder)[0]) == sorted(doctor.read_run(folder)[0])  # the first of two phases counts
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "http" not in text.replace("<!doctype html>", "")
@@ -247,8 +251,9 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     assert "learning_rate_large (likely)" in capsys.readouterr().out
 
 
-def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys):
+def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "bytes.csv").write_bytes(b"train/approx_kl\n\xff\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "text.csv").write_text("train/approx_kl\nlarge\n")
     for number in "12":
@@ -258,10 +263,14 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys):
         "absent": "is not a run",
         "empty": "is not a run",
         "other.csv": "has none of the metrics",
+        "bytes.csv": "UnicodeDecodeError",
         "text.csv": "must be a number, got 'large'",
         "runs": f"has 2 logs, such as that in {tmp_path}/runs/1",
     }.items():
         assert status(tmp_path / name) == 2
         assert says in capsys.readouterr().err
     (tmp_path / "progress.csv").write_text("train/approx_kl,train/entropy_loss\n" + "0.005,-0.5\n" * 9)
-    assert status(tmp_path) == 0
+    assert status(tmp_path, "--html", tmp_path / "page.html") == 0
+    assert "<pre>no findings in the metrics; no checkpoint was measured\n</pre>" in (tmp_path / "page.html").read_text()
+    monkeypatch.setattr(doctor, "read_run", unittest.mock.Mock(side_effect=KeyboardInterrupt()))
+    assert status(tmp_path) == 128 + signal.SIGINT
