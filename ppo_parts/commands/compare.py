@@ -62,6 +62,8 @@ def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
     for curve, last in zip(curves, reached, strict=True):
+        if np.isnan(last).any():
+            raise UserValueError(f"{curve.label} has no value yet at step {int(step)}, the last that all have reached")
         center, low, high = (float(x[0]) for x in _statistics.iqm_interval(last[None], samples=20_000))
         better = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
         row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}

@@ -13,21 +13,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._base.checked import Count, checked
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
 from ..training._evaluate import compute_metrics
 from ..training._files import check_writable, write_json
 from ..training._reports import summarize_evaluation
 from ..training._statistics import format_summary
+from ..training._train import make_keys
 from ._shared import add_episodes, compute_for_each_seed, load_run, make_parser, report
 
 
-def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
+@checked
+def play_episodes(run: LoadedRun, episodes: Count, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
     """Play whole episodes with the policies of all seeds of a run; `mode` plays the distribution's mode.
 
     The results are NumPy arrays `[seeds, episodes]`; with several agents, returns are `[seeds, episodes, A]`.
     """
     seeds = run.state.key.size
-    keys = jax.random.split(jax.random.key(seed), seeds)
+    keys = jax.random.split(make_keys(seed, 1), seeds)
     play = functools.partial(run.train.evaluate_policy, episodes=episodes, mode=mode)
     played = compute_for_each_seed(run, play, keys if seeds > 1 else keys[0])
     return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)

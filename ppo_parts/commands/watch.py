@@ -14,22 +14,27 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._base.checked import Count, checked
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_number
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..envs._rollout import RolloutState
+from ..functional._arguments import POSITIVE
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._evaluate import play_step
 from ..training._files import check_writable, replace_file
+from ..training._train import make_keys
 from ._shared import add_episodes, load_run, make_parser, report, select_seed
 
 FORMATS = (".gif", ".mp4")
 
 
+@checked
 def frames_of(
-    train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000,
+    train: Train, state: TrainState, *, episodes: Count = 1, seed: int = 0, mode: bool = False, max_steps: Count = 1000,
     on_episode: Callable[[str], object] = lambda sentence: None,
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """Play episodes with the state of one seed, and yield an image `[H, W, 3]` (uint8) before each step.
@@ -41,8 +46,9 @@ def frames_of(
         raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
     begin = jax.jit(lambda key: RolloutState.begin(env, train.policy, 1, *env.reset(key, 1)))
     play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
-    for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
-        now = begin(jax.random.fold_in(key, max_steps))
+    for episode, key in enumerate(jax.random.split(make_keys(seed, 1), episodes)):
+        reset_key, key = jax.random.split(key)
+        now = begin(reset_key)
         for steps in range(max_steps):
             yield np.asarray(env.render(now.env_state))
             now, out = play(jax.random.fold_in(key, steps), now)
@@ -53,11 +59,13 @@ def frames_of(
         on_episode(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
 
 
-def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
+@checked
+def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: Count = 320) -> int:
     """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
     `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
     """
+    check_number("write_animation", "fps", fps, POSITIVE, schedule=False)
     check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")
 

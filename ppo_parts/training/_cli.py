@@ -17,7 +17,7 @@ from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
-from ._config import RunOptions, check_config, format_finite, read_declared
+from ._config import RunOptions, check_config, check_name, format_finite, read_declared
 from ._processes import initialize, logger, print_messages
 from ._program import count_devices, keep_compiled_programs
 from ._run import run as run_on_host
@@ -54,8 +54,11 @@ def main(
         words = list(sys.argv[1:] if argv is None else argv)
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
-        if (file := _parse_first(words, prog).config) is not None:
-            words = [*_read_words(file, hints), *words]
+        files = _parse_first(words, prog).config
+        if len(files) > 1:
+            raise UserValueError(f"--config is given twice, {files[0]} and {files[1]}: put all options into one file")
+        if any(files):
+            words = [*_read_words(files[0], hints), *words]
         known, about = _parse_first(words, prog), sys.modules[make_train.__module__].__doc__
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
@@ -84,6 +87,7 @@ def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions,
         if field.name not in ("name", "directory", "num_seeds") and value != field.default:
             says = f"has no effect on the trials of --sweep, got {value}: leave it out"
             raise UserValueError(says, argument=field.name)
+    check_name(options.name)
     folder = options.directory / (options.name or file.stem)
     found = sweep(make_train, config, _read_mapping(file), folder, options.num_seeds)
     logger.info(f"{folder}: {found}")
@@ -127,9 +131,10 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
-    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
+    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path}.items():
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, nargs="?")  # tyro refuses it if empty
-    first.add_argument("--trust", action="store_true")
+    first.add_argument("--config", type=Path, nargs="?", action="append", default=[])
+    first.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
     return first.parse_known_args(words)[0]
 
 
@@ -146,7 +151,9 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [getattr(key, "value", key) for key, _ in pairs]  # of which `content` has the last of each
+    names = [
+        str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs
+    ]  # of which `content` has the last of each
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content
@@ -157,6 +164,8 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in _read_mapping(path).items():
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
+        if field == "config":
+            raise UserValueError(f"{path} cannot name another file, {value}: write its options here")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
         if isinstance(value, list) and field in hints and get_origin(hints[field]) is not tuple:

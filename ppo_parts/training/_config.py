@@ -143,13 +143,16 @@ def check_config(config: Any, where: str = "") -> None:
 
 def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
     """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
+    kinds = get_args(hint)
     if get_origin(hint) is tuple:
-        if not isinstance(value, tuple):
-            raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
-        for x in value:
-            _check_field(where, name, x, get_args(hint)[0], limits)
+        several = kinds[1:] == (...,)
+        if not isinstance(value, tuple) or (len(value) != len(kinds) and not several):
+            what = "a tuple" if several else f"a tuple of {len(kinds)}"
+            raise UserTypeError(f"must be {what}, got {value!r}", where=where, argument=name)
+        for x, kind in zip(value, kinds[:1] * len(value) if several else kinds, strict=True):
+            _check_field(where, name, x, kind, limits)
         return
-    kinds = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    kinds = kinds if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     number = next((kind for kind in kinds if kind in (int, float)), None)
     is_word = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
     if number is None or is_word or (value is None and type(None) in kinds):
@@ -202,6 +205,14 @@ class RunOptions:
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 
+def check_name(name: str | None) -> None:
+    """Raise unless `name` is that of a folder inside `directory`."""
+    path = Path("run" if name is None else name)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        says = f"must name a folder inside directory, got {name!r}: give the path before it as directory"
+        raise UserValueError(says, where="run", argument="name")
+
+
 def validate(options: RunOptions, train: Train) -> None:
     """Raise if options are out of range, or do not go together, or not with the run."""
 
@@ -209,15 +220,13 @@ def validate(options: RunOptions, train: Train) -> None:
         raise UserValueError(message, where="run", argument=name)
 
     check_config(options, where="run")
+    check_name(options.name)
     name, resume, directory = options.name, options.resume, options.directory
-    path = Path("run" if name is None else name)
-    if path.is_absolute() or not path.parts or ".." in path.parts:
-        refuse("name", f"must name a folder inside directory, got {name!r}: give the path before it as directory")
     if options.distributed and not jax.distributed.is_initialized():
         refuse("distributed", "needs jax.distributed.initialize() before anything uses a device: call it first")
     if resume is not None:
         continues = f"and resume continues {resume}"
-        if name is not None and resume.name != path.name:
+        if name is not None and resume.name != Path(name).name:
             refuse("name", f"is for new runs, got {name!r}, {continues} where it is")
         if directory != RunOptions.directory and directory.resolve() not in resume.resolve().parents:
             refuse("directory", f"is for new runs, got {directory}, {continues}: leave it out")

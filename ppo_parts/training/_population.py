@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -189,6 +189,9 @@ def population(
     if fraction and round(fraction * members) < 1:
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
+    if not isinstance(factors, Sequence) or not factors:
+        says = f"must be a tuple of numbers, such as (0.8, 1.2), got {factors!r}"
+        raise UserTypeError(says, where="population", argument="factors")
     for factor in factors:
         check_number("population", "factors", factor, POSITIVE, schedule=False)
     if not ranges:

@@ -9,12 +9,13 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 import ppo_parts
-from ppo_parts import training
+from ppo_parts import envs, networks, training
 from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
@@ -88,7 +89,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
     if recipe:
         for flag in ("--resume", "--init-from"):
             with pytest.raises(SystemExit, match=f"^error: {says}"):
-                training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, [flag, str(path)])
+                training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, [flag, str(path), "--trust", "--no-trust"])
     assert "imported" not in capsys.readouterr().out
     if ",env_id" not in named:
         with pytest.raises((SystemExit, UserValueError, ModuleNotFoundError)):
@@ -237,9 +238,10 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
 
 def test_compare_refuses_what_cannot_be_compared(tmp_path):
     a, b = (str(written(tmp_path / x, 2, 1.0, seed=seed, env_id=x)) for seed, x in ((1, "a"), (3, "b")))
-    none, part = (str(written(tmp_path / x, 1, 1.0)) for x in ("none", "part"))
+    none, part, late = (str(written(tmp_path / x, 1, 1.0, env_id="a")) for x in ("none", "part", "late"))
     row = {"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}
-    for path, rows in ((none, []), (part, [row])):
+    later = [{"update": i, "env_steps": 500 * (i + 1), "episode_return": [np.nan, 1.0][i]} for i in range(2)]
+    for path, rows in ((none, []), (part, [row]), (late, later)):
         (Path(path) / "metrics.jsonl").write_bytes(format_rows(rows))
     for argv, says in (
         ([a, b], "runs of different environments cannot be compared: .*a: a, .*b: b"),
@@ -250,6 +252,7 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
         ([a, "--output", "x.foo"], r"x\.foo must end with .* or \.png or "),
         ([none], "there are no metrics yet"),
         ([part], "has not been measured in every seed"),
+        ([a, late], "late has no value yet at step 400, the last that all have reached"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}"):
             compare.main(argv)
@@ -277,11 +280,34 @@ def test_watch_and_evaluations_carry_a_memory(capsys):
     assert played.episode_length.tolist() == [3, 3, 3]
 
 
+def test_watch_begins_alike_whatever_the_limit():
+    def step(key, x, action):
+        return envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)
+
+    reset = lambda key: (jax.random.uniform(key), jnp.zeros(2))  # noqa: E731
+    env = envs.auto_reset(
+        reset, step, envs.Box((2,)), envs.Box((1,)), render=lambda x: np.full((2, 2, 3), 255 * x, np.uint8)
+    )
+    policy, space = networks.actor_critic(env, (4,)), types.SimpleNamespace
+    train = space(policy=policy, env=space(evaluation=lambda state: env))
+    state = space(rollout=space(env_state=None), learner=space(params=policy.init(jax.random.key(0))))
+    first, second = (next(watch.frames_of(train, state, max_steps=limit)) for limit in (2, 3))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
     state = jax.tree.map(lambda x: x[0], training.load(folder).state)
     train = recipe.make_train(recipe.Config(drawn=False))
     with pytest.raises(UserValueError, match=r"this environment cannot be rendered: give its Env a render"):
         next(watch.frames_of(train, state))
+    for bad, says in (
+        (lambda: watch.frames_of(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
+        (lambda: watch.write_animation(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
+        (lambda: watch.write_animation(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
+        (lambda: evaluate.play_episodes(training.load(folder), 1, seed=2**32), "seed must be .* got 4294967296"),
+    ):
+        with pytest.raises(UserValueError, match=says):
+            bad()
     with pytest.raises(UserValueError, match=r"a\.png must end with \.gif or \.mp4"):
         watch.write_animation(Path("a.png"), [])
     for name in ("a.gif", "a.mp4"):

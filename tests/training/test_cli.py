@@ -104,6 +104,7 @@ class Config:
     yes: bool = True
     name: str = "x"
     tags: tuple[str, ...] = ("a",)
+    pair: tuple[int, str] = (1, "a")
 
 
 def test_config_field_that_cannot_be_used_is_named():
@@ -127,6 +128,8 @@ def test_config_field_that_cannot_be_used_is_named():
         ("yes", 1, "must be True or False, got 1"),
         ("name", None, "must be a string, got None"),
         ("tags", ("a", 3), "must be a string, got 3"),
+        ("pair", (1, 2), "must be a string, got 2"),
+        ("pair", (1, "a", 3), "must be a tuple of 2, got (1, 'a', 3)"),
     ):
         with pytest.raises(pp.errors.UserError, match=re.escape(f"Config: {name} {says}")):
             training.check_config(Config(**{name: value}))
@@ -175,12 +178,15 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         ("clip_coef: -1", "--clip-coef must lie in (0, inf), got -1.0"),
         ("hidden: [8, 0]", "--hidden must be at least 1, got 0"),
         ("anneal-lr: yes please", "--anneal-lr must be true or false in .*mine.yaml, got 'yes please'"),
+        ("num_envs: 8\nnum-envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
+        ("config: other.yaml", ".*mine.yaml cannot name another file, other.yaml: write its options here"),
         ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
     ):
         path.write_text(content)
         refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
     (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML has no tabs
     refused("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
+    refused("--config", "a", "--config", "b", says="--config is given twice, a and b: put all options into one file")
     refused("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option

@@ -166,11 +166,11 @@ def test_population_based_training_of_ray(tmp_path):
 
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
-    file.write_text("trials: 2\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    file.write_text("trials: 1\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
     main = [cleanrl_ppo.make_train, cleanrl_ppo.PRESETS]
     small = {"default": recipe.Config(total_timesteps=160)}
     result = training.main(recipe.make_train, small, [*here, "--sweep", str(file)])
-    assert result["complete"] == 2
+    assert result["complete"] == 1
 
     def begin(train, config, options):
         assert config.learning_rate == result["best"]["learning_rate"]
@@ -184,6 +184,8 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with low and high.* or with choices, got"),
         ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not a whole number"),
+        ("num_minibatches: {choices: [4, 3, 8]}", "512 .* 3"),
+        ("trials: 2", "search must name a field to search, got {}"),
         ("trials: 0", "trials must be at least 1, got 0"),
     ):
         file.write_text(text)
@@ -191,6 +193,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
             training.main(*main, [*here, "--sweep", str(file)])
     for given, options, message in (
         (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
+        (["--name", "../escaped"], {}, "--name must name a folder inside directory, got '../escaped'"),
         (["--eval-episodes", "2"], {}, "--eval-episodes has no effect on the trials of --sweep, got 2"),
         ([], {"run": begin}, "--sweep does not call the run"),
     ):
