@@ -28,8 +28,8 @@ from ._shared import claim, make_parser, write
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps
 RANGES = {
-    "learning_rate": training.between(1e-5, 1e-2), "ent_coef": training.between(1e-4, 1e-1),
-    "clip_coef": training.between(0.05, 0.5), "vf_coef": training.between(0.1, 2.0),
+    "learning_rate": training.Range(1e-5, 1e-2), "ent_coef": training.Range(1e-4, 1e-1),
+    "clip_coef": training.Range(0.05, 0.5), "vf_coef": training.Range(0.1, 2.0),
 }  # fmt: skip
 DISCRETE, CONTINUOUS = (cleanrl_ppo.PRESETS[name] for name in ("discrete", "continuous"))
 TASKS = {

@@ -17,7 +17,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training import at_least
+from ppo_parts.training import Range
 
 from .gallery import load_card
 
@@ -29,10 +29,10 @@ class Config(cleanrl_ppo.Config):
     """CleanRL's hyperparameters, and those of RND."""
 
     env_id: str = "DeepSea-bsuite"
-    size: Annotated[int, at_least(2)] = 20  # rows and columns; the treasure is in one of 2**size ways down
+    size: Annotated[int, Range(2)] = 20  # rows and columns; the treasure is in one of 2**size ways down
     rnd: bool = True  # False: no reward for new observations
     num_envs: int = 16
-    learning_rate: Annotated[float, at_least(0)] = 1e-3  # of Adam
+    learning_rate: Annotated[float, Range(0)] = 1e-3  # of Adam
 
 
 class ActorCritics(nn.Module):

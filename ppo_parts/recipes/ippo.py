@@ -17,7 +17,7 @@ import jax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, more_than
+from ppo_parts.training import Range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,20 @@ class Config(training.Config):
     parameters: Annotated[Literal["shared", "independent"], "one network for all agents, or one for each"] = "shared"
     critic: Annotated[Literal["local", "central"], "input: the agent's observation, or all agents' (MAPPO)"] = "local"
     agent_id: Annotated[bool, "append the agent's number to its observation, to tell agents apart"] = False
-    actor_learning_rate: Annotated[float, at_least(0), "learning rate of the actor's Adam"] = 2.5e-4
-    critic_learning_rate: Annotated[float, at_least(0), "learning rate of the critic's Adam"] = 2.5e-4
+    actor_learning_rate: Annotated[float, Range(0), "learning rate of the actor's Adam"] = 2.5e-4
+    critic_learning_rate: Annotated[float, Range(0), "learning rate of the critic's Adam"] = 2.5e-4
     anneal_lr: Annotated[bool, "anneal the learning rates linearly to 0 over the updates of the run"] = True
     max_grad_norm: Annotated[float, "separately for actor, critic and each independent agent"] = 0.5
     gamma: float = 0.99
     gae_lambda: float = 0.95
     num_minibatches: Annotated[int, "must divide num_envs * num_steps; with memory, num_envs"] = 4
-    actor_epochs: Annotated[int, at_least(1), "the actor's passes over each rollout"] = 4
-    critic_epochs: Annotated[int, at_least(1), "the critic's passes over each rollout"] = 4
+    actor_epochs: Annotated[int, Range(1), "the actor's passes over each rollout"] = 4
+    critic_epochs: Annotated[int, Range(1), "the critic's passes over each rollout"] = 4
     clip_coef: Annotated[float, "how far the ratio and the value may move from the rollout"] = 0.2
     vf_coef: float = 0.5
     ent_coef: float = 0.01
     target_kl: Annotated[float | None, "end the actor's phase after an epoch with a larger KL"] = None
-    actor_gain: Annotated[float, more_than(0), "gain of the policy head; 1: actions depend on observations"] = 0.01
+    actor_gain: Annotated[float, Range(0, open_low=True), "gain of the head; 1: actions depend on observations"] = 0.01
     hidden: Annotated[int, "units of each of two hidden layers, and of the recurrent cell"] = 64
     activation: networks.Activation = "tanh"
     memory: Annotated[networks.Cell | None, "recurrent cell in actor and critic"] = None

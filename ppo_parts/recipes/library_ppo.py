@@ -20,7 +20,7 @@ import optax
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import libraries
-from ppo_parts.training import at_least, more_than
+from ppo_parts.training import Range
 
 Library = Literal["rsl_rl", "rl_games", "skrl", "brax", "stable_baselines3", "tianshou"]
 
@@ -36,7 +36,7 @@ class Config(training.Config):
     library: Annotated[Library, "the library whose update to use; --preset also sets its hyperparameters"]
     learning_rate: Annotated[float, "learning rate of Adam; with target_kl, the initial one"]
     target_kl: Annotated[
-        float | None, more_than(0), "divergence to which the rate adapts; in Stable-Baselines3, it ends the update"
+        float | None, Range(0, open_low=True), "divergence to which the rate adapts; Stable-Baselines3 ends the update"
     ] = None
     adapt_each_epoch: Annotated[bool, "the rate adapts after each epoch, not after each step; rl_games only"] = False
     num_minibatches: Annotated[int, "gradient steps per epoch"]
@@ -47,12 +47,12 @@ class Config(training.Config):
     vf_coef: Annotated[float, "weight of the value loss; its factor 1/2 is that of the library"]
     ent_coef: float
     max_grad_norm: Annotated[float | None, "a gradient with a larger norm is scaled down to this"] = None
-    bounds_coef: Annotated[float, at_least(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
-    soft_bound: Annotated[float, at_least(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
-    reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax and rl_games only"] = 1.0
+    bounds_coef: Annotated[float, Range(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
+    soft_bound: Annotated[float, Range(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
+    reward_scale: Annotated[float, Range(0, open_low=True), "factor of rewards; brax and rl_games only"] = 1.0
     normalize_value: Annotated[bool, "values in units of the running moments of returns; rl_games only"] = True
     segment_length: Annotated[
-        int | None, at_least(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
+        int | None, Range(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
     ] = None
     normalize_observations: Annotated[bool, "standardize observations by running statistics"] = True
     normalize_rewards: Annotated[bool, "divide rewards by the running deviation of the discounted return"] = True
@@ -62,7 +62,7 @@ class Config(training.Config):
     log_std: float = 0.0
     squash: Annotated[bool, "squash actions into their bounds by tanh; otherwise [-1, 1] is mapped onto them"] = False
     noise_steps: Annotated[
-        int | None, at_least(1), "state-dependent exploration (gSDE): steps for which noise is kept, None: white noise"
+        int | None, Range(1), "state-dependent exploration (gSDE): steps for which noise is kept, None: white noise"
     ] = None
 
 

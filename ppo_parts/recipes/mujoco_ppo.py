@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import more_than
+from ppo_parts.training import Range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Config(training.Config):
     vf_coef: Annotated[float, "weight of the value loss, which has a factor 1/2"] = 0.5
     max_grad_norm: float = 0.5
     hidden: tuple[int, ...] = (64, 64)
-    obs_clip: Annotated[float, more_than(0), "bound of normalized observations, in standard deviations"] = 10.0
+    obs_clip: Annotated[float, Range(0, open_low=True), "bound of observations, in standard deviations"] = 10.0
     log_std: float = -1.0
 
 

@@ -19,7 +19,7 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import Range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Config(training.Config):
     optimizer: Annotated[Literal["muon", "adam"], "Muon orthogonalizes the steps of weight matrices"] = "muon"
     learning_rate: Annotated[float, "learning rate of the optimizer"] = 0.005
     anneal_lr: Annotated[bool, "anneal the learning rate by a cosine to 0 over the gradient steps of the run"] = True
-    adam_eps: Annotated[float, more_than(0), "added to the denominator of Adam's steps"] = 1e-5
+    adam_eps: Annotated[float, Range(0, open_low=True), "added to the denominator of Adam's steps"] = 1e-5
     gamma: float = 0.99
     gae_lambda: float = 0.95
-    vtrace_rho_clip: Annotated[float, more_than(0), "upper clip of the ratio that weights the TD error"] = 1.0
-    vtrace_c_clip: Annotated[float, more_than(0), "upper clip of the ratio that weights the trace"] = 1.0
+    vtrace_rho_clip: Annotated[float, Range(0, open_low=True), "limit of the ratio that weights the TD error"] = 1.0
+    vtrace_c_clip: Annotated[float, Range(0, open_low=True), "limit of the ratio that weights the trace"] = 1.0
     num_minibatches: Annotated[int, "minibatches of whole segments per epoch; must divide num_envs"] = 4
     update_epochs: Annotated[int, "multiplies the number of minibatches drawn per update"] = 4
-    prio_alpha: Annotated[float, at_least(0), "exponent of the priorities; 0 draws uniformly"] = 0.8
-    prio_beta0: Annotated[float, between(0, 1), "initial exponent of the importance weights; grows linearly to 1"] = 0.2
+    prio_alpha: Annotated[float, Range(0), "exponent of the priorities; 0 draws uniformly"] = 0.8
+    prio_beta0: Annotated[float, Range(0, 1), "initial exponent of the importance weights; grows linearly to 1"] = 0.2
     clip_coef: float = 0.2
-    vf_clip_coef: Annotated[float, more_than(0), "how far the value may move from the latest, in reward units"] = 0.2
+    vf_clip_coef: Annotated[float, Range(0, open_low=True), "limit of the value's change, in reward units"] = 0.2
     vf_coef: float = 2.0
     ent_coef: float = 0.01
     anneal_ent: Annotated[bool, "anneal ent_coef linearly to 0 over the updates of the run"] = False

@@ -12,10 +12,7 @@ from ._cli import exit_on_user_error as exit_on_user_error
 from ._cli import main as main
 from ._config import Config as Config
 from ._config import RunOptions as RunOptions
-from ._config import at_least as at_least
-from ._config import between as between
 from ._config import check_config as check_config
-from ._config import more_than as more_than
 from ._diagnose import Finding as Finding
 from ._diagnose import diagnose as diagnose
 from ._evaluate import EpisodeResults as EpisodeResults

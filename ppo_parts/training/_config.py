@@ -48,28 +48,13 @@ def format_finite(limits: Range) -> str:
     return str(limits).replace("[-inf", "(-inf").replace("inf]", "inf)")
 
 
-def between(low: float, high: float) -> Range:
-    """Declare the range of a `Config` field, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
-    return Range(low, high)
-
-
-def at_least(low: float) -> Range:
-    """Declare the range of a `Config` field, `x >= low`; for a tuple, the range of each of its numbers."""
-    return Range(low)
-
-
-def more_than(low: float) -> Range:
-    """Declare the range of a `Config` field, `x > low`."""
-    return Range(low, open_low=True)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The fields that every recipe's configuration has; a subclass sets the defaults and adds its own fields.
 
-    The annotation of a field declares its type, its range and its help text. A field that a subclass declares again,
-    `num_envs: int = 4`, keeps its range and its help text, and so does one with a name that most recipes have, such as
-    `gamma: float = 0.99`. Float fields may hold traced arrays.
+    The annotation of a field declares its type, its range (of a tuple, that of its numbers) and its help text. A field
+    that a subclass declares again, `num_envs: int = 4`, keeps its range and its help text, and so does one with a name
+    that most recipes have, such as `gamma: float = 0.99`. Float fields may hold traced arrays.
 
     Example:
         >>> import dataclasses
@@ -79,27 +64,27 @@ class Config:
         ... class Config(training.Config):
         ...     num_envs: int = 4
         ...     num_steps: int = 128
-        ...     noise: Annotated[float, training.at_least(0), "standard deviation of the noise"] = 0.1
+        ...     noise: Annotated[float, training.Range(0), "standard deviation of the noise"] = 0.1
         >>> Config(env_id="CartPole-v1", total_timesteps=500_000).num_updates
         976
     """
 
     env_id: Annotated[str, "name of the environment"]
-    total_timesteps: Annotated[int, at_least(1), "environment steps, rounded down to whole updates, e.g. 5e5"]
-    num_envs: Annotated[int, at_least(1), "number of environments stepped in parallel"]
-    num_steps: Annotated[int, at_least(1), "steps of each environment in a rollout; an update follows each rollout"]
+    total_timesteps: Annotated[int, Range(1), "environment steps, rounded down to whole updates, e.g. 5e5"]
+    num_envs: Annotated[int, Range(1), "number of environments stepped in parallel"]
+    num_steps: Annotated[int, Range(1), "steps of each environment in a rollout; an update follows each rollout"]
     microbatch: Annotated[
         int | Literal["auto"] | None,
-        at_least(1),
+        Range(1),
         'evaluate networks on this many steps at a time, to save memory; "auto": 1024 where that is faster',
     ] = "auto"
     shards: Annotated[
         int | None,
-        at_least(1),
+        Range(1),
         "equal blocks of environments that minibatches do not mix; devices hold whole ones. None: one, or on the "
         "command line as many as --num-devices",
     ] = None
-    seed: Annotated[int, between(0, 2**32 - 1), "seed for all random numbers"] = 1
+    seed: Annotated[int, Range(0, 2**32 - 1), "seed for all random numbers"] = 1
 
     @property
     def num_updates(self) -> int:
@@ -177,25 +162,25 @@ class RunOptions:
     resume: Annotated[Path | None, "folder of a run to continue, with its own configuration"] = None
     init_from: Annotated[Path | None, "folder of a run from whose state a new run with other settings continues"] = None
     checkpoint: Annotated[Literal["latest", "best"] | int, "checkpoint to continue from, or its update"] = "latest"
-    num_seeds: Annotated[int, at_least(1), "train this many seeds (seed, seed + 1, ...) in one compiled program"] = 1
+    num_seeds: Annotated[int, Range(1), "train this many seeds (seed, seed + 1, ...) in one compiled program"] = 1
     num_devices: Annotated[
-        int | None, at_least(1), "devices that share environments, or several seeds; None: one; all if --distributed"
+        int | None, Range(1), "devices that share environments, or several seeds; None: one; all if --distributed"
     ] = None
     distributed: Annotated[bool, "one of several processes that train together (Slurm, torchrun, TPUs, ...)"] = False
     heartbeat_timeout: Annotated[
-        int, at_least(1), "seconds without a sign of life after which a process counts as lost, and the run ends"
+        int, Range(1), "seconds without a sign of life after which a process counts as lost, and the run ends"
     ] = 100
-    eval_every: Annotated[int | None, at_least(1), "updates between evaluations; None: only one, at the end"] = None
-    eval_episodes: Annotated[int, at_least(0), "number of whole episodes to play in an evaluation"] = 0
+    eval_every: Annotated[int | None, Range(1), "updates between evaluations; None: only one, at the end"] = None
+    eval_episodes: Annotated[int, Range(0), "number of whole episodes to play in an evaluation"] = 0
     eval_mode: Annotated[bool, "evaluate with the mode of the policy's distribution instead of samples"] = False
-    checkpoint_every: Annotated[int | None, at_least(1), "updates between checkpoints; None: a tenth of the run"] = None
-    checkpoint_minutes: Annotated[float, more_than(0), "longest time between checkpoints, in minutes"] = 5.0
-    keep_checkpoints: Annotated[int | None, at_least(1), "number of the latest checkpoints to keep; None: all"] = 2
+    checkpoint_every: Annotated[int | None, Range(1), "updates between checkpoints; None: a tenth of the run"] = None
+    checkpoint_minutes: Annotated[float, Range(0, open_low=True), "longest time between checkpoints, in minutes"] = 5.0
+    keep_checkpoints: Annotated[int | None, Range(1), "number of the latest checkpoints to keep; None: all"] = 2
     best_metric: Annotated[
         str | None, "also keep the checkpoint at which this metric was largest, e.g. episode_return or evaluation/won"
     ] = None
     log_every: Annotated[
-        int | None, at_least(1), "updates averaged into a record of TensorBoard or wandb; None: 1/200 of the run"
+        int | None, Range(1), "updates averaged into a record of TensorBoard or wandb; None: 1/200 of the run"
     ] = None
     on_nonfinite: Annotated[
         Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"

@@ -103,7 +103,7 @@ def compute_metrics(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any
     """
     found, fields = {}, played._asdict()
     info = fields.pop("info")
-    for name, x in (fields | info | fields).items():  # a field is in front of a number of `info` with its name
+    for name, x in (fields | info).items():
         reduction, dtype = (np.sum, int) if name in ("terminated", "truncated") else (np.mean, float)
         found[EVALUATION + name] = reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
     return found

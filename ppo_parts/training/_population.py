@@ -160,7 +160,7 @@ def population(
 
     Args:
         make_train: `make_train(config, ...) -> Train`.
-        ranges: `training.between(low, high)` of each float field of the configuration to search. The first values are
+        ranges: `training.Range(low, high)` of each float field of the configuration to search. The first values are
             log-uniform, or uniform if `low` is not positive.
         members: number of runs.
         every: updates between selections.
@@ -174,7 +174,7 @@ def population(
     Example:
         >>> from ppo_parts import training
         >>> from ppo_parts.recipes import cleanrl_ppo
-        >>> ranges = {"learning_rate": training.between(1e-5, 1e-2), "ent_coef": training.between(0, 0.05)}
+        >>> ranges = {"learning_rate": training.Range(1e-5, 1e-2), "ent_coef": training.Range(0, 0.05)}
         >>> make_train = training.population(cleanrl_ppo.make_train, ranges, members=8)
         >>> train = make_train(cleanrl_ppo.Config(hidden=(8,)))  # then jax.jit(train)(jax.random.key(0))
         >>> train.shapes[1]["population/learning_rate"].shape
@@ -198,7 +198,7 @@ def population(
         raise UserValueError("must name a field to search, got {}", where="population", argument="ranges")
     for name, limits in ranges.items():
         if not isinstance(limits, Range):
-            says = f"must be a range, such as training.between(1e-4, 0.1), got {limits!r}"
+            says = f"must be a range, such as training.Range(1e-4, 0.1), got {limits!r}"
             raise UserTypeError(says, where="population", argument=f"ranges[{name!r}]")
 
     @functools.wraps(make_train)

@@ -120,23 +120,23 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.asked: str | None = None  # the name of the first request to stop, such as "SIGTERM"
-        self.reason: dict[str, str] = {}  # who asked, and why, for the result of the run
+        self.reason: dict[
+            str, str
+        ] = {}  # who asked first to stop, such as "SIGTERM", and why, for the result of the run
         self.save = False  # whether a checkpoint was requested; the run resets it
         self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def ask(self, name: str, reason: str = "") -> None:
-        if self.asked is None:
+        if not self.reason:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
-            self.asked = name
 
     def agree(self) -> bool:
         """Return whether any process of the run was asked to stop; all of them have to call this.
 
         A signal that arrives during the call counts in the next one, because the other processes do not know of it yet.
         """
-        (number,) = agree(REASONS.index(self.asked))
+        (number,) = agree(REASONS.index(self.reason.get("interrupted_by")))
         if reason := REASONS[int(number)]:
             self.ask(reason)
         return number > 0

@@ -94,11 +94,11 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    size: Annotated[int, training.between(1, 9)] = 4
+    size: Annotated[int, training.Range(1, 9)] = 4
     shift: Annotated[int, training.Range(-math.inf, 5)] = -7
-    rate: Annotated[float | None, training.more_than(0)] = None
-    sizes: Annotated[tuple[int, ...], training.at_least(1)] = (4, 4)
-    piece: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
+    rate: Annotated[float | None, training.Range(0, open_low=True)] = None
+    sizes: Annotated[tuple[int, ...], training.Range(1)] = (4, 4)
+    piece: Annotated[int | Literal["auto"] | None, training.Range(1)] = "auto"
     kind: Literal["a", "b"] = "a"
     free: float = 0.0
     yes: bool = True

@@ -68,7 +68,7 @@ def check_seeds(place):
 
 def check_population(place):
     """Four members on two devices: the bits of one device, also after a selection."""
-    config, ranges = recipe.Config(total_timesteps=64), {"learning_rate": training.between(1e-3, 1e-1)}
+    config, ranges = recipe.Config(total_timesteps=64), {"learning_rate": training.Range(1e-3, 1e-1)}
     train = training.population(recipe.make_train, ranges, members=4, every=2, fraction=0.25)(config)
     (expected, _), (several, _) = (go(train, place, f"on_{n}", config, num_devices=n) for n in (1, 2))
     assert rows(several)[1]["population/parent"] != [0, 1, 2, 3]

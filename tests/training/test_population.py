@@ -16,7 +16,7 @@ from ppo_parts.commands.compare import read_curve
 from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
 
-RANGES = {"learning_rate": training.between(1e-4, 1e-1), "ent_coef": training.between(0, 0.1)}
+RANGES = {"learning_rate": training.Range(1e-4, 1e-1), "ent_coef": training.Range(0, 0.1)}
 MEMBERS, EVERY = 10, 4
 CONFIG = tiny(13)
 
@@ -113,10 +113,10 @@ def test_what_cannot_be_searched_is_refused():
 
     rate = {"learning_rate": RANGES["learning_rate"]}
     for make, message in (
-        (lambda: of({"lerning_rate": training.between(0, 1)}), "no field 'lerning_rate'; did you mean 'learning_rate'"),
-        (lambda: of({"num_steps": training.between(1, 2)}), r"floats, got 'num_steps'"),
-        (lambda: of({"gamma": training.between(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
-        (lambda: of({"gamma": training.at_least(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
+        (lambda: of({"lerning_rate": training.Range(0, 1)}), "no field 'lerning_rate'; did you mean 'learning_rate'"),
+        (lambda: of({"num_steps": training.Range(1, 2)}), r"floats, got 'num_steps'"),
+        (lambda: of({"gamma": training.Range(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
+        (lambda: of({"gamma": training.Range(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
         (lambda: of({}), "ranges must name a field to search"),
         (lambda: of(rate, every=100), r"every must be at most half of the \d+ updates, so that there is a selection"),
         (lambda: of(rate, members=4, fraction=0.1), "fraction must be at least one of the 4 members, got 0.1"),
@@ -129,5 +129,5 @@ def test_what_cannot_be_searched_is_refused():
     for factors in ((), 0.5):
         with pytest.raises(TypeError, match=r"factors must be a tuple of numbers, such as \(0.8, 1.2\), got"):
             of(rate, factors=factors)
-    with pytest.raises(TypeError, match=r"must be a range, such as training.between\(1e-4, 0.1\), got \(0, 1\)"):
+    with pytest.raises(TypeError, match=r"must be a range, such as training.Range\(1e-4, 0.1\), got \(0, 1\)"):
         of({"ent_coef": (0, 1)})

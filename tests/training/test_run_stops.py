@@ -80,7 +80,7 @@ def test_signal_again_ends_the_process(monkeypatch):
             time.sleep(pause)
             signal.raise_signal(signal.SIGINT)
     assert ended == [128 + signal.SIGINT]
-    assert interrupt.asked == "SIGINT"
+    assert interrupt.reason == {"interrupted_by": "SIGINT"}
 
 
 def test_signals_that_stop():
@@ -88,11 +88,11 @@ def test_signals_that_stop():
     for name in _processes.STOP:
         with Interrupt() as interrupt:
             signal.raise_signal(signal.Signals[name])
-        assert interrupt.asked == name
+        assert interrupt.reason["interrupted_by"] == name
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGHUP)
-    assert not interrupt.asked
+    assert not interrupt.reason
     interrupt._before = {signal.SIGHUP: None}
     interrupt.__exit__()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

@@ -73,8 +73,8 @@ BAD = {
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
     "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
-    "low": [lambda x=x: training.at_least(x) for x in ("a", float("nan"))],
-    "high": [lambda: training.between(2, 1)],
+    "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
+    "high": [lambda: training.Range(2, 1)],
     "folder": [lambda: training.load(3)],
     "directory": [lambda: training.Checkpoints(3)],
     "keep": [lambda: training.Checkpoints("c", keep=0)],
