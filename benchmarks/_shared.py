@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from ppo_parts._base.command_line import positive
-from ppo_parts.training._files import plain, write_whole
+from ppo_parts.training._files import make_plain, write_whole
 
 from ._pages import show_quartiles
 
@@ -76,7 +76,7 @@ def store(address: str | Path, record: Record) -> None:
     if not name:
         raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
     path = ROOT / file  # `file`, if it is absolute
-    records = read(path) | {name: {"name": name} | plain(record)}
+    records = read(path) | {name: {"name": name} | make_plain(record)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())

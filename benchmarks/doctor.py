@@ -27,7 +27,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, pufferlib_ppo
 from ppo_parts.recipes.cleanrl_ppo import Config
-from ppo_parts.training._files import plain
+from ppo_parts.training._files import make_plain
 
 from ._runs import make_keys, vectorize
 from ._shared import COMMIT, make_parser, write
@@ -206,7 +206,7 @@ def run_lanes(
     found = vectorize(run)(np.array([first_seed + names[:i].count(name) for i, name in enumerate(names)]), numbers)
     counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
     given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in TRACED}).items()}
-    return {"name": np.array(names), **found, **given, "config": json.dumps(plain(dataclasses.asdict(base)))}
+    return {"name": np.array(names), **found, **given, "config": json.dumps(make_plain(dataclasses.asdict(base)))}
 
 
 def run_faults(
@@ -228,7 +228,7 @@ def run_healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: i
     config = dataclasses.replace(recipe.PRESETS[preset], env_id=env_id, total_timesteps=steps)
     train = recipe.make_train(config)
     found = vectorize(lambda key: measure(train, key, config))(make_keys(range(first_seed, first_seed + 10)))
-    return {"name": ["healthy"] * 10, **found, "config": json.dumps(plain(dataclasses.asdict(config)))}
+    return {"name": ["healthy"] * 10, **found, "config": json.dumps(make_plain(dataclasses.asdict(config)))}
 
 
 Programs = dict[str, Callable[[], dict[str, Any]]]

@@ -25,7 +25,7 @@ import optax
 import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes.libraries import parts
-from ppo_parts.training._files import plain
+from ppo_parts.training._files import make_plain
 
 from . import differences
 from ._pages import show_change
@@ -141,7 +141,7 @@ def main() -> None:
     seeds = sorted({*begun.get("seeds", ()), *select_seeds(given)})
     same = {"first": given.first, "second": given.second, "config": dataclasses.asdict(config), "choices": names}
     result = same | {"seeds": seeds, "returns": returns}
-    if differ := [key for key in same if begun and begun[key] != plain(same[key])]:
+    if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:
         sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
     missing: dict[str, tuple[list[str], set[int]]] = {}
     for seed in seeds:

@@ -120,7 +120,7 @@ pipeline = pp.chain(pp.gae(gamma=.9, gae_lambda=.9), pp.full_batch(), pp.clipped
 learner = pp.learner(context.evaluate, pipeline, optax.sgd(.1))
 state, _ = jax.jit(learner.update)(jax.random.key(0), learner.init(context.params), batch)
 moved = jax.tree.map(lambda x, y: bool(jnp.any(x != y)), state.params, context.params)
-print(all(jax.tree.leaves(moved)), "ppo_parts" in sys.modules, pp.__version__, training.versions()["ppo_parts"])
+print(all(jax.tree.leaves(moved)), "ppo_parts" in sys.modules, pp.__version__, training.read_versions()["ppo_parts"])
 """
 
 

@@ -55,7 +55,7 @@ def layers_of(train: training.Train, state: Any, middle: np.ndarray, widths: np.
     for depth, (kernel, bias) in enumerate(layers):
         x = x @ kernel + bias
         x = np.tanh(x) if depth < len(HIDDEN) else x
-    act, rows = export.policy_function(train, state)
+    act, rows = export.make_policy_function(train, state)
     expected = act(np.float32(obs).reshape(-1, *rows["obs"].shape))["logits"]
     np.testing.assert_allclose(jax.nn.softmax(x), jax.nn.softmax(expected), atol=0.02)
     return [np.vstack([kernel, bias]).tolist() for kernel, bias in layers]
@@ -65,7 +65,7 @@ def frames_of(train: training.Train, state: Any) -> Iterator[list[int]]:
     """Let the policy walk from a fixed start, and yield its place and the ends of its limbs, (x, z), in cm."""
     import gymnasium
 
-    act, _ = export.policy_function(train, state)
+    act, _ = export.make_policy_function(train, state)
     act = jax.jit(act)
     env = gymnasium.make(WALKER.env_id.removeprefix("gym:"))
     obs, _ = env.reset(seed=0)

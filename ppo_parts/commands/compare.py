@@ -18,7 +18,7 @@ import numpy as np
 
 from .._base.command_line import positive
 from .._base.errors import UserValueError
-from ..training import _statistics, column, exit_on_user_error, read_metrics
+from ..training import _statistics, exit_on_user_error, read_metrics, select_metric
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._population import PARENT
@@ -53,7 +53,7 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     return Curve(label, env_ids.pop(), *_statistics.resample([_read_metric(path, metric, window) for path in paths]))
 
 
-def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     r"""Compute one row for each curve, at the last step that all have reached.
 
     "better_than_first" is :math:`P(X > Y) + P(X = Y) / 2` of a seed and one of the first curve, as in Agarwal et al.
@@ -104,11 +104,11 @@ def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np
     if not rows:
         raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
     try:
-        found = column(rows, metric)
+        found = select_metric(rows, metric)
     except UserValueError as error:
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error}{hint}") from None
-    steps, values = column(rows, "env_steps"), _statistics.smooth(found.reshape(len(rows), -1), window)
+    steps, values = select_metric(rows, "env_steps"), _statistics.smooth(found.reshape(len(rows), -1), window)
     if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
         values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if len({curve.env_id for curve in curves}) > 1:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
-        rows = table_of(curves)
+        rows = make_table(curves)
         what = f"{given.metric.replace('_', ' ')} (mean over at most {given.window} updates)"
         plot_curves(given.output, curves, what)
         print(f"{what}, at the last step that all have reached")

@@ -26,7 +26,7 @@ import numpy as np
 
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
-from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
+from ..training import Finding, diagnose, exit_on_user_error, probe, read_metrics, select_metric
 from ..training._diagnose import Evidence
 from ..training._files import RunNotFoundError, check_writable, write_whole
 from ..training._stored import read_config
@@ -52,7 +52,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
-        return {name: column(rows, name) for name in sorted(set().union(*rows))}, read_config(path)["config"]
+        return {name: select_metric(rows, name) for name in sorted(set().union(*rows))}, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
     events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):

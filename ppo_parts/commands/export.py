@@ -33,7 +33,7 @@ TOLERANCE = 1e-5
 """Largest difference from JAX, relative to numbers larger than 1, that the command line accepts."""
 
 
-def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
+def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
     """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
 
     Returns a function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
@@ -84,7 +84,7 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     Raises `UserValueError` with the reason if the policy cannot be translated.
     """
     jax2onnx, onnx = require_package("jax2onnx", "export"), require_package("onnx", "export")
-    act, rows = policy_function(train, state)
+    act, rows = make_policy_function(train, state)
     (batch,) = jax.export.symbolic_shape("N")
     specs = {name: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype) for name, x in rows.items()}
     names: list[str] = []
@@ -112,15 +112,15 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     return model
 
 
-def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
+def measure_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
     """Compare the result of `to_onnx` with JAX on random inputs; return the largest difference.
 
     It is relative to the larger of 1 and the number in JAX. Discrete actions are not compared, because the order of two
     almost equal logits may differ; their logits are.
     """
     runtime = require_package("onnxruntime", "export")
-    act, rows = policy_function(train, state)
-    inputs = random_inputs(rows, number, seed)
+    act, rows = make_policy_function(train, state)
+    inputs = draw_inputs(rows, number, seed)
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     found = dict(zip(names, session.run(names, inputs), strict=True))
@@ -130,7 +130,7 @@ def largest_difference(model: Any, train: Train, state: TrainState, number: int 
     return float(np.max([np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1)) for name, x in compared.items()]))
 
 
-def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
+def draw_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
     """Draw inputs `[number, ...]`: normal numbers of several magnitudes, random pixels, or masks without effect."""
     random = np.random.default_rng(seed)
 
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
         report("translating to ONNX, then comparing with JAX")
         model = to_onnx(run.train, state, about)
-        difference = largest_difference(model, run.train, state)
+        difference = measure_difference(model, run.train, state)
         if not difference < TOLERANCE:
             raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
         write_whole(given.output, model.SerializeToString())

@@ -33,7 +33,7 @@ FORMATS = (".gif", ".mp4")
 
 
 @checked
-def frames_of(
+def render_frames(
     train: Train, state: TrainState, *, episodes: Count = 1, seed: int = 0, mode: bool = False, max_steps: Count = 1000,
     on_episode: Callable[[str], object] = lambda sentence: None,
 ) -> Iterator[np.ndarray]:  # fmt: skip
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         state = select_seed(run, given.seed_index)
         report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
         options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
-        frames = frames_of(run.train, state, **options, on_episode=print)
+        frames = render_frames(run.train, state, **options, on_episode=print)
         number = write_animation(given.output, frames, given.fps, given.width)
         print(f"{given.output}: {number} frames")
     return given.output

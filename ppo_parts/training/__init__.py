@@ -21,8 +21,8 @@ from ._files import NonFiniteError as NonFiniteError
 from ._files import RunExistsError as RunExistsError
 from ._files import RunFolderError as RunFolderError
 from ._files import RunNotFoundError as RunNotFoundError
-from ._files import column as column
 from ._files import read_metrics as read_metrics
+from ._files import select_metric as select_metric
 from ._folder import LoadedRun as LoadedRun
 from ._folder import load as load
 from ._population import population as population
@@ -35,8 +35,8 @@ from ._search import trainable as trainable
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
 from ._statistics import summary as summary
+from ._stored import read_versions as read_versions
 from ._stored import recipe as recipe
-from ._stored import versions as versions
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState

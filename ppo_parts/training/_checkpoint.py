@@ -71,7 +71,7 @@ class Checkpoints:
         """Return the number and the state of the latest readable checkpoint (or of `step`).
 
         `like` is a tree of arrays, or of their shapes and dtypes, with the structure of the state. A damaged checkpoint
-        is skipped with a warning, and one that another process removes during the call without.
+        is skipped with a warning; one that another process removes meanwhile is skipped silently.
 
         Raises:
             RunNotFoundError: there is no checkpoint.

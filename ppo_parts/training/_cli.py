@@ -107,7 +107,7 @@ class Arguments:
         "YAML or JSON file of a search: low, high and perhaps log, or choices, of each hyperparameter; trials, their "
         "number; and engine, optuna or ray. The folder of --name keeps the study",
     ] = None
-    trust: Annotated[bool, "with --resume or --init-from: import the environment's module that the run names"] = False
+    trust: Annotated[bool, "import the environment module named in config.json of --resume or --init-from"] = False
 
 
 @contextlib.contextmanager

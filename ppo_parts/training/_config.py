@@ -218,7 +218,8 @@ def validate(options: RunOptions, train: Train) -> None:
         if options.init_from is not None:
             refuse("init_from", f"begins a new run from {options.init_from}, {continues}: give one of them")
     elif options.checkpoint != "latest" and options.init_from is None:
-        refuse("checkpoint", f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it")
+        says = f"selects a checkpoint of the run given as resume or init_from, got {options.checkpoint!r}"
+        refuse("checkpoint", f"{says}: give one of them")
     for name in ("eval_every", "eval_mode"):
         if getattr(options, name) and not options.eval_episodes:
             refuse(name, "needs eval_episodes, the number of episodes in an evaluation")

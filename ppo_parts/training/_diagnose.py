@@ -113,7 +113,7 @@ def false_ends(run: Evidence) -> float:
     return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
 
 
-def have_effect(run: Evidence) -> bool:
+def actions_matter(run: Evidence) -> bool:
     """Return whether actions change what follows, if it is known; otherwise any end and any horizon is right."""
     return run.late("probe/no_effect") != 1
 
@@ -207,7 +207,7 @@ RULES = (
          "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
          "a time limit is reported as a termination, unless it is part of the task",
-         "return truncated instead, and final_obs", false_ends, have_effect),
+         "return truncated instead, and final_obs", false_ends, actions_matter),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
@@ -228,7 +228,7 @@ RULES = (
     Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          lambda run: run.late("probe/reward_size") or np.nan,  # 0: they are rare
-         lambda run: have_effect(run) and not collapsed(run)),  # then, they may be the costs of actions alone
+         lambda run: actions_matter(run) and not collapsed(run)),  # then, they may be the costs of actions alone
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
@@ -236,7 +236,7 @@ RULES = (
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
-         lambda run: have_effect(run) and 1 / max(1 - run.setting("gamma"), 1e-9) < 0.35 * run.early("episode_length")),
+         lambda run: actions_matter(run) and 0.35 * run.early("episode_length") * (1 - run.setting("gamma")) > 1),
     Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),

@@ -38,7 +38,7 @@ for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError)
 
 def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    write_whole(Path(path), (json.dumps(plain(content), indent=2) + "\n").encode())
+    write_whole(Path(path), (json.dumps(make_plain(content), indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -78,14 +78,14 @@ def average_finite(x: Any) -> float:
     return float(np.mean(x, where=known)) if known.any() else np.nan
 
 
-def plain(x: Any) -> Any:
+def make_plain(x: Any) -> Any:
     """Convert `x` for JSON: arrays become lists, and non-finite numbers become None."""
     if isinstance(x, dict):
-        return {key: plain(value) for key, value in x.items()}
+        return {key: make_plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
-        return [plain(value) for value in x]
+        return [make_plain(value) for value in x]
     if hasattr(x, "__array__"):
-        return plain(np.asarray(x).tolist())
+        return make_plain(np.asarray(x).tolist())
     if isinstance(x, float) and not np.isfinite(x):
         return None  # JSON has no NaN
     return x
@@ -96,7 +96,7 @@ Row = dict[str, Any]
 
 
 def format_rows(rows: Iterable[Row]) -> bytes:
-    return b"".join(json.dumps(plain(row)).encode() + b"\n" for row in rows)
+    return b"".join(json.dumps(make_plain(row)).encode() + b"\n" for row in rows)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -125,19 +125,18 @@ def read_metrics(path: str | Path) -> list[Row]:
 
 
 @checked
-def column(rows: list[Row], name: str) -> np.ndarray:
+def select_metric(rows: list[Row], name: str) -> np.ndarray:
     """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
 
     Raises:
         ValueError: no row has it; the message names the metrics that there are.
     """
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
-        raise UserTypeError(
-            f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}", where="column", argument="rows"
-        )
+        says = f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}"
+        raise UserTypeError(says, where="select_metric", argument="rows")
     known = [row[name] for row in rows if name in row]
     if rows and not known:
-        raise UserValueError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
+        raise UserValueError(f"no row has the metric {name}; available: {', '.join(sorted(set().union(*rows)))}")
     missing = np.full(np.shape(known[0]), np.nan) if known else np.nan
     try:
         return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])

@@ -52,8 +52,8 @@ class RunFolder:
     def find_best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without any.
 
-        Of equal ones, it is the first. The value is that of the evaluation at the checkpoint, or the mean over the last
-        tenth of the run's updates before it, so that it does not depend on when checkpoints are saved.
+        Ties go to the earliest checkpoint. The value is that of the evaluation at the checkpoint, or the mean over the
+        last tenth of the run's updates before it, so that it does not depend on when checkpoints are saved.
         """
         metric = self.options.best_metric
         if metric is None:
@@ -83,8 +83,10 @@ class RunFolder:
             known = row["update"] + 1
             yield row
         if known < before:
-            state = f"is damaged and has only {known}" if self.log_path.exists() else "is missing, and with it all"
-            message = f"{self.log_path} {state} of the {before} updates before the checkpoint, which is sound"
+            message = (
+                f"{self.log_path} is {'damaged' if self.log_path.exists() else 'missing'}: the metrics of "
+                f"{before - known} of the {before} updates before the checkpoint are lost; the checkpoint is sound"
+            )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
@@ -163,7 +165,7 @@ class RunWriter(RunFolder):
             _files.write_whole(self.log_path, b"".join(lines[:kept]))
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
-        options = {name: getattr(self.options, name) for name in _stored.KEPT}
+        options = {name: getattr(self.options, name) for name in _stored.KEPT_ON_RESUME}
         _files.write_json(self.path / "config.json", {**self.stored, "run": options})
         if done < train.num_updates and self.result_path.exists():  # the run is not complete
             os.rename(self.result_path, self._find_aside("result.json"))
@@ -291,5 +293,5 @@ def load(
     rows: list[_files.Row] = [{}] * update
     for row in run.read_rows(update):
         rows[row["update"]] = row
-    metrics = {name: _files.column(rows, name) for name in sorted(set().union(*rows))}
+    metrics = {name: _files.select_metric(rows, name) for name in sorted(set().union(*rows))}
     return LoadedRun(config, train, state, metrics, update, dataclasses.replace(run.options, resume=run.path))

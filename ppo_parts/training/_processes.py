@@ -83,7 +83,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def agree(*numbers: float) -> list[float]:
+def take_largest(*numbers: float) -> list[float]:
     """Return the largest of each number over all processes; all of them must call this."""
     if jax.process_count() == 1:
         return list(numbers)
@@ -98,7 +98,7 @@ def fail_together(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         failed = error
-    (some,) = agree(failed is not None)
+    (some,) = take_largest(failed is not None)
     if failed is not None:
         raise failed
     if some:
@@ -136,7 +136,7 @@ class Interrupt:
 
         A signal that arrives during the call counts in the next one, because the other processes do not know of it yet.
         """
-        (number,) = agree(REASONS.index(self.reason.get("interrupted_by")))
+        (number,) = take_largest(REASONS.index(self.reason.get("interrupted_by")))
         if reason := REASONS[int(number)]:
             self.ask(reason)
         return number > 0

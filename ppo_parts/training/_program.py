@@ -21,12 +21,12 @@ from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._config import RunOptions
 from ._evaluate import compute_metrics
-from ._processes import agree, logger
+from ._processes import logger, take_largest
 from ._train import Train, make_keys, vmap_over_seeds
 
-SECONDS = 0.5
+CALL_SECONDS = 0.5
 """Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
-ROWS = 1024
+MAX_ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
 
 CACHE_LIMIT = 2**30
@@ -47,19 +47,19 @@ class Program:
     train: Train
     seed: int
     options: RunOptions
-    updates = 1  # of the next call, which takes about `SECONDS`
+    updates = 1  # of the next call, which takes about `CALL_SECONDS`
 
     def __post_init__(self) -> None:
         self.placed = place(self.train, self.options)
         self._keys = make_keys(self.seed, self.options.num_seeds)
-        self._rows = min(self.train.num_updates, max(1, ROWS // self.options.num_seeds))
+        self._rows = min(self.train.num_updates, max(1, MAX_ROWS // self.options.num_seeds))
         episodes, mode = self.options.eval_episodes, self.options.eval_mode
         play = functools.partial(self.train.evaluate_policy, episodes=episodes, mode=mode)
         self._play = self.placed.jit(vmap_over_seeds(play, self.options.num_seeds))  # compiled once for all evaluations
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        function = self.train.compiled_init if restored is None else self.train.continued
+        function = self.train.jitted_init if restored is None else self.train.continued
         over_seeds = vmap_over_seeds(function, self.options.num_seeds)
         begin = self.placed.jit(over_seeds, out_shardings=self.placed.state)
         with host_errors():
@@ -74,18 +74,18 @@ class Program:
             with host_errors():
                 state, measured = program(state, np.int32(number))
                 values = np.asarray(self.placed.gather(measured.array))[:number]
-            self.adapt(number, *agree(time.perf_counter() - began))
+            self.adapt(number, *take_largest(time.perf_counter() - began))
             return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
         return advance
 
     def adapt(self, updates: int, seconds: float) -> None:
         """Fit the number of updates to the duration of a call; it grows slowly: the first ones may not be typical."""
-        self.updates = min(max(1, int(updates * SECONDS / max(seconds, 1e-9))), 10 * updates)
+        self.updates = min(max(1, int(updates * CALL_SECONDS / max(seconds, 1e-9))), 10 * updates)
 
     def compile_updates(self, state: Any) -> Callable[[Any, np.int32], tuple[Any, Metrics]]:
         """Compile a number of updates, an argument at run time, so that a single program serves calls of any length."""
-        step = vmap_over_seeds(self.train.compiled_step, self.options.num_seeds)
+        step = vmap_over_seeds(self.train.jitted_step, self.options.num_seeds)
 
         def updates(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
             def body(i: jax.Array, carry: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from .._base.extras import require_package
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row, average_finite, column, read_rows, write_json
+from ._files import Row, average_finite, read_rows, select_metric, write_json
 from ._folder import RunWriter
 from ._population import PARENT
 from ._processes import logger
@@ -95,7 +95,7 @@ def make_records(train: Train, options: RunOptions, write: Write) -> OnRows:
                 continue
             numbers = {"time/steps_per_second": steps / average_finite(seconds)}
             for name in set().union(*record) - {"update", "env_steps"}:
-                numbers[tag(name)] = average_finite([row[name] for row in record if name in row])
+                numbers[make_tag(name)] = average_finite([row[name] for row in record if name in row])
             write({name: x for name, x in sorted(numbers.items()) if np.isfinite(x)}, row["env_steps"])
             record.clear()
             seconds.clear()
@@ -103,7 +103,7 @@ def make_records(train: Train, options: RunOptions, write: Write) -> OnRows:
     return listen
 
 
-def tag(name: str) -> str:
+def make_tag(name: str) -> str:
     """Return the tag of a metric in TensorBoard, which groups tags by the word before the first slash."""
     if NONFINITE in name:
         return NONFINITE + name.replace(NONFINITE, "")
@@ -171,8 +171,8 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, 
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
     if not drawn:
         return {}
-    env_steps, returns, episodes = (column(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
-    evaluation = column(drawn, played) if any(played in row for row in drawn) else None
+    env_steps, returns, episodes = (select_metric(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
+    evaluation = select_metric(drawn, played) if any(played in row for row in drawn) else None
     if population:  # members copy each other, so they are not independent seeds
         with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
             returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)

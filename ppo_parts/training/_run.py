@@ -19,10 +19,10 @@ from ._config import RunOptions, validate
 from ._files import NonFiniteError, Row, RunFolderError, write_json
 from ._folder import RunWriter, open_run
 from ._population import PARENT
-from ._processes import Interrupt, agree, is_first, logger
+from ._processes import Interrupt, is_first, logger, take_largest
 from ._program import Advance, Program, count_devices
 from ._reports import OnRows, StopRun, announce, finish, open_listeners
-from ._stored import versions
+from ._stored import read_versions
 from ._train import NONFINITE, Train
 
 
@@ -77,7 +77,7 @@ def run(
     options = RunOptions() if options is None else options
     validate(options, train)
     program = make_program(train, config.seed, options)
-    result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
+    result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": read_versions()}
     with open_run(train, config, options) as (folder, done_before, state):
         path = folder.path if folder else Path("the folder of the first process")
         devices, updates = count_devices(options), train.num_updates
@@ -87,7 +87,7 @@ def run(
             + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
             + (f", on {devices} devices" if devices > 1 else "")
             + (f", from update {done_before}" if 0 < done_before < updates else "")
-            + (f", all done; --init-from {path} trains it further" if done_before == updates else "")
+            + (f", already complete; use --init-from {path} to train further" if done_before == updates else "")
         )
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
@@ -147,7 +147,7 @@ class Loop:
     rows: list[Row] = dataclasses.field(default_factory=list)  # those that are not written yet
     interrupt: Interrupt = dataclasses.field(default_factory=Interrupt)
     seconds: float = 0.0  # how long the updates took, without compiling and evaluations
-    played: tuple[int, Row] | None = None  # the last evaluation, and the update before it
+    played: tuple[int, Row] | None = None  # number of updates at the last evaluation, and its metrics
 
     def __post_init__(self) -> None:
         self.saved, self.last_save = self.done, 0.0  # the update of the latest checkpoint, and when it was written
@@ -236,7 +236,7 @@ class Loop:
         if evaluated and self.folder is not None:
             best = self.folder.find_best(self.done)
             due = due or (best is not None and best[0] == self.done)
-        if any(agree(due)):
+        if any(take_largest(due)):
             self.write_checkpoint()
             self.interrupt.save = False
 
@@ -247,7 +247,7 @@ class Loop:
         self.saved, self.last_save = self.done, time.monotonic()
 
     def rescue(self, error: Exception) -> None:
-        """Save what an error of an environment or of a listener left of the run.
+        """After an error in an environment or a listener, save what remains of the run.
 
         Nothing can be saved if a call was overwriting the state, if this is one of several processes, which has only a
         part of the state, or if the error is that the folder cannot be written. Non-finite numbers are never saved.

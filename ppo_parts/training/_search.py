@@ -39,7 +39,7 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
     """Raise if a folder has trials of another search, and otherwise record this one in it."""
-    path, now = folder / "search.json", {**_stored.to_json(config), "num_seeds": num_seeds, "search": search}
+    path, now = folder / "search.json", {**_stored.describe_config(config), "num_seeds": num_seeds, "search": search}
     then = json.loads(path.read_text()) if path.exists() else now
     if changed := _stored.compare_settings(then, now):
         says = f"{folder} holds a study of other runs; {_stored.format_changes(changed)}"
@@ -215,7 +215,7 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
 def sweep(
     make_train: Callable[[Any], Train], config: Any, given: Mapping[str, Any], folder: Path, num_seeds: int = 1
 ) -> dict[str, Any]:
-    """Run the trials of a study that are left, and return how many ended in which way, and the best.
+    """Run the remaining trials of a study, and return how many ended in which way, and the best.
 
     `given` is `search` of `objective`; "trials", their number, 100 by default; and "engine", "optuna" by default, or
     "ray" (`sweep_with_ray`). The study is `folder/study.db`, in SQLite: several processes may run its trials at once,
@@ -267,7 +267,8 @@ def sweep_with_ray(
     draw = functools.partial(draw_fields, read_search(make_train, config, search)[0])
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
         make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
-        config = _stored.restore_config(_stored.find_config_type(make_train), {"config": _stored.to_json(config)})
+        fields = {"config": _stored.describe_config(config)}
+        config = _stored.restore_config(_stored.find_config_type(make_train), fields)
     updates = make_train(config).num_updates
     each = max(1, updates // 10)
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,21 +23,21 @@ import jax
 from .. import __version__
 from .._base.errors import UserTypeError, UserValueError
 from ._config import RunOptions, check_config
-from ._files import RunNotFoundError, plain
+from ._files import RunNotFoundError, make_plain
 from ._processes import logger
 from ._train import Train
 
 JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
 """They change the arrays of a state, or the last bits of its numbers."""
-ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
-MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
-KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
+NOT_KEPT: tuple[str, ...] = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
+NOT_KEPT += ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
+KEPT_ON_RESUME = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in NOT_KEPT)
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
 def read_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
-    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
+    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT_ON_RESUME})
     check_config(options, where="config.json: run")
     return options
 
@@ -89,7 +89,7 @@ def name_recipe(defined: Any) -> str:
 def describe_run(config: Any, train: Train) -> dict[str, Any]:
     """Return the `config.json` of a new run, without its options; raise if JSON cannot represent the configuration."""
     stored = {
-        "config": to_json(config),
+        "config": describe_config(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
         "recipe": train.recipe,
@@ -104,15 +104,15 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
                 where="config",
                 argument=field.name,
             )
-    return {**stored, "versions": versions(), "jax": _read_jax_settings()}
+    return {**stored, "versions": read_versions(), "jax": _read_jax_settings()}
 
 
-def to_json(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
+def describe_config(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(make_plain(dataclasses.asdict(config)), default=str))
 
 
 def find_changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    now = {**to_json(config), "num_seeds": options.num_seeds}
+    now = {**describe_config(config), "num_seeds": options.num_seeds}
     return compare_settings({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
 
 
@@ -138,19 +138,24 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
             "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
             "that shape the network"
         )
-    pairs = ({name: getattr(x, name) for name in KEPT} for x in (read_options(stored), options))
+    pairs = ({name: getattr(x, name) for name in KEPT_ON_RESUME} for x in (read_options(stored), options))
     if changed := compare_settings(*pairs):
         logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
-    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_read_jax_settings()}
-    if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
-        logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
+    before, now = {**stored["versions"], **stored.get("jax", {})}, {**read_versions(), **_read_jax_settings()}
+    started = [
+        f"with {name} {before[name]} (now {x})" if name in before else f"without {name}"
+        for name, x in now.items()
+        if before.get(name) != x
+    ]
+    if started:
+        logger.warning(f"the run was started {', '.join(started)}: results may differ in the last bits")
 
 
 def _read_jax_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of the installed packages that affect the numbers of a run."""
     found = {"python": platform.python_version(), "ppo_parts": __version__}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):

@@ -101,7 +101,7 @@ class Train:
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:
         """Shapes and dtypes of the state, and of the metrics of an update."""
-        return jax.eval_shape(lambda key: self.compiled_step(self.compiled_init(key)), jax.random.key(0))
+        return jax.eval_shape(lambda key: self.jitted_step(self.jitted_init(key)), jax.random.key(0))
 
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
         """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
@@ -114,12 +114,12 @@ class Train:
         return jax.tree.map(lambda _: whole, self.state_shapes())._replace(rollout=self.rollout.sharding(mesh))
 
     @functools.cached_property
-    def compiled_init(self) -> Callable[[Array], TrainState]:
+    def jitted_init(self) -> Callable[[Array], TrainState]:
         """`jax.jit(init)`, which is traced only once."""
         return jax.jit(self.init)
 
     @functools.cached_property
-    def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+    def jitted_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
         """`jax.jit(step)`, which is traced only once."""
         return jax.jit(self.step)
 

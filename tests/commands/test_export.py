@@ -69,7 +69,7 @@ def test_models_equal_jax(name):
     parameters = ["loc", "scale"] if name in ("squashed", "agent") else ["logits"]
     assert [x.name for x in model.graph.input] == ["obs", *carry]
     assert [x.name for x in model.graph.output] == ["action", *parameters, *(f"next_{x}" for x in carry)]
-    assert export.largest_difference(model, train, state, number) < 1e-6
+    assert export.measure_difference(model, train, state, number) < 1e-6
 
 
 def session_of(model):
@@ -119,7 +119,7 @@ def test_any_nan_is_a_difference():
     train, state = trained(recipe.walk(), policy)
     model = export.to_onnx(train, state)
     state.learner.params = jnp.full(1, jnp.nan)  # only the scale, which is the last output
-    assert np.isnan(export.largest_difference(model, train, state, 1))
+    assert np.isnan(export.measure_difference(model, train, state, 1))
 
 
 def test_beta_is_exported_with_its_parameters():
@@ -168,7 +168,7 @@ def test_the_command_writes_a_model_and_says_how_exact_it_is(folder, tmp_path, c
 
 
 def test_a_model_that_differs_is_not_written(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "largest_difference", lambda *arguments: 1e-3)
+    monkeypatch.setattr(export, "measure_difference", lambda *arguments: 1e-3)
     with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):
         export.main([str(folder), "--output", str(tmp_path / "policy.onnx")])
     assert not (tmp_path / "policy.onnx").exists()

@@ -194,7 +194,7 @@ def test_statistics_are_those_of_rliable():
     np.testing.assert_allclose(high, [117.78094006923818, 111.52786758113308, 107.13105125002505], atol=0.5)
     y = np.random.default_rng(1).normal(110, 20, size=6)
     curves = [compare.Curve("", "", np.zeros(1), values[None]) for values in (x[:, 0, 0], y)]
-    assert compare.table_of(curves)[1]["better_than_first"] == pytest.approx(0.7291666666666666)
+    assert compare.make_table(curves)[1]["better_than_first"] == pytest.approx(0.7291666666666666)
     _, low, high = _statistics.iqm_interval(np.ones((2, 1)))
     assert np.isnan([low, high]).all()
 
@@ -247,8 +247,11 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
         ([a, b], "runs of different environments cannot be compared: .*a: a, .*b: b"),
         ([f"x={a},{b}"], "x: the runs use several environments, a, b"),
         ([f"x={a},{a}"], "two runs have the same seed"),
-        ([a, "--metric", "won"], "no update has won; there are env_steps, episode_return, update"),
-        ([a, "--metric", "evaluation/won"], "no update has evaluation/won; .*; evaluations .* need --eval-every"),
+        ([a, "--metric", "won"], "no row has the metric won; available: env_steps, episode_return, update"),
+        (
+            [a, "--metric", "evaluation/won"],
+            "no row has the metric evaluation/won; .*; evaluations .* need --eval-every",
+        ),
         ([a, "--output", "x.foo"], r"x\.foo must end with .* or \.png or "),
         ([none], "there are no metrics yet"),
         ([part], "has not been measured in every seed"),
@@ -273,8 +276,8 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
 
 def test_watch_and_evaluations_carry_a_memory(capsys):
     train = recipe.make_train(recipe.Config(memory="lstm"))
-    state = train.compiled_init(jax.random.key(0))
-    assert len(list(watch.frames_of(train, state, max_steps=2, mode=True))) == 2
+    state = train.jitted_init(jax.random.key(0))
+    assert len(list(watch.render_frames(train, state, max_steps=2, mode=True))) == 2
     assert not capsys.readouterr().out
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
     assert played.episode_length.tolist() == [3, 3, 3]
@@ -291,7 +294,7 @@ def test_watch_begins_alike_whatever_the_limit():
     policy, space = networks.actor_critic(env, (4,)), types.SimpleNamespace
     train = space(policy=policy, env=space(evaluation=lambda state: env))
     state = space(rollout=space(env_state=None), learner=space(params=policy.init(jax.random.key(0))))
-    first, second = (next(watch.frames_of(train, state, max_steps=limit)) for limit in (2, 3))
+    first, second = (next(watch.render_frames(train, state, max_steps=limit)) for limit in (2, 3))
     np.testing.assert_array_equal(first, second)
 
 
@@ -299,9 +302,9 @@ def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
     state = jax.tree.map(lambda x: x[0], training.load(folder).state)
     train = recipe.make_train(recipe.Config(drawn=False))
     with pytest.raises(UserValueError, match=r"this environment cannot be rendered: give its Env a render"):
-        next(watch.frames_of(train, state))
+        next(watch.render_frames(train, state))
     for bad, says in (
-        (lambda: watch.frames_of(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
+        (lambda: watch.render_frames(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
         (lambda: watch.write_animation(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
         (lambda: watch.write_animation(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
         (lambda: evaluate.play_episodes(training.load(folder), 1, seed=2**32), "seed must be .* got 4294967296"),

@@ -186,15 +186,15 @@ def test_the_policy_of_a_recipe_with_hybrid_actions_is_watched_and_exported():
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     train = cleanrl_ppo.make_train(tiny(env_id="tasks:golf,time_limit=4"))
-    state = train.compiled_init(KEY)
-    assert len(list(watch.frames_of(train, state, max_steps=3))) == 3
-    act, rows = export.policy_function(train, state)
-    inputs = export.random_inputs(rows, 50, 0)
+    state = train.jitted_init(KEY)
+    assert len(list(watch.render_frames(train, state, max_steps=3))) == 3
+    act, rows = export.make_policy_function(train, state)
+    inputs = export.draw_inputs(rows, 50, 0)
     outputs = jax.jit(act)(*inputs.values())
     shapes = {"action['club']": (), "action['stroke']": (3, 2), "logits['club']": (3,), "loc['stroke']": (6,)}
     assert {name: x.shape[1:] for name, x in outputs.items()} == shapes | {"scale['stroke']": (6,)}
     model = export.to_onnx(train, state)
-    assert export.largest_difference(model, train, state, 50) < 1e-5
+    assert export.measure_difference(model, train, state, 50) < 1e-5
     (club,) = runtime.InferenceSession(model.SerializeToString()).run(["action['club']"], inputs)
     np.testing.assert_array_equal(club, outputs["action['club']"])
 

@@ -135,7 +135,7 @@ def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
     folder, _ = go(train, tmp_path, "run", config, async_ppo.OneAhead)
     ended = training.load(folder, recipe.make_train).state
 
-    state = train.compiled_init(jax.random.key(config.seed))
+    state = train.jitted_init(jax.random.key(config.seed))
     collect, learn = jax.jit(train.collect), jax.jit(train.learn)
     collected = collect(state)
     for _ in range(train.num_updates):
@@ -152,7 +152,7 @@ def test_vtrace_corrects_a_lagging_actor():
         total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=1, hidden=(8,)
     )
     train, plain = (one.make_train(config, envs.make("CartPole-v1")) for one in (async_ppo, mujoco_ppo))
-    state = train.compiled_init(jax.random.key(0))
+    state = train.jitted_init(jax.random.key(0))
     own = jax.jit(train.collect)(state)
     update = [jax.jit(one.learner.update) for one in (train, plain)]
     first = [one(state.key, state.learner, own[1])[1]["policy_loss"] for one in update]

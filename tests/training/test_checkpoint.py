@@ -96,7 +96,7 @@ def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated
 
 def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train, tmp_path, whole):
     folder, result = go(train, tmp_path, "run", best_metric="grad_norm", keep_checkpoints=1)
-    norms = training.column(rows(whole[0]), "grad_norm")[3::4]
+    norms = training.select_metric(rows(whole[0]), "grad_norm")[3::4]
     assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmax() + 1), "value": norms.max()}
     assert steps(folder) == sorted({4 * (norms.argmax() + 1), 12})
 

@@ -29,7 +29,7 @@ def population():
 @pytest.fixture(scope="module")
 def first(population):
     """The state of a run before its first update."""
-    return population.compiled_init(jax.random.key(1))
+    return population.jitted_init(jax.random.key(1))
 
 
 def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
@@ -71,7 +71,7 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
     state, given = jax.tree.map(lambda x: x[2], (first.members, first.hyperparameters))
     alone = cleanrl_ppo.make_train(dataclasses.replace(tiny(), **{name: float(x) for name, x in given.items()}))
     for row in rows(whole)[:EVERY]:
-        state, metrics = alone.compiled_step(state)
+        state, metrics = alone.jitted_step(state)
         np.testing.assert_allclose(metrics["loss"], row["loss"][2], rtol=1e-4)
 
 

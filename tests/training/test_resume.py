@@ -177,7 +177,10 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     assert result["config"] == dataclasses.asdict(tiny())
     stored = json.loads(path.read_text())["run"]
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
-    assert "begun with jax_enable_x64 True (now False): the last bits may differ" in capsys.readouterr().err
+    assert (
+        "was started with jax_enable_x64 True (now False): results may differ in the last bits"
+        in capsys.readouterr().err
+    )
     assert list(runs.evaluations(broken)) == [12]
 
 

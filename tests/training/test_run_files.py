@@ -150,7 +150,7 @@ REFUSED = [  # changes of the configuration, options, and what is said
     ({}, {"eval_mode": True}, f"run: eval_mode {NEEDED}"),
     ({}, {"best_metric": "episode_retrun"}, "got 'episode_retrun'; did you mean 'episode_return'. there are"),
     ({}, {"best_metric": "evaluation/episode_return"}, "got 'evaluation/episode_return'; .* needs eval_every; there"),
-    ({}, {"checkpoint": "best"}, "checkpoint is one of the run that resume or init_from names, got 'best'"),
+    ({}, {"checkpoint": "best"}, "checkpoint selects a checkpoint of the run given as resume or init_from, got 'best'"),
     ({}, {"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     *(({}, {"name": name}, f"run: name must name a folder .*, got '{name}'") for name in ("", "../run", "/tmp/run")),
 ]
@@ -257,11 +257,11 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
     path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[:3], os.urandom(100)]))
     (broken / "metrics.jsonl").unlink()
     for stored, options, says, known in (
-        (damaged, {"resume": damaged}, "damaged and has only 3", 3),
-        (broken, {"init_from": broken}, "missing", 0),
-        (broken, {"resume": broken}, "missing", 0),
+        (damaged, {"resume": damaged}, "damaged: the metrics of 5", 3),
+        (broken, {"init_from": broken}, "missing: the metrics of 8", 0),
+        (broken, {"resume": broken}, "missing: the metrics of 8", 0),
     ):
-        says = rf"metrics\.jsonl is {says}.* of the 8 updates"
+        says = rf"metrics\.jsonl is {says} of the 8 updates before the checkpoint are lost"
         with pytest.warns(RuntimeWarning, match=says):
             loaded = training.load(stored, make_train)
         assert loaded.update == 8 == int(loaded.state.learner.step)
@@ -276,12 +276,12 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
 
 def test_metrics_as_columns():
     table = [{"update": 0, "x": 1.0}, {"update": 1, "y": 0.0}]
-    np.testing.assert_array_equal(training.column(table, "x"), [1.0, np.nan])
-    np.testing.assert_array_equal(training.column([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
-    with pytest.raises(UserValueError, match=r"^no update has z; there are update, x, y$"):
-        training.column(table, "z")
+    np.testing.assert_array_equal(training.select_metric(table, "x"), [1.0, np.nan])
+    np.testing.assert_array_equal(training.select_metric([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
+    with pytest.raises(UserValueError, match=r"^no row has the metric z; available: update, x, y$"):
+        training.select_metric(table, "z")
     with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
-        training.column([{"x": [1, 2]}, {"x": 3}], "x")
+        training.select_metric([{"x": [1, 2]}, {"x": 3}], "x")
 
 
 def test_arguments_of_a_run_are_named(train):

@@ -68,7 +68,7 @@ BAD = {
     "statistic": [lambda: training.bootstrap([1.0], "mean")],
     "last": [lambda: training.last_episodes_return(np.ones(3), np.ones(3), last=0)],
     "num_seeds": [lambda: training.vmap_over_seeds(abs, 0)],
-    "rows": [lambda x=x: training.column(x, "loss") for x in (None, [3])],
+    "rows": [lambda x=x: training.select_metric(x, "loss") for x in (None, [3])],
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],

@@ -67,7 +67,7 @@ def test_train_traces_one_update_when_it_is_made(monkeypatch):
     traced, step = [], training.Train.step
     monkeypatch.setattr(training.Train, "step", lambda self, state: traced.append(1) or step(self, state))
     train = cleanrl_ppo.make_train(tiny(updates=100_000))
-    jax.eval_shape(train.compiled_step, train.shapes[0])
+    jax.eval_shape(train.jitted_step, train.shapes[0])
     assert traced == [1]
     assert train.shapes[1]["loss"].shape == ()
     jax.eval_shape(lambda key: cleanrl_ppo.make_train(tiny())(key), jax.random.key(0))
