@@ -4,8 +4,7 @@
     python -m ppo_parts.doctor logs/progress.csv
 
 Logs of Stable-Baselines3, CleanRL and rsl_rl (TensorBoard, or progress.csv) are read, too, without a configuration and
-without a checkpoint. The exit status is 0 without findings in what could be measured, 1 with findings, and 2 if nothing
-can be read.
+without a checkpoint. The exit status is 0 without findings in what was measured, 1 with findings, and 2 if it failed.
 """
 
 from __future__ import annotations
@@ -122,9 +121,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 """
 
 
-def write_page(
-    path: Path, title: str, text: str, metrics: Mapping[str, np.ndarray], findings: Sequence[Finding]
-) -> None:
+def write_page(path: Path, title: str, text: str, metrics: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     """Write the `text` and the curves as one page; the metrics of findings are red, and their normal range is green."""
     run, normal = Evidence(metrics), {found.metric: found.normal for found in findings}
     cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it

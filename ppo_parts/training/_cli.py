@@ -54,11 +54,10 @@ def main(
         words = list(sys.argv[1:] if argv is None else argv)
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
-        files = _parse_first(words, prog).config
-        if len(files) > 1:
-            raise UserValueError(f"--config is given twice, {files[0]} and {files[1]}: put all options into one file")
-        if any(files):
-            words = [*_read_words(files[0], hints), *words]
+        if [word.partition("=")[0] for word in words].count("--config") > 1:
+            raise UserValueError("--config is given twice: put all options into one file")
+        if (file := _parse_first(words, prog).config) is not None:
+            words = [*_read_words(file, hints), *words]
         known, about = _parse_first(words, prog), sys.modules[make_train.__module__].__doc__
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
@@ -131,9 +130,8 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
-    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path}.items():
+    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, nargs="?")  # tyro refuses it if empty
-    first.add_argument("--config", type=Path, nargs="?", action="append", default=[])
     first.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
     return first.parse_known_args(words)[0]
 
@@ -151,9 +149,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [
-        str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs
-    ]  # of which `content` has the last of each
+    names = [str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs]  # of which `content` has the last
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content

@@ -191,7 +191,6 @@ class RunOptions:
 
 
 def check_name(name: str | None) -> None:
-    """Raise unless `name` is that of a folder inside `directory`."""
     path = Path("run" if name is None else name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         says = f"must name a folder inside directory, got {name!r}: give the path before it as directory"

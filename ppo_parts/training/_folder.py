@@ -42,9 +42,8 @@ class RunFolder:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         if which == "best" and self.checkpoints.steps():
             if (best := self.find_best()) is None:
-                there = ", ".join(map(str, self.checkpoints.steps()))
-                reason = f"best_metric is {self.options.best_metric}"
-                raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
+                there, metric = ", ".join(map(str, self.checkpoints.steps())), self.options.best_metric
+                raise UserValueError(f"{self.path} has no best checkpoint: best_metric is {metric}; there are {there}")
             which, _ = best
         number = None if which in ("latest", "best") else int(which)
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
@@ -83,10 +82,11 @@ class RunFolder:
             known = row["update"] + 1
             yield row
         if known < before:
-            message = (
-                f"{self.log_path} is {'damaged' if self.log_path.exists() else 'missing'}: the metrics of "
-                f"{before - known} of the {before} updates before the checkpoint are lost; the checkpoint is sound"
+            state, lost = (
+                "damaged" if self.log_path.exists() else "missing",
+                f"{before - known} of the {before} updates",
             )
+            message = f"{self.log_path} is {state}: the metrics of {lost} before the checkpoint are lost; it is sound"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
@@ -200,12 +200,9 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = _stored.find_changes(run.stored, config, options)
-    fixed = {name: changed[name] for name in ("env_id", "seed", "num_seeds") if name in changed}
-    if len({str(x).partition(",")[0] for x in fixed.get("env_id", ())}) == 1:  # only its settings changed
-        del fixed["env_id"]
-    if fixed:
-        says = f"a run that begins with the state of {run.path} continues its episodes and its keys"
-        says = f"{says}; {_stored.format_changes(fixed)}"
+    same = len({str(x).partition(",")[0] for x in changed.get("env_id", "s")}) == 1  # its settings may change
+    if fixed := {name: changed[name] for name in ("env_id", "seed", "num_seeds")[same:] if name in changed}:
+        says = f"a run from the state of {run.path} continues its episodes and keys; {_stored.format_changes(fixed)}"
         raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]

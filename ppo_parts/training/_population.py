@@ -190,8 +190,7 @@ def population(
         says = f"must be at least one of the {members} members, got {fraction}: raise it to {1 / members:g}"
         raise UserValueError(says, where="population", argument="fraction")
     if not isinstance(factors, Sequence) or not factors:
-        says = f"must be a tuple of numbers, such as (0.8, 1.2), got {factors!r}"
-        raise UserTypeError(says, where="population", argument="factors")
+        raise UserTypeError(f"must be a tuple of numbers, got {factors!r}", where="population", argument="factors")
     for factor in factors:
         check_number("population", "factors", factor, POSITIVE, schedule=False)
     if not ranges:

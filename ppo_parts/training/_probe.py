@@ -62,10 +62,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
-    settings, params = (
-        {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe"),
-        state.learner.params,
-    )
+    settings = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe")
+    params = state.learner.params
     batch, found = _collect_rollouts(train, state)
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:

@@ -64,12 +64,7 @@ def run(
     """
     for name, given, right, what in (
         ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
-        (
-            "config",
-            config,
-            dataclasses.is_dataclass(type(config)) and hasattr(config, "seed"),
-            "a dataclass with a seed",
-        ),
+        ("config", config, "seed" in getattr(type(config), "__dataclass_fields__", ()), "a dataclass with a seed"),
         ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
     ):
         if not right:

@@ -83,13 +83,8 @@ def compile_trials(make_train: Callable[[Any], Train], config: Any, num_seeds: i
     return select
 
 
-def read_search(
-    make_train: Callable[[Any], Train], config: Any, search: Mapping[str, Any]
-) -> tuple[dict[str, tuple[str, dict[str, Any]]], Train]:
-    """Return for each field of a search the method of Optuna's trials that draws it, and its arguments; and a run.
-
-    Raise if a choice or a limit cannot be used, together with the first ones of the other fields.
-    """
+def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return for each field of a search the method of Optuna's trials that draws it, and its arguments."""
     if not search:
         raise UserValueError("must name a field to search, got {}", where="sweep", argument="search")
     check_fields("sweep", config, search)
@@ -111,12 +106,7 @@ def read_search(
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
         found[name] = f"suggest_{kind}", arguments
-    ends: dict[str, Any] = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in found.items()}
-    first = {name: values[0] for name, values in ends.items()}
-    for name, values in ends.items():
-        for value in values:
-            train = make_train(dataclasses.replace(config, **{**first, name: value}))
-    return found, train
+    return found
 
 
 def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
@@ -150,7 +140,11 @@ def objective(
         `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
     """
     optuna = require_package("optuna", "optuna")
-    suggested, train = read_search(make_train, config, search)
+    suggested = read_search(config, search)
+    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
+    first = {name: values[0] for name, values in ends.items()}
+    for name, value in ((name, value) for name, values in ends.items() for value in values):
+        train = make_train(dataclasses.replace(config, **{**first, name: value}))  # raises before there is a trial
     check_metric("objective", train, metric)
     programs = compile_trials(make_train, config, num_seeds)
 
@@ -241,19 +235,16 @@ def sweep(
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
     if not result["complete"]:
         return result
-    with lock:
-        write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
-    result |= {"value": study.best_value, "best": study.best_params}
-    if result["complete"] < 2:  # nothing to compare
-        return result
     matplotlib = require_package("matplotlib", "train")
     matplotlib.use("Agg")
     silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
     with lock, silent, matplotlib.rc_context():  # optuna sets a style of its own
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
-        axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
-    return result
+        write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
+        if result["complete"] > 1:  # one trial has nothing to be compared with
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
+            axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
+    return result | {"value": study.best_value, "best": study.best_params}
 
 
 def sweep_with_ray(
@@ -263,8 +254,7 @@ def sweep_with_ray(
 
     Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
     """
-    tune = require_package("ray.tune", "ray")
-    draw = functools.partial(draw_fields, read_search(make_train, config, search)[0])
+    tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
         make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
         fields = {"config": _stored.describe_config(config)}

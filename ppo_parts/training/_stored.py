@@ -96,8 +96,7 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
     }
     back = restore_config(type(config), stored)
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if getattr(value, "shape", ()) or getattr(back, field.name) != value:  # an array is not one of the below
+        if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
             raise UserValueError(
                 f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
                 "tuples of them",
@@ -142,13 +141,9 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     if changed := compare_settings(*pairs):
         logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
     before, now = {**stored["versions"], **stored.get("jax", {})}, {**read_versions(), **_read_jax_settings()}
-    started = [
-        f"with {name} {before[name]} (now {x})" if name in before else f"without {name}"
-        for name, x in now.items()
-        if before.get(name) != x
-    ]
-    if started:
-        logger.warning(f"the run was started {', '.join(started)}: results may differ in the last bits")
+    changes = [(name, before.get(name), x) for name, x in now.items() if before.get(name) != x]
+    if then := [f"without {name}" if was is None else f"with {name} {was} (now {x})" for name, was, x in changes]:
+        logger.warning(f"the run was started {', '.join(then)}: results may differ in the last bits")
 
 
 def _read_jax_settings() -> dict[str, Any]:

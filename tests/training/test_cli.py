@@ -186,7 +186,7 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
     (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML has no tabs
     refused("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
-    refused("--config", "a", "--config", "b", says="--config is given twice, a and b: put all options into one file")
+    refused("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
     refused("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option
