@@ -44,8 +44,7 @@ def render_frames(
         raise UserValueError("this environment cannot be rendered: give its Env a render(state) -> array [H, W, 3]")
     begin = jax.jit(lambda key: RolloutState.begin(env, train.policy, 1, *env.reset(key, 1)))
     play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
-    for episode, key in enumerate(jax.random.split(make_keys(seed, 1), episodes)):
-        reset_key, key = jax.random.split(key)
+    for episode, (reset_key, key) in enumerate(jax.random.split(make_keys(seed, 1), (episodes, 2))):
         now = begin(reset_key)
         for steps in range(max_steps):
             yield np.asarray(env.render(now.env_state))

@@ -130,11 +130,11 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
     """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
-        several = kinds[1:] == (...,)
-        if not isinstance(value, tuple) or (len(value) != len(kinds) and not several):
-            what = "a tuple" if several else f"a tuple of {len(kinds)}"
-            raise UserTypeError(f"must be {what}, got {value!r}", where=where, argument=name)
-        for x, kind in zip(value, kinds[:1] * len(value) if several else kinds, strict=True):
+        if kinds[1:] == (...,) and isinstance(value, tuple):
+            kinds = kinds[:1] * len(value)
+        if not isinstance(value, tuple) or len(value) != len(kinds):
+            raise UserTypeError(f"must be a {hint}, got {value!r}", where=where, argument=name)
+        for x, kind in zip(value, kinds, strict=True):
             _check_field(where, name, x, kind, limits)
         return
     kinds = kinds if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

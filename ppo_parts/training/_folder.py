@@ -82,11 +82,9 @@ class RunFolder:
             known = row["update"] + 1
             yield row
         if known < before:
-            state, lost = (
-                "damaged" if self.log_path.exists() else "missing",
-                f"{before - known} of the {before} updates",
-            )
-            message = f"{self.log_path} is {state}: the metrics of {lost} before the checkpoint are lost; it is sound"
+            state = "damaged" if self.log_path.exists() else "missing"
+            lost = f"the metrics of {before - known} of the {before} updates before the checkpoint are lost"
+            message = f"{self.log_path} is {state}: {lost}; the checkpoint is sound"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
@@ -212,12 +210,8 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
             f"{train.steps_per_update}: keep num_envs * num_steps, so that the counters continue"
         )
     if update >= train.num_updates:
-        raise UserValueError(
-            f"must be more than the {steps:,} steps ({update} updates) of {run.path}, from which this run continues, "
-            f"got {config.total_timesteps}",
-            where="Config",
-            argument="total_timesteps",
-        )
+        says = f"must be more than the {steps:,} steps ({update} updates) of {run.path}, got {config.total_timesteps}"
+        raise UserValueError(says, where="Config", argument="total_timesteps")
     return run, update, state
 
 

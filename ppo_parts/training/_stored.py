@@ -97,12 +97,8 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
     back = restore_config(type(config), stored)
     for field in dataclasses.fields(config):
         if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
-            raise UserValueError(
-                f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
-                "tuples of them",
-                where="config",
-                argument=field.name,
-            )
+            says = f"{value!r} could not be read back from config.json: use finite numbers, strings, None and tuples"
+            raise UserValueError(says, where="config", argument=field.name)
     return {**stored, "versions": read_versions(), "jax": _read_jax_settings()}
 
 
@@ -141,8 +137,8 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     if changed := compare_settings(*pairs):
         logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
     before, now = {**stored["versions"], **stored.get("jax", {})}, {**read_versions(), **_read_jax_settings()}
-    changes = [(name, before.get(name), x) for name, x in now.items() if before.get(name) != x]
-    if then := [f"without {name}" if was is None else f"with {name} {was} (now {x})" for name, was, x in changes]:
+    changes = [name for name, x in now.items() if before.get(name) != x]
+    if then := [f"with {x} {before[x]} (now {now[x]})" if x in before else f"without {x}" for x in changes]:
         logger.warning(f"the run was started {', '.join(then)}: results may differ in the last bits")
 
 

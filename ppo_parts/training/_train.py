@@ -283,12 +283,9 @@ def count_updates(total_timesteps: Count, *, num_envs: Count, num_steps: Count) 
     """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
     each = num_envs * num_steps
     if total_timesteps < each:
-        raise UserValueError(
-            f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
-            f"{total_timesteps}: raise it, or make the rollouts shorter",
-            where="Config",
-            argument="total_timesteps",
-        )
+        says = f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps"
+        says = f"{says}, got {total_timesteps}: raise it, or make the rollouts shorter"
+        raise UserValueError(says, where="Config", argument="total_timesteps")
     return int(total_timesteps // each)
 
 

@@ -120,7 +120,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("rate", float("nan"), "must lie in (0, inf), got nan"),
         ("rate", "1", "must be a number"),
         ("sizes", (4, 0), "must be at least 1, got 0"),
-        ("sizes", 4, "must be a tuple, got 4"),
+        ("sizes", 4, "must be a tuple[int, ...], got 4"),
         ("piece", 0, "must be at least 1, got 0"),
         ("piece", "all", "must be one of 'auto', a whole number, None, got 'all'"),
         ("kind", "c", "must be one of 'a', 'b', got 'c'"),
@@ -129,7 +129,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("name", None, "must be a string, got None"),
         ("tags", ("a", 3), "must be a string, got 3"),
         ("pair", (1, 2), "must be a string, got 2"),
-        ("pair", (1, "a", 3), "must be a tuple of 2, got (1, 'a', 3)"),
+        ("pair", (1, "a", 3), "must be a tuple[int, str], got (1, 'a', 3)"),
     ):
         with pytest.raises(pp.errors.UserError, match=re.escape(f"Config: {name} {says}")):
             training.check_config(Config(**{name: value}))
