@@ -1,5 +1,6 @@
 """A run taken up again: loaded, resumed as if nothing had happened, or as the state with which another begins."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -13,7 +14,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
-from ppo_parts.training import RunOptions, _files
+from ppo_parts.training import RunOptions, _files, _folder
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._folder import RunWriter, open_run
 from tests import runs
@@ -192,6 +193,19 @@ def test_resume_takes_over_the_options_of_a_run_or_says_which_differ(train, make
     assert capsys.readouterr().err == ""
     with open_run(train, tiny(), RunOptions(resume=folder)):
         assert "best_metric was 'evaluation/episode_return', is None" in capsys.readouterr().err
+
+
+def test_all_processes_read_the_checkpoint_that_the_first_one_found(monkeypatch, train, tmp_path):
+    """Also if it is number 0; the other processes have stand-ins."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_folder, "is_first", lambda: False)
+    monkeypatch.setattr(_folder, "fail_together", lambda what: contextlib.nullcontext())
+    monkeypatch.setattr(_folder.RunFolder, "__init__", lambda self, path: None)
+    monkeypatch.setattr(_folder.RunFolder, "restore", lambda self, train, which: (which, f"state {which}"))
+    for told, state in ((np.array([0, 1]), "state 0"), (np.array([0, 0]), None)):
+        monkeypatch.setattr(_folder, "broadcast_one_to_all", lambda mine, told=told: told)
+        with open_run(train, tiny(), RunOptions(resume=tmp_path)) as found:
+            assert found == (None, 0, state)
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
