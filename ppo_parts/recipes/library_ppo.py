@@ -36,7 +36,7 @@ class Config(training.Config):
     library: Annotated[Library, "the library whose update to use; --preset also sets its hyperparameters"]
     learning_rate: Annotated[float, "learning rate of Adam; with target_kl, the initial one"]
     target_kl: Annotated[
-        float | None, Range(0, open_low=True), "divergence to which the rate adapts; Stable-Baselines3 ends the update"
+        float | None, Range(0, open_low=True), "rate adapts to this divergence; in Stable-Baselines3, it ends an update"
     ] = None
     adapt_each_epoch: Annotated[bool, "the rate adapts after each epoch, not after each step; rl_games only"] = False
     num_minibatches: Annotated[int, "gradient steps per epoch"]
