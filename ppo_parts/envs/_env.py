@@ -91,7 +91,7 @@ FIELD_KINDS: dict[str, Any] = {"reward": np.floating, "episode_return": np.float
 FIELD_KINDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_)
 """The kinds of numbers in the fields of a `Transition`."""
 
-RESERVED_INFO = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
+RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_length", "terminated", "truncated")
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
 
 SEATS = ("seat", "next_seat")

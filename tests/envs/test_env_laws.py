@@ -246,6 +246,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
+    (lambda: stepping(info=lambda x: {"episodes": x}), r"info\['episodes'\] has the name of a metric of every"),
     # Fields of a transition.
     field("final_obs", None, r"final_obs must be like the observation before, float32\[4, 2\], got None.*equals obs"),
     field("obs", jnp.zeros((4, 4)), r"obs must be like the observation before, float32\[4, 2\], got float32\[4, 4\]"),
