@@ -262,7 +262,10 @@ class Batch:
                 )
             check_arrays("add_metrics", **{name: value})
             if jnp.shape(value) != ():
-                raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")
+                raise ShapeError(
+                    f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first, for "
+                    f"example with functional.masked_mean({name}, batch.mask)"
+                )
         kept = self.reductions if reduce == "mean" else (*self.reductions, *((name, reduce) for name in metrics))
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 

@@ -45,6 +45,8 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
     if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
         remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
+    if getattr(x, "requires_grad", False):
+        remedy += ", or keep this computation in PyTorch: no gradient would flow back into it"
     kind = type(x).__name__ if library == "builtins" else f"{library}.{type(x).__name__}"
     raise UserTypeError(f"must be {what}, got a {kind}; convert it with {remedy}", where=where, argument=name)
 
@@ -70,6 +72,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": {name} has one row fewer than the others"
             own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
             return f": {other} has one row more than {name}; pass {own if 'value' in other else f'{other}[:-1]'}"
+        if name == "next_value" and shape == longer[1:]:
+            return ": if that is the value after the last step, pass next_values(value, next_value)"
         if more and shape == longer[:rank]:
             if set(more) == {1}:
                 return f": drop the trailing axis of size 1 with {other}[...{', 0' * len(more)}]"

@@ -101,8 +101,8 @@ def actor_critic(
     _check("actor_critic", env, hidden, memory)
     if env.num_agents is not None:
         raise UserValueError(
-            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic or "
-            "envs.fold_agents"
+            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, as "
+            "the recipe ippo does, or envs.fold_agents"
         )
     if env.privileged_space is not None and shared:
         raise UserValueError(
@@ -250,7 +250,8 @@ def multi_agent_actor_critic(
     check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
     if env.num_agents is None:
         raise UserValueError(
-            "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
+            "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, as the recipe "
+            "cleanrl_ppo does"
         )
     for each in list_spaces(env.observation_space):
         if is_image(each):

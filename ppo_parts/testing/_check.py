@@ -12,7 +12,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError, Trac
 
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._core.batch import Batch
-from .._core.chain import chain
+from .._core.chain import chain, parts_of
 from .._core.part import Divider, Part
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, compare
@@ -59,6 +59,8 @@ def check_part(
     """
     if not isinstance(part, Part):
         raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
+    if any(isinstance(each, Divider) for each in parts_of(part)) and not isinstance(part, Divider):
+        raise UserValueError("check_part: the part is a chain with a sampler: check its parts one by one")
     laws = tuple(laws)
     with jax.default_matmul_precision("highest"):  # in the TF32 of GPUs, equal computations differ by 1e-4
         for subject in _make_subjects(part, batch, context):

@@ -20,9 +20,9 @@ class Found(NamedTuple):
     residual: np.ndarray
 
     @property
-    def rms(self) -> float:
-        """The root mean square of the residual."""
-        return _compute_rms(self.residual)
+    def norm(self) -> float:
+        """The norm of the residual: greater than 1 if some number differs, however many others agree."""
+        return float(np.linalg.norm(self.residual))
 
     @property
     def differs(self) -> bool:
@@ -65,9 +65,9 @@ class Search:
         """Return the change that removes the difference, or else the one that, with numbers fitted, reduces it most."""
         start = self.try_changes(update)
         tried = [self.try_changes(update, x) for x in CHOICES if set(x.stages) & set(self.stages)]
-        single = [x for x in tried if np.isfinite(x.rms) and abs(x.rms - start.rms) > 1e-6 * start.rms]
+        single = [x for x in tried if np.isfinite(x.norm) and abs(x.norm - start.norm) > 1e-6 * start.norm]
         if done := [x for x in single if not x.differs]:
-            return min(done, key=lambda x: x.rms)
+            return min(done, key=lambda x: x.norm)
         # Rank changes by what is left after a first-order fit of the numbers, whose best values depend on the change.
         # Where two are about equal, the order of the table decides.
         errors = [self.improve(x)[1] for x in single]
@@ -77,8 +77,8 @@ class Search:
             fits += [each, self.fit(each)]
             if not fits[-1].differs:
                 return fits[-1]
-        allowed = _compute_tie_limit([x.rms for x in fits])
-        return next(x for x in fits[1:] if x.rms <= allowed) if allowed < start.rms else None
+        allowed = _compute_tie_limit([x.norm for x in fits])
+        return next(x for x in fits[1:] if x.norm <= allowed) if allowed < start.norm else None
 
     def try_changes(self, update: Update, *changes: Change) -> Found:
         """Return an update after changes, with what is left of the difference; infinity if they do not apply."""
@@ -96,7 +96,7 @@ class Search:
         return {x: value for x in names if (value := update.read_number(*x)) is not None}
 
     def improve(self, begin: Found) -> tuple[np.ndarray, float]:
-        """Return the numbers after a step of Gauss and Newton, and the rms that it leaves, to first order."""
+        """Return the numbers after a step of Gauss and Newton, and the norm that it leaves, to first order."""
         numbers, slopes = self.read_numbers(begin.update), []
         x = np.array([*numbers.values()])
         scale = np.maximum(x, 0.01)  # numbers that hardly matter stay
@@ -105,9 +105,9 @@ class Search:
             moved = self.try_changes(begin.update, set_number(name, numbers[name] + step * each)).residual
             slopes.append((moved - begin.residual) / step if np.isfinite(moved).all() else 0 * begin.residual)
         if not slopes:
-            return x, begin.rms
+            return x, begin.norm
         change = np.linalg.lstsq(np.stack(slopes, axis=1), -begin.residual, rcond=1e-5)[0]
-        return x + scale * change, _compute_rms(begin.residual + change @ np.stack(slopes))
+        return x + scale * change, float(np.linalg.norm(begin.residual + change @ np.stack(slopes)))
 
     def fit(self, begin: Found) -> Found:
         """Fit the numbers by least squares, and round them to the fewest digits with which the fit is as good."""
@@ -120,10 +120,10 @@ class Search:
         found, x = begin, np.array([*first.values()])
         for _ in range(10):
             nearer = np.clip(self.improve(found)[0], low, high)
-            after, before = try_numbers(nearer), found.rms
-            if after.rms < before:
+            after, before = try_numbers(nearer), found.norm
+            if after.norm < before:
                 found, x = after, nearer
-            if not after.rms < 0.9 * before:  # also if the chain does not work with these numbers
+            if not after.norm < 0.9 * before:  # also if the chain does not work with these numbers
                 break
         x = np.where(x < 1e-9, 0, x)
         best = np.max(np.abs(try_numbers(x).residual))
@@ -134,10 +134,6 @@ class Search:
                 break
         said = [y for y, new, old in zip(found.changes, rounded, first.values(), strict=True) if new != old]
         return found._replace(changes=(*begin.changes, *said))
-
-
-def _compute_rms(x: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(x))))
 
 
 def _compute_tie_limit(errors: list[float]) -> float:

@@ -198,7 +198,8 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
         for path, leaf in jax.tree_util.tree_leaves_with_path(out):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
-                return f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
+                says = f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
+                return f"{says}: convert it with .astype(batch.log_prob.dtype)"
     return None
 
 

@@ -277,7 +277,7 @@ FAULTY = {
          "changes its state from weak float32[] to float32[], so no loop can carry it"),
     ],
     "float_dtype_is_kept": [
-        (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "with bfloat16 data it returns float32 as reward")
+        (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "it returns float32 as reward: convert it with .astype(")
     ],
     "inputs_are_not_mutated": [(part(mutating), "it writes into its inputs")],
     "jit_and_vmap_equal_eager": [
@@ -316,6 +316,7 @@ def test_check_part_does_not_advise_what_was_given():
     ("faulty", "says"),
     [
         (lambda batch: batch, "is not a part"),
+        (pp.chain(pp.full_batch(), pp.value_loss()), "is a chain with a sampler: check its parts one by one"),
         (metric(lambda b: 1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), NEEDS_A_VALUE),
         (part(lambda b, s, c: (b.replace(reward=b.value) if b.reward[0, 0] > 9 else b, s), provides=("reward",)),
          NEEDS_A_VALUE),

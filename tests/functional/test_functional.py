@@ -183,7 +183,7 @@ def test_nan_is_never_hidden():
 
 
 ONES, LONGER = np.ones((5, 3), np.float32), np.ones((6, 3))
-TENSOR = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
+TENSOR = type("Tensor", (), {"__module__": "torch", "__dlpack__": None, "requires_grad": True})()
 SERIES = type("Series", (), {"__module__": "pandas.core.series"})()
 HYPER = {"gamma": 0.9, "gae_lambda": 0.9}
 
@@ -233,11 +233,13 @@ WRONG = [
     (lambda: f.categorical_value(ONES, [[0.0, 1.0]]), "at least two increasing, finite numbers"),
     (lambda: f.bounds_loss(ONES[0, 0]), "bounds_loss: mean must have a last axis"),
     (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
-    (lambda: f.value_loss(TENSOR, ONES), "value must be an array, got a torch.Tensor; .*jnp.from_dlpack(value.detach"),
+    (lambda: f.value_loss(TENSOR, ONES), "value must be an array, got a torch.Tensor; .*detach()), or keep this"),
     (lambda: f.value_loss(ONES, SERIES), "got a pandas.Series; convert it with jnp.asarray(target)"),
 ]  # fmt: skip
 WRONG_SHAPES = [
     (lambda: f.gae(ONES, LONGER, ONES, ONES, **HYPER), "value=value[:-1] and next_value=next_values(value[:-1], va"),
+    (lambda: f.gae(ONES, ONES, ONES[0], ONES, **HYPER), "pass next_values(value, next_value)"),
+    (lambda: f.gae(ONES[:, 0], ONES[:, 0], 1.0, ONES[:, 0], **HYPER), "pass next_values(value, next_value)"),
     (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "has one row more than reward; pass terminated[:-1]"),
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (
