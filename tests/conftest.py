@@ -6,8 +6,6 @@ import os
 import jax
 import pytest
 
-collect_ignore_glob = ["golden/record_*.py", "golden/_*.py"]  # recorders, which import other libraries
-
 # Most of the time goes into compiling, so leave out what only makes the result faster, here and in processes started
 # here; tests that run long keep it. The emitters of fusions are a third of it, and cutting each program into pieces to
 # compile side by side another third; older and newer versions do not know the option of the emitters.
@@ -57,3 +55,9 @@ def optimized_when_slow(request: pytest.FixtureRequest):
     jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("slow") is None)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def double_precision():
+    with jax.enable_x64(True):
+        yield

@@ -13,6 +13,7 @@ compares the choices.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import optax
@@ -121,7 +122,7 @@ def make_update(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientT
     if config.library == "rl_games":
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         options |= {**sizes, "num_actions": envs.count_numbers(env.action_space)}
-    update = getattr(libraries, config.library)
+    update: Callable[..., tuple[pp.Part, optax.GradientTransformation]] = getattr(libraries, config.library)
     return update(
         learning_rate=config.learning_rate, num_minibatches=config.num_minibatches, num_epochs=config.update_epochs,
         gamma=config.gamma, gae_lambda=config.gae_lambda, clip_eps=config.clip_coef, value_coef=config.vf_coef,

@@ -229,7 +229,11 @@ class Replay:
             batch = self.batch.replace(**estimates._asdict())
             return fold(parts, batch, states, self.context.replace(params=params))[0]
 
-        return functools.partial(_take_row, jax.vmap(run)(self.compute_estimates(refresh, update.rows), self.before))
+        begin = np.arange(self.steps)
+        if refresh != "minibatch":  # then these parts run once for each epoch
+            begin -= begin % self.indices.shape[1]
+        params = _take_row(self.before, begin)
+        return functools.partial(_take_row, jax.vmap(run)(self.compute_estimates(refresh, update.rows), params))
 
     def _compute_estimates(self, refresh: str, rows: str) -> Estimates:
         """Return what a sampler with this `refresh` knows of the rollout before each step."""

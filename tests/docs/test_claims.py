@@ -1,4 +1,4 @@
-"""What the pages claim is what the records say."""
+"""Claims on the pages match the records."""
 
 import jax
 import jax.numpy as jnp
@@ -211,8 +211,6 @@ def test_claims_state_dependent_exploration():
     assert np.sum(np.abs(white) < 0.1) == 5
     assert np.mean(white[white > 1]) > np.mean(held)
     assert "all 20 seeds reach the flag. Without gSDE, 5 of 20 end at a return of 0" in page
-    for seeds in ("", "_101"):
-        assert f"{np.mean(returns([f'classic_mountain_car_continuous{seeds}'])):.1f}" == "97.8"
 
 
 def test_claims_a_discretized_action_reaches_less_than_a_hybrid_one():

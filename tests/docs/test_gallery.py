@@ -24,6 +24,7 @@ from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
 from tests.common import evaluate as categorical
 from tests.docs.test_docs import FENCE, ROOT, blocks
 
+pytestmark = pytest.mark.usefixtures("double_precision")
 KEY, RATE = jax.random.key(0), 0.3
 MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -1)
 
@@ -191,12 +192,6 @@ def test_lines_build_parts_and_transformations(page):
         made = eval(line, names)
         for each in made if type(made) is tuple else (made,):
             assert isinstance(each, pp.Part) or hasattr(each, "update"), line
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def test_ppo_ewma_equals_a_loop_by_hand():

@@ -26,9 +26,14 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from tests import golden_traces as traces
-from tests.golden._recorder import drawn
 
 CASES = ("a_default", "a_biglr", "b_noclipv_nonorm", "c_target_kl", "d_continuous", "e_continuous_trunc")
+
+
+def drawn(shape: tuple[int, ...], gain: float, seed: int) -> np.ndarray:
+    """Draw weights `[out, in, ...]`; NumPy guarantees that `RandomState` gives the same numbers in every version."""
+    numbers = np.random.RandomState(seed).standard_normal(shape)
+    return (gain * numbers / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:

@@ -5,6 +5,7 @@ The actor that collects one rollout ahead of the learner is compared with the sa
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -63,14 +64,21 @@ def test_continuous_actions_reach_the_environment_clipped_or_rescaled():
     assert envs.prepare(envs.make("CartPole-v1"), rescale=True).action_space.n == 2
 
 
-def test_options_of_the_chain():
-    """Each switch changes the program it should: what is counted and logged, and what is learned."""
+def test_switches_change_the_chain(monkeypatch):
     stopping = make_train(tiny(2, target_kl=0.0, update_epochs=3))
     metrics = jax.jit(stopping)(jax.random.key(0)).metrics
     assert metrics["epochs"].tolist() == [1, 1]  # after the first epoch any policy has moved
     assert metrics["minibatches"].tolist() == [2, 2]
     assert metrics["early_stopped"].tolist() == [1, 1]
-    assert "early_stopped" not in make_train(tiny(2, norm_adv=False, clip_vloss=False)).shapes[1]
+
+    def made(config, env, policy, pipeline, *_, **__):
+        return SimpleNamespace(parts={part.name for part in pipeline.parts})
+
+    monkeypatch.setattr(training.Train, "of", made)
+    plain = make_train(tiny(2)).parts
+    assert plain ^ make_train(tiny(2, norm_adv=False)).parts == {"advantage_normalize"}
+    assert plain ^ make_train(tiny(2, clip_vloss=False)).parts == {"clipped_value_loss", "value_loss"}
+    assert plain ^ make_train(tiny(2, target_kl=0.0)).parts == {"kl_early_stop"}
 
 
 @pytest.mark.slow

@@ -130,17 +130,8 @@ def test_record_that_lacks_something_is_an_error():
 
 
 def of_library(name):
-    """A recording of `tests/golden/libraries`; rl_games does not shuffle."""
-    z = load(f"libraries/{name}_default")
-    fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "moments", "keys")
-    record = {x: z[x] for x in (*fields, "advantage", "target", "indices", "segments") if x in z}
-    record |= {"params": test_libraries.split(z["params"][0], z), "loss": z["losses"]}
-    record |= {"behavior": test_libraries.split(z["behavior"], z)} if "behavior" in z else {}
-    size = len(record["params"]["value"])
-    record |= {"params_after/policy": z["params"][1:, :-size], "params_after/value": z["params"][1:, -size:]}
-    if name == "rl_games":
-        record["segments"] = np.tile(np.arange(4).reshape(1, 2, 2), (3, 1, 1))
-    return record, test_libraries.evaluate
+    record, _, evaluate = test_libraries.record_of(f"{name}_default")
+    return record, evaluate
 
 
 def of_jaxagents(phase):

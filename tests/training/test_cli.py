@@ -271,10 +271,11 @@ CHANGED = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "c
 @pytest.fixture
 def settings(monkeypatch):
     """JAX's settings of a process that keeps no programs, by their names without prefix."""
-    before = {f"jax_{name}": jax.config.values[f"jax_{name}"] for name in CHANGED}
+    before = {f"jax_{name}": jax.config.values[f"jax_{name}"] for name in (*CHANGED, "enable_compilation_cache")}
     for name in CHANGED:
         monkeypatch.delenv(f"JAX_{name.upper()}", raising=False)
     jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", True)
     yield lambda: {name: jax.config.values[f"jax_{name}"] for name in CHANGED}
     for name, value in before.items():
         jax.config.update(name, value)
