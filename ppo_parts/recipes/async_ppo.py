@@ -56,14 +56,14 @@ class OneAhead(training.Program):
 
         def collected_by(state: training.TrainState) -> Any:
             with envs.host_errors():  # in the thread in which an environment raises
-                return jax.block_until_ready(collect(state))
+                return jax.block_until_ready(collect(state))  # type: ignore[no-untyped-call]
 
         def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:
             collected = ahead.pop().result() if ahead else collected_by(state)
             if int(np.max(state.learner.step)) + 1 < self.train.num_updates:
                 later = training.TrainState(next_key(state), state.learner, collected[0])
                 ahead.append(actor.submit(collected_by, later))
-            state, metrics = jax.block_until_ready(learn(state, collected))
+            state, metrics = jax.block_until_ready(learn(state, collected))  # type: ignore[no-untyped-call]
             values = np.asarray(metrics.array)
             return state, {name: values[None, ..., i] for i, name in enumerate(metrics.names)}
 
