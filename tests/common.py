@@ -38,10 +38,11 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 
 def assert_close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 1e-6) -> None:
-    """Two trees are equal but for rounding."""
+    """Two trees have the same shapes, and are equal but for rounding."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert x.shape == y.shape, jax.tree_util.keystr(path)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
 
 

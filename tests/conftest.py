@@ -30,6 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
 
 
+LONGEST = ("test_runs_on_several_devices", "test_several_devices")  # each is one process, which cannot be divided
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put one of the longest tests at the beginning of each half, which is what two workers begin with."""
+    longest, others = [x for x in items if x.name in LONGEST], [x for x in items if x.name not in LONGEST]
+    half = len(others) // 2
+    items[:] = [*longest[:1], *others[:half], *longest[1:], *others[half:]]
+
+
 def pytest_collection_finish() -> None:
     """Tracing makes many objects and little garbage: look for it less often, and not among what was imported."""
     gc.freeze()

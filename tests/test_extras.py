@@ -18,7 +18,7 @@ from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import require_package
 from ppo_parts.bridges import tunix
 from ppo_parts.commands import compare, export
-from ppo_parts.envs._registry import deferred
+from ppo_parts.envs._registry import SOURCES, deferred
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
@@ -58,12 +58,12 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
     assert python(source, ROOT).split("\n") == ["[] []", *(["[]"] if made else [])]
 
 
-def test_the_core_depends_on_jax_and_optax():
+def test_the_core_depends_on_jax_and_optax_and_each_extra_that_errors_name_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
-    extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari "
-    extras += "watch export track tunix optuna ray docs"
-    assert set(project["optional-dependencies"]) == {*extras.split()}
+    programs = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = {*re.findall(r'require_package\("[\w.]+", "(\w+)"\)', programs), *(x.extra for x in SOURCES.values())}
+    assert {"train", "track", "ray", "brax"} <= named <= project["optional-dependencies"].keys()
 
 
 def test_the_citation_names_the_version():

@@ -1,12 +1,15 @@
 """The chains, games and updates by hand of benchmarks: they run, and are what pages, records and recipes say."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _tables, gallery, kuhn, study, update
-from ppo_parts.recipes import pufferlib_ppo
+from benchmarks import _tables, differences, gallery, kuhn, mujoco, rnd, study, update
+from ppo_parts import envs
+from ppo_parts.recipes import mujoco_ppo, pufferlib_ppo
 
 
 @pytest.mark.lenient_ranks  # of the cards
@@ -78,3 +81,43 @@ def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
         for x, y, z in zip(*map(jax.tree.leaves, (ours.params, theirs.params, before)), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
             assert np.abs(y - z).max() > 1e-4
+
+
+PENDULUM = differences.Config(
+    env_id="Pendulum-v1", hidden=(8,), num_envs=2, num_steps=8, total_timesteps=32, num_minibatches=2, update_epochs=2
+)
+DIFFERENCES = ("none", "time_limit_ignored", "value_normalize", "separate_norms", "adaptive_rate")
+
+
+def differing(name):
+    return differences.VARIANTS[name].make_train(PENDULUM, envs.make("Pendulum-v1"))
+
+
+@pytest.mark.lenient_ranks
+@pytest.mark.parametrize(
+    ("make", "metric"),
+    [
+        *((functools.partial(differing, name), "loss") for name in DIFFERENCES),
+        (lambda: rnd.make_train(rnd.Config(size=4, num_envs=2, rnd=True)), "novelty/rnd_reward"),
+    ],
+    ids=[*DIFFERENCES, "rnd"],
+)
+def test_variants_of_benchmarks_fit_together(make, metric):
+    """`make_train` traces an update."""
+    assert metric in make().shapes[1]
+
+
+def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
+    monkeypatch.setattr(mujoco_ppo, "make_train", lambda config, pipeline: pipeline)
+    parts = {
+        name: [*mujoco.VARIANTS[name].make_train(mujoco.Config()).parts]
+        for name in ("refresh_rollout", "refresh_minibatch", "value_clip", "advantage_normalize")
+    }
+    plain = [*mujoco_ppo.chain(mujoco.Config()).parts]
+    names = {name: [part.name for part in changed] for name, changed in parts.items()}
+    expected = [part.name for part in plain]
+    assert names["refresh_rollout"] == names["refresh_minibatch"] == expected
+    assert (plain[1].refresh, parts["refresh_rollout"][1].refresh) == ("epoch", "rollout")
+    assert parts["refresh_minibatch"][1].refresh == "minibatch"
+    assert names["value_clip"] == [*expected[:4], "clipped_value_loss", expected[5]]
+    assert names["advantage_normalize"] == [*expected[:2], "advantage_normalize", *expected[2:]]

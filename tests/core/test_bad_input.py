@@ -216,19 +216,11 @@ VALUE_ERRORS = {
     "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
     "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
         lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
-    'refresh="minibatch" writes values back into the rollout of shape (6, 4)': (
-        doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"),
-        GAE,
-        pp.shuffled_minibatches(2, refresh="minibatch"),
-        VALUE,
-    ),
-    "learner, after gae, doubled: ... log_prob (6, 8), value (6, 4)": (
-        GAE,
-        doubled("obs", "action", "log_prob", "advantage"),  # but not the target
-        SHUFFLED,
-        SURROGATE,
-        VALUE,
-    ),
+    'refresh="minibatch" writes values back into the rollout of shape (6, 4)':
+        (doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"), GAE,
+         pp.shuffled_minibatches(2, refresh="minibatch"), VALUE),
+    "learner, after gae, doubled: ... log_prob (6, 8), value (6, 4)":  # but not the target
+        (GAE, doubled("obs", "action", "log_prob", "advantage"), SHUFFLED, SURROGATE, VALUE),
     "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
     "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     "about 4 elements: ... divides 7 is 7":
@@ -285,12 +277,9 @@ VALUE_ERRORS = {
     # parts of families
     "group_advantage: group must name groups of several segments ... got np.int64(1)":
         lambda: pp.tokens.group_advantage(group=np.int64(1)),
-    "group_advantage: group must name groups of several segments ... got 'group'": lambda: update(
-        pp.tokens.group_advantage(group="group"),
-        pp.full_batch(),
-        SURROGATE,
-        batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
-    ),
+    "group_advantage: group must name groups of several segments ... got 'group'":
+        (pp.tokens.group_advantage(group="group"), FULL, SURROGATE,
+         jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)})),
     "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
     "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
     "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
@@ -334,9 +323,8 @@ TYPE_ERRORS = {
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
     "short: update must take (batch, state, context); this one takes (batch)":
         lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
-    "mine: plan must take (key, batch, epoch); this one takes (key)": lambda: pp.sampler(
-        "mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"
-    ),
+    "mine: plan must take (key, batch, epoch); this one takes (key)": lambda:
+        pp.sampler("mine", lambda key: key, lambda item, batch, context: (item, None), num_minibatches=2, axis="step"),
     "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
         lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),

@@ -48,7 +48,7 @@ def test_context_evaluate_always_returns_an_output(size):
     assert pp.microbatched(whole, 4).initial_carry is whole.initial_carry
 
 
-def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_step():
+def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_is_told_the_step():
     batch, optimizer = rollout(masked=False), pp.clipped_adam(pp.linear_schedule(0.1, 0.0, 4), max_grad_norm=0.5)
     whole, parts = (pp.chain(GAE, x, SURROGATE, VALUE) for x in (pp.full_batch(2), pp.segment_minibatches(2, 2)))
     accumulated, metrics = run(parts, batch, optimizer=optax.MultiSteps(optimizer, 2), updates=2)

@@ -42,7 +42,7 @@ def test_every_public_part_is_in_the_registry():
 
 
 @every_part
-def test_protocol(case):
+def test_a_part_has_the_signatures_and_the_place_it_documents(case):
     part = case.part()
     assert isinstance(part, pp.Part)
     assert list(inspect.signature(part.init).parameters) == ["params", "key"]
@@ -60,7 +60,7 @@ def test_a_difference_is_located_beside_a_shared_nan():
 
 
 @every_part
-def test_laws(case):
+def test_each_part_obeys_the_laws(case):
     left_out = EXCEPT.get(case.id, EXCEPT.get(case.make, ()))
     broken = {law.__name__: law(subject(case.id)) for law in LAWS if law not in left_out}
     assert {name: wrong for name, wrong in broken.items() if wrong is not None} == {}

@@ -195,7 +195,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("page", thumbnails.DRAWN)
-def test_each_has_a_place_and_every_row_has_one_unless_the_page_says_why_not(page):
+def test_each_thumbnail_belongs_to_a_row(page):
     text, drawn = (ROOT / f"{page}.md").read_text(), set(thumbnails.DRAWN[page])
     assert drawn <= places(text)
     rows = re.findall(r"^\| \[?([^`|-].*?)(?:]\(.*?\)(.*?))? \|", text, re.MULTILINE)
@@ -203,7 +203,7 @@ def test_each_has_a_place_and_every_row_has_one_unless_the_page_says_why_not(pag
     assert page not in WITHOUT or names - drawn == WITHOUT[page]
 
 
-def test_dots_are_seeds():
+def test_a_thumbnail_draws_one_dot_per_seed():
     drawn = thumbnails.strip("a task", 4 * [1.0, 3.0], 4 * [0.0, 4.0])
     assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
         *4 * [("mine", "31.5"), ("mine", "88.5")], *4 * [("other", "3.0"), ("other", "117.0")],

@@ -325,7 +325,7 @@ ENTRIES = (
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_entry(entry):
+def test_a_function_equals_its_reference_with_its_gradients(entry):
     check_reference(entry)
 
 

@@ -1,7 +1,7 @@
 """Statistics and estimators: float64 references, what each function becomes at its limits, and what is refused.
 
-`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses, `test_recurrence.py` the
-references of the estimators; the examples of the docstrings are the numbers worked by hand.
+`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses; the examples of the
+docstrings are the numbers worked by hand.
 """
 
 import importlib
@@ -17,20 +17,17 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
+from ppo_parts import distributions
 from ppo_parts import functional as f
-from ppo_parts.distributions import mask_logits
+from ppo_parts.functional import _recurrence
 from ppo_parts.functional._sampling import _small_exponential
+from ppo_parts.testing import example_batch, example_context
 from tests import reference
+from tests.common import assert_close as close
 from tests.common import estimator_inputs
 
 # hyperparameters are traced: one compilation per shape
 gae, vtrace = (jax.jit(function, static_argnames="stop_gradient") for function in (f.gae, f.vtrace))
-
-
-def close(actual, expected, rtol=2e-5, atol=2e-6):
-    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert np.shape(x) == np.shape(y)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
 def test_statistics_equal_their_reference():
@@ -207,11 +204,9 @@ WRONG = [
     (estimated(f.gae, ONES, 0.5 * ONES), "truncated must hold 0 and 1, got 0.5"),
     (estimated(f.gae, ONES[0, 0], first=[ONES[0, 0]] * 3), "gae works along axis 0, .* is a single number"),
     (lambda: f.clipped_surrogate(ONES[0], ONES[0], clip_eps=np.ones((5, 1))), "clip_eps of shape (5, 1) does not"),
-    (lambda: f.segment_priorities(ONES, alpha=np.ones(3)), "alpha must be one number, got an array of shape (3,)"),
     (lambda: f.segment_priorities(ONES[0], alpha=1), "advantage must be [T, N], got shape (3,)"),
     (weighted(ONES[0]), "probabilities must .* got a sum of 3.0"),
     (weighted(np.nan * ONES[0]), "probabilities must .* got a sum of nan"),
-    (weighted(ONES), "probabilities must be [N], got shape (5, 3)"),
     (lambda: f.sample_without_replacement(KEY, np.array([-0.5, 1.5]), 1), "probabilities must .* minimum of -0.5"),
     (lambda: f.importance_weights(ONES[0] / 3, np.array([3]), beta=1), "indices must lie in [0, 3), got 3"),
     (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
@@ -232,7 +227,8 @@ WRONG = [
     (lambda: f.categorical_value_loss(ONES, ONES[:, 0], support=[0.0, 1.0]), "logits (5, 3) and support (2,)"),
     (lambda: f.categorical_value(ONES, [[0.0, 1.0]]), "at least two increasing, finite numbers"),
     (lambda: f.bounds_loss(ONES[0, 0]), "bounds_loss: mean must have a last axis"),
-    (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
+    (lambda: distributions.mask_logits(ONES[0], np.array([0, -np.inf, 0])),
+     "mask_logits: available must hold 0 and 1, got -inf"),
     (lambda: f.value_loss(TENSOR, ONES), "value must be an array, got a torch.Tensor; .*detach()), or keep this"),
     (lambda: f.value_loss(ONES, SERIES), "got a pandas.Series; convert it with jnp.asarray(target)"),
 ]  # fmt: skip
@@ -279,3 +275,215 @@ def test_a_copy_of_the_folder_lives_beside_the_package(tmp_path, monkeypatch):
     steps, options = (*[jnp.ones(3)] * 3, jnp.zeros(3)), {"gamma": 0.9, "gae_lambda": 0.8}
     copied = importlib.import_module("copied")
     np.testing.assert_array_equal(copied.gae(*steps, **options).advantage, f.gae(*steps, **options).advantage)
+
+
+# --- the ways to run the backward recursion, and the choice between them ----------------------------------------------
+
+WAYS = ("scan", "associative")
+CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
+HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma": 0.9, "gae_lambda": 0.8} | CLIPS}
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """As if there were a GPU: programs can be lowered for it, but not run."""
+    monkeypatch.setattr(_recurrence, "has_gpu", lambda: True)
+    # What is patched is not part of the key of jit's caches, but the precision of products is, and there are none here:
+    # no other test has this one, so none is given a program that was traced here, or the reverse.
+    with jax.default_matmul_precision("bfloat16"):
+        yield
+
+
+def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
+    """What the estimator reads, with these flags."""
+    left_out = {"truncated", "mask"} - {*given} | ({"log_ratio"} if name == "gae" else set())
+    inputs = estimator_inputs(*shape, seed=seed, dtype=dtype)
+    return {field: x for field, x in inputs.items() if field not in left_out}
+
+
+def estimator(name):
+    """A new function each time, because what a fixture patches is not part of jit's key."""
+    return jax.jit(lambda named: getattr(f, name)(**named, **HYPERPARAMETERS[name]))
+
+
+LAYOUTS = (  # shape, dtype, the flags that are given, and how many batches
+    ((1, 1), jnp.float32, (), 4),
+    ((5, 2), jnp.float32, ("truncated", "mask"), 20),
+    ((4, 2, 3), jnp.bfloat16, ("truncated", "mask"), 20),
+    ((11, 3, 13), jnp.float32, ("truncated",), 3),  # ragged blocks of rows and columns
+    ((8, 64), jnp.float32, ("mask",), 3),  # wide rows
+)
+
+
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_equals_the_reference(name):
+    rng, estimate = np.random.default_rng(0), jax.jit(getattr(f, name))
+    for shape, dtype, given, count in LAYOUTS:
+        # In bfloat16 the sums are float32: one rounding, of 2^-9, at the end.
+        tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 2**-8, "atol": 1e-3}
+        for seed in range(count):
+            chosen = dict(zip(("gamma", "gae_lambda"), rng.choice((0.0, 0.5, 0.95, 1.0), 2).tolist(), strict=True))
+            if name == "vtrace":
+                chosen |= dict(zip(CLIPS, rng.choice((0.5, 1.0, 4.0), 2).tolist(), strict=True))
+            named = arrays(name, shape, dtype, given, seed)
+            expected = getattr(reference, name)(**named, **chosen)
+            for x, y in zip(estimate(**named, **chosen), expected, strict=True):
+                assert x.dtype == dtype
+                np.testing.assert_allclose(np.asarray(x, float), y, **tolerance)
+
+
+def test_hyperparameters_may_vary_from_step_to_step():
+    named, rng = arrays("vtrace", (8, 64)), np.random.default_rng(1)
+    per_step = {field: jnp.asarray(rng.uniform(0.3, 1, (8, 64)), jnp.float32) for field in HYPERPARAMETERS["vtrace"]}
+    for x, y in zip(f.vtrace(**named, **per_step), reference.vtrace(**named, **per_step), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_ways_equal_a_loop_and_accumulate_bfloat16_in_float32(way):
+    ones = jnp.ones(512, jnp.bfloat16)  # a bfloat16 sum stays at 256
+    assert jax.jit(lambda x: f.reverse_recurrence(x, x, implementation=way))(ones)[0] == 512
+    delta, trace = np.random.default_rng(0).normal(size=(2, 11, 35)).astype(np.float32)
+    expected, later = np.zeros_like(delta), 0.0
+    for t in reversed(range(11)):
+        expected[t] = later = delta[t] + trace[t] * later
+    got = f.reverse_recurrence(jnp.asarray(delta), jnp.asarray(trace), implementation=way)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_auto_follows_the_platform_of_the_program(pretended):
+    """For a GPU it is the associative scan; for the CPU of the same machine it is the scan, which runs here."""
+    for name, dtype in (("vtrace", jnp.bfloat16), ("gae", jnp.float32)):
+        named = arrays(name, (11, 35), dtype)
+        traced = estimator(name).trace(named)
+        texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "rocm", "cpu")]
+        assert ["while" in text for text in texts] == [False, False, True]
+        expected = getattr(reference, name)(**named, **HYPERPARAMETERS[name])
+        for x, y in zip(estimator(name)(named), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(x, float), y, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_auto_without_a_gpu_is_the_scan():
+    jaxprs = {way: str(jax.make_jaxpr(lambda x, way=way: f.reverse_recurrence(x, x, implementation=way))(jnp.ones(4)))
+              for way in ("auto", *WAYS)}  # fmt: skip
+    assert jaxprs["auto"] == jaxprs["scan"] != jaxprs["associative"]
+    with pytest.raises(ValueError, match=r"implementation must be one of 'auto', .* got 'triton'"):
+        f.reverse_recurrence(jnp.ones(4), jnp.ones(4), implementation="triton")
+
+
+# --- where numbers are narrow, masks are empty, or a state has gone as far as it can ----------------------------------
+
+CONTEXT = example_context()
+REWARD, GROUP, RATIO = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]), jnp.array([100.0, 0.0])
+LONG, MANY = jnp.ones((200, 1), jnp.bfloat16), jnp.full(70000, 1 / 70000, "f2")
+FIFTIES = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
+UNCLIPPED = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
+
+
+def centered(reward, group, **options):
+    return f.group_advantage(reward, jnp.array(group), scale=None, **options)
+
+
+def by_length(*length):
+    return {"baseline": "length_weighted", "length": jnp.array(length)}
+
+
+def advantage(part, batch):
+    return part.update(batch, part.init(None), CONTEXT)[0].advantage
+
+
+def bounded(mode, dtype=jnp.float32):
+    return f.importance_sampling_weight(RATIO.astype(dtype), mode=mode, high=jnp.inf)
+
+
+def row(what, expected, call, rtol=1e-5):
+    return pytest.param(expected, call, rtol, id=what)
+
+
+def drawn_weights():
+    sampler = pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=2)
+    flat = jnp.zeros((1, 3000), jnp.float16).at[0, 0].set(6e4)  # the others have a probability of 2e-11
+    return sampler.draw(jax.random.key(0), pp.Batch(log_prob=flat, advantage=flat), CONTEXT)[1]
+
+
+def statistics_of_nothing():
+    part, batch = pp.critics.normalize_target(lambda params, old, new: params, rate=0.5), example_batch()
+    before = pp.critics.ValueStatistics(jnp.float32(5), jnp.float32(2))
+    return part.update(batch.replace(mask=0 * batch.mask), before, CONTEXT)[1]
+
+
+def made(low):
+    return pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=low).init({}) == ()
+
+
+MASKED = {"mask": jnp.array([1, 1, 0])}
+NUMBERS = [  # what is special, what has to come out, and a call
+    row("a discount that bfloat16 cannot hold", (1 - 0.999**200) / 0.001,
+        lambda: advantage(pp.tokens.reward_to_go(gamma=0.999), pp.Batch(reward=LONG))[0, 0], 0.01),
+    row("rewards to go over masked steps, whose ends do not count", [3, 0, 4, 0], lambda: f.reward_to_go(
+        jnp.array([1.0, jnp.nan, 4.0, 8.0]), jnp.array([0, 1, 0, 0]), gamma=0.5, mask=jnp.array([1, 0, 1, 0]))),
+    row("a group that is masked", [-1, 1, 0], lambda: centered(REWARD, [0, 0, -1], **MASKED)),
+    row("a length that is masked", [-1, 1, 0], lambda: centered(REWARD, [0, 0, -1], **MASKED, **by_length(1, 1, -7))),
+    row("a group of one", 0, lambda: f.group_advantage(REWARD, GROUP)[2]),
+    row("no others", [-2, 2, 0], lambda: centered(REWARD, GROUP, baseline="leave_one_out")),
+    row("no tokens", [0, 0], lambda: centered(REWARD[:2], [0, 0], **by_length(0, 0))),
+    row("a group out of range, which is not known", [-1, 1, np.nan], lambda: jax.jit(centered)(REWARD, [0, 0, 3])),
+    row("priorities that overflow", [1, 0], lambda: f.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0)),
+    row("a large eps", [5 / 6, 1 / 6], lambda: f.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0)),
+    row("many narrow probabilities", [1, 1], lambda: f.importance_weights(MANY, jnp.arange(2), beta=1.0), 0.1),
+    row("a sum of narrow losses before their mean", 10000, lambda: f.aggregate(FIFTIES, by="sequence_sum")),
+    row("a score without a penalty", [0, 9],
+        lambda: f.outcome_reward(REWARD[2], log_prob=jnp.array([-jnp.inf, -1.0]))),
+    row("no step", np.zeros((0, 2)), lambda: f.next_values(jnp.zeros((0, 2)), jnp.zeros(2))),
+    row("narrow actions", [-np.log(300)] * 2,
+        lambda: distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))),
+    row("numbers of options in an array", [2, 3],
+        lambda: [len(x.logits) for x in distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3])).parts]),
+    row("weights of segments in float16, all of which are reached", [1, 1], drawn_weights),
+    row("a rollout without a step that counts, which teaches nothing", [5, 2], statistics_of_nothing),
+    row("bounds of covariances that are traced", [True, True], lambda: jax.vmap(made)(jnp.array([1.0, 2.0]))),
+    row("no clips", [[0], [0]], lambda: f.vtrace(RATIO[:, None], *[jnp.zeros((2, 1))] * 4, **UNCLIPPED).error),
+    *(row(f"no bound of {mode}, {dtype}", [jnp.finfo(dtype).max, 1], lambda x=mode, y=dtype: bounded(x, y))
+      for mode in ("truncate", "mask") for dtype in ("bfloat16", "float16", "float32")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "call", "rtol"), NUMBERS)
+def test_extreme_inputs_give_the_expected_numbers(expected, call, rtol):
+    np.testing.assert_allclose(np.asarray(call(), float), np.asarray(expected, float), rtol, atol=1e-30)
+
+
+def test_the_coefficient_of_an_adaptive_penalty_finds_back():
+    part = pp.kl_penalty(coef=1.0, target_kl=0.1)
+    batch = example_batch(after_sampler=True)
+    still = batch.replace(current=batch.current._replace(log_prob=batch.log_prob))
+    moved = batch.replace(current=batch.current._replace(log_prob=batch.log_prob - 2))
+
+    @jax.jit
+    def after(state, updates, batch):
+        return jax.lax.fori_loop(0, updates, lambda i, state: part.finish(batch, state, CONTEXT), state)
+
+    low = after(part.init(None), 200, still)
+    assert 0 < float(low.coef) < 1e-30
+    assert float(after(low, 100, moved).coef) > 1e-10
+    assert np.isfinite(after(low, 400, moved).coef)
+
+
+def test_a_narrow_head_is_rescaled_without_loss():
+    head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
+    kernel, bias = f.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
+    assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)
+    with pytest.raises(f.ShapeError, match=r"the old mean must be one number, got an array of shape \(3,\)"):
+        f.rescale_head(*head, (jnp.zeros(3), jnp.ones(3)), (0.0, 1.0))
+
+
+def test_narrow_logits_draw_rare_actions():
+    """Random numbers of their own dtype would have ties, and no tail."""
+    dtype = jnp.bfloat16
+    policy = distributions.Categorical(jnp.zeros(1000, dtype))
+    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(4_000,))
+    assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.02
+    rare = distributions.MultiCategorical([jnp.log(jnp.array([0.9, 0.099, 0.001])).astype(dtype)])
+    drawn = rare.sample(seed=jax.random.key(1), sample_shape=(30_000,))
+    assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0007

@@ -322,7 +322,7 @@ def ranks_of_factorised(function):
 
 @pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((3, 7, 40), 2), ((7, 40), 50)])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_it_is_a_dense_layer(shape, outputs, stacked):
+def test_dense_dot_general_gives_flax_dense_with_its_gradients(shape, outputs, stacked):
     x = jax.random.normal(jax.random.key(0), shape)
     plain, ours = nn.Dense(outputs), nn.Dense(outputs, dot_general=networks.dense_dot_general)
     params = jax.vmap(plain.init, (0, None))(KEYS, x)

@@ -46,7 +46,7 @@ def test_hyperparameters_of_presets_reach_the_libraries(preset, monkeypatch):
 
 
 @pytest.mark.parametrize("preset", ["rl_games", "skrl", "stable_baselines3", "tianshou"])
-def test_every_preset_makes_a_run(preset):
+def test_presets_that_no_other_test_trains_make_a_run(preset):
     _, metrics = library_ppo.make_train(tiny(preset)).shapes  # traced when it is made
     assert {"policy_loss", "value_loss", "entropy", "approx_kl", "learning_rate"} <= set(metrics)
 
@@ -74,7 +74,7 @@ def test_rl_games_configuration_of_humanoid():
     assert optax.tree_utils.tree_get(learner, "mean") < -1e5  # the running mean of targets
 
 
-def test_gsde_is_an_option_of_every_preset():
+def test_noise_steps_hold_the_noise_of_a_preset():
     run = library_ppo.make_train(tiny("rsl_rl", noise_steps=4))
     params = jax.jit(run.policy.init)(jax.random.key(0))
     assert params["policy"]["params"]["log_std"].shape == (8, 1)

@@ -16,20 +16,12 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from ppo_parts.training import _program
 from tests.commands import recipe
-from tests.common import alone, assert_same
+from tests.common import alone, assert_close, assert_same
 from tests.runs import ByTwos, checkpoint, go, rows, tiny
 from tests.training.test_cli import reached
 
 CONFIG = tiny(6 * 2, num_envs=8, num_steps=4, num_minibatches=1, shards=4)
 CHECKSUM = "checksum of the rest"
-
-
-def close(some, others):
-    assert [row["update"] for row in some] == [row["update"] for row in others]
-    for one, other in zip(some, others, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            np.testing.assert_allclose(one[name] or 0, other[name] or 0, 1e-4, 1e-5, err_msg=name)
 
 
 def last_program():
@@ -46,7 +38,7 @@ def check_environments(place):
     _, other = run(None, resume=several, checkpoint=4, num_devices=4)
     assert "all-reduce(" in last_program().as_text()
     assert "all-gather(" not in last_program().as_text()
-    close(rows(several), rows(expected))
+    assert_close(rows(several), rows(expected), 1e-4, 1e-5)
     found, whole = checkpoint(several), checkpoint(expected)
     assert found.keys() == whole.keys()
     for name in found.keys() - {CHECKSUM}:

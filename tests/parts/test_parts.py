@@ -1,6 +1,9 @@
-"""Parts that regularize, move or correct a policy, against a few lines of NumPy, and what adapts its rate; the gallery
-has whole loops, and the recordings of libraries the steps of `scale_by_kl_adaptive_rate`.
+"""Parts that regularize, move or correct a policy, parts for critics and novelty, and what adapts the rate, against a
+few lines of NumPy; the gallery has whole loops, and the recordings of libraries the steps of
+`scale_by_kl_adaptive_rate`.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,9 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import functional as f
-from tests.common import SEGMENTS, TIME, evaluate, evaluate_gaussian, make_params, refused, rollout
+from tests.common import OBS, SEGMENTS, TIME, assert_close, evaluate, evaluate_gaussian, make_params, refused, rollout
+
+close = functools.partial(assert_close, rtol=1e-4)
 
 
 def applied(part, batch, policy=evaluate, params=None, state=None):
@@ -19,10 +24,6 @@ def applied(part, batch, policy=evaluate, params=None, state=None):
     current = pp.Current(distribution, distribution.log_prob(batch.action), value)
     context = pp.Context(key=jax.random.key(0), params=params, evaluate=lambda p, b: pp.Output(*policy(p, b)))
     return part.update(batch.replace(current=current), part.init(params) if state is None else state, context)
-
-
-def close(actual, expected):
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def minibatch(**fields):
@@ -62,10 +63,10 @@ def test_the_coefficient_of_the_penalty_follows_the_divergence():
     for times, factor in ((1.6, 0.5), (1.4, 1), (1 / 1.4, 1), (1 / 1.6, 2)):
         part = pp.kl_penalty(coef=3.0, estimator="analytic", target_kl=times * kl)
         state = part.finish(batch, part.init(None), pp.Context(key=jax.random.key(0)))
-        close(state, (3 * factor, kl))
+        close([*state], [3 * factor, kl])
         out, _ = applied(part, batch, state=state)
         close(out.losses["kl_penalty"], 3 * factor * batch.behavior.kl_divergence(distribution))
-        close([out.metrics["kl_penalty_coef"], out.metrics["kl_penalty_after"]], state)
+        close([out.metrics["kl_penalty_coef"], out.metrics["kl_penalty_after"]], [*state])
 
 
 def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_entropy_bonus():
@@ -258,6 +259,43 @@ def test_aggregate_weighs_sequences_as_it_says():
         np.testing.assert_allclose(ours, f.aggregate(losses["given"], by=by, length=length, mask=batch.mask), rtol=1e-6)
 
 
+def test_normalize_target_averages_over_rollouts():
+    targets = 1000 + np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)
+    mask = np.ones((6, 3), np.float32)
+    mask[0] = 0
+    for rate, weights in {"mean": np.full(4, 0.25), 0.5: np.array([0.0625, 0.125, 0.25, 0.5])}.items():
+        rate_of = (lambda step: 1 / (step + 1)) if rate == "mean" else rate
+        part = pp.critics.normalize_target(lambda params, old, new: params, rate=rate_of)
+        state = part.init(None)
+        for step, target in enumerate(targets):
+            batch = pp.Batch(target=jnp.where(mask > 0, target, jnp.nan), mask=mask)
+            batch, state = part.update(batch, state, pp.Context(key=jax.random.key(0), step=jnp.int32(step)))
+        kept = targets[:, 1:].astype(np.float64)
+        first = 0.0 if rate == "mean" else 0.0625  # what is left of the first statistics, 0 and 1
+        mean = np.sum(weights * kept.mean((1, 2)))
+        scale = np.sqrt(np.sum(weights * np.square(kept).mean((1, 2))) + first - mean**2)
+        np.testing.assert_allclose(state.mean, mean, rtol=1e-6)
+        np.testing.assert_allclose(state.scale, scale, rtol=1e-4)
+        normalized = batch.extras["target_normalized"][1:]
+        np.testing.assert_allclose(normalized, (kept[-1] - mean) / scale, rtol=1e-3, atol=2e-3)
+
+
+def embed(network, obs):
+    return jnp.tanh(obs @ network)
+
+
+def draw(key):
+    return jax.random.normal(key, (OBS, 2))
+
+
+THREE, PARAMS = pp.exploration.rnd_reward(draw, embed, num_envs=3), {"predictor": jnp.ones((OBS, 2))}
+FLAT = pp.exploration.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
+
+
+def explored(part):
+    return lambda: applied(part, minibatch(), params=make_params() | PARAMS, state=part.init(PARAMS, jax.random.key(0)))
+
+
 def smoothed(batch, policy=evaluate):
     return lambda: applied(pp.regularizers.smoothness_loss(temporal=None), batch, policy)
 
@@ -271,6 +309,7 @@ def adapted(**extra):
     return lambda: link.update(jnp.ones(()), link.init(jnp.ones(())), **extra)
 
 
+NO_AUX = pp.critics.critic_loss(f.huber_value_loss, prediction="aux.logits")
 CORRECT, REMEMBERING = pp.tokens.importance_correction, continuous(carry=jnp.zeros((4, 1)))
 NO_METRIC = "the metric 'approx_kl' does not exist.*policy_diagnostics"
 ANALYTIC, BY_SEQUENCE = pp.kl_penalty(coef=1.0, estimator="analytic"), CORRECT(high=1.5, level="sequence")
@@ -291,4 +330,11 @@ test_what_cannot_work_is_refused = refused(
     (adapted(), NO_METRIC),
     (adapted(metrics={"loss": jnp.ones(())}), NO_METRIC),
     (lambda: pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0), "target_kl must lie in"),
+    (lambda: pp.critics.critic_loss(f.huber_value_loss, clip_eps=0.2), "unexpected keyword argument 'clip_eps'"),
+    (lambda: pp.critics.critic_loss(f.huber_value_loss, prediction="logits"), 'prediction must be "value" or "aux'),
+    (lambda: applied(NO_AUX, minibatch()), "the policy returns no aux"),
+    (lambda: THREE.init(make_params(), jax.random.key(0)), r"'predictor' for the predictor, got \['policy', 'value'\]"),
+    (lambda: THREE.init(PARAMS), r"drawn with a key: call learner\.init\(params, key\)"),
+    (explored(FLAT), r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"),
+    (explored(THREE), r"num_envs=3, but the rollout has the axes \(6, 4\)"),
 )
