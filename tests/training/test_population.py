@@ -34,6 +34,8 @@ def first(population):
 
 def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_path):
     """Until the first selection, a member is the run of its own hyperparameters; afterwards, rows tell its story."""
+    with pytest.raises(TypeError, match="train: key must be one key"):
+        population(0)
     whole, result = go(population, tmp_path, "whole", CONFIG, eval_episodes=2)
     with pytest.raises(Crash):
         go(population, tmp_path, "killed", CONFIG, program=acting(6, crash))
