@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -27,12 +28,14 @@ from benchmarks import (
     classic,
     explain,
     hosts,
+    learning,
     parts,
     report,
     reproduce,
     train,
 )
 from benchmarks.house import measure as measure_house
+from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
 ROOT = _shared.ROOT
@@ -366,3 +369,21 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
         with pytest.raises(SystemExit, match="2"):
             run(monkeypatch, "parts", option, value)
         assert f"argument {option}: invalid" in capsys.readouterr().err
+
+
+def test_evaluation_gives_each_seed_a_key_of_its_own():
+    class Fake:
+        def evaluate_policy(self, key, state, episodes, *, mode):
+            nothing = jnp.zeros(episodes, bool)
+            luck = jax.random.uniform(key, (episodes,)) + state
+            return EpisodeResults(luck, jnp.ones(episodes, int), nothing, nothing)
+
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    found = learning.evaluate_seeds(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
+    assert found.shape == (3,)
+    assert len(np.unique(found)) == 3
+
+
+def test_learning_runs_with_changed_settings():
+    config = learning.change_config(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
+    assert (config.ent_coef, config.optimizer) == (0.001, "adam")

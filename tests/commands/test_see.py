@@ -333,7 +333,7 @@ def test_videos_are_written_by_ffmpeg(tmp_path):
 
 
 def test_runs_are_tracked(tmp_path, monkeypatch):
-    """A resumed run continues the same one; and what lacks is said before a folder is made."""
+    """A resumed run continues the same one; and a missing package is reported before a folder is made."""
     config, options = recipe.Config(), {"directory": tmp_path, "track": True, "log_every": 1, **QUIET}
     train, new = recipe.make_train(config), training.RunOptions(name="a", **options)
     runs, records, finished = [], [], []

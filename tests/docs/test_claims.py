@@ -1,11 +1,8 @@
 """Claims on the pages match the records."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import _pages, _tables, differences, kuhn, learning, mujoco, report, study
-from ppo_parts.training import EpisodeResults
+from benchmarks import _pages, _tables, differences, kuhn, mujoco, report, study
 
 
 def words(page):
@@ -263,21 +260,3 @@ def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     assert "in 18 of 20 seeds, instead of in 1." in page
     speed = results("retired", "migration_purejaxrl_speed")["speed_after_over_before"]
     assert speed["q1"] < 1 < speed["q3"]
-
-
-def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
-    class Fake:
-        def evaluate_policy(self, key, state, episodes, *, mode):
-            nothing = jnp.zeros(episodes, bool)
-            luck = jax.random.uniform(key, (episodes,)) + state
-            return EpisodeResults(luck, jnp.ones(episodes, int), nothing, nothing)
-
-    keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    found = learning.evaluate_seeds(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
-    assert found.shape == (3,)
-    assert len(np.unique(found)) == 3
-
-
-def test_claims_learning_runs_with_changed_settings():
-    config = learning.change_config(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
-    assert (config.ent_coef, config.optimizer) == (0.001, "adam")
