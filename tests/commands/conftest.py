@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ppo_parts import training
-from tests.commands import recipe
+from tests import recipe
 
 
 @pytest.fixture(scope="package")

@@ -19,7 +19,7 @@ from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
 from ppo_parts.training._probe import _measure_value_at_end
-from tests.commands import recipe
+from tests import recipe
 
 UPDATES = 100
 HEALTHY = {

@@ -14,8 +14,8 @@ from ppo_parts import Policy, distributions, envs, networks, training
 from ppo_parts._core.policy import apply_policy
 from ppo_parts.commands import export
 from ppo_parts.errors import UserValueError
-from tests.commands import recipe
-from tests.envs.common import probe
+from tests import recipe
+from tests.envs.common import bit_game
 from tests.networks.test_flax_networks import asymmetric
 
 pytest.importorskip("onnx")
@@ -40,7 +40,7 @@ def frames():
 
 def agents():
     """Folded agents, whose actions are clipped before."""
-    return envs.fold_agents(envs.clip_action(probe()._replace(action_space=envs.Box((1,), 0.0, 0.1))), agent_id=True)
+    return envs.fold_agents(envs.clip_action(bit_game()._replace(action_space=envs.Box((1,), 0.0, 0.1))), agent_id=True)
 
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"

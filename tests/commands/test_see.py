@@ -22,7 +22,7 @@ from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _statistics
 from ppo_parts.training._files import format_rows, replace_file
 from ppo_parts.training._stored import name_recipe
-from tests.commands import recipe
+from tests import recipe
 from tests.runs import measuring
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -43,7 +43,7 @@ def bare(folder, tmp_path):
 def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     """Also if the recipe was run as a command: then by the name to import it by."""
     stored = json.loads((folder / "config.json").read_text())
-    assert stored["recipe"] == "tests.commands.recipe"
+    assert stored["recipe"] == "tests.recipe"
     assert stored["run"]["checkpoint_every"] is stored["run"]["log_every"] is None  # fractions also of a longer run
     run = training.load(folder)
     assert run.config == recipe.Config()
@@ -131,7 +131,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
         with pytest.raises(SystemExit, match=f"^error: the recipe .*, '{re.escape(name)}', is not the name of a mod"):
             evaluate.main([str(folder), "--recipe", name])
     with pytest.raises(SystemExit, match="no checkpoint in"):  # so that its recipe was found
-        evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
+        evaluate.main([str(bare(recipe=None)), "--recipe", "tests.recipe"])
     bare(recipe=cleanrl_ppo.__name__, config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
     with pytest.raises(SystemExit, match=r"envs\.register adds one\): name the module .* --recipe my_module"):
         evaluate.main([str(path)])

@@ -32,7 +32,7 @@ from tests.common import (
 )
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 from tests.envs import test_host_envs
-from tests.envs.common import probe
+from tests.envs.common import bit_game
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
@@ -239,10 +239,10 @@ def guessing(params, batch):
 
 
 REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
-COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (probe(mortal=True), guessing, 1.0)}
+COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (bit_game(mortal=True), guessing, 1.0)}
 
 
-@pytest.mark.lenient_ranks  # of the probe
+@pytest.mark.lenient_ranks  # of the game
 @pytest.mark.parametrize("name", COLLECTED)
 def test_a_rollout_with_shards_is_the_same_rollout(name):
     env, policy, params = COLLECTED[name]

@@ -44,7 +44,7 @@ def echo(space):
     return made
 
 
-def probe(mortal=False):
+def bit_game(mortal=False):
     """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
 
     Episodes end after four steps, by a time limit. Shared networks have to know which agent they play for. If `mortal`,

@@ -1,4 +1,4 @@
-"""Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
+"""Multi-agent environments: rollouts, masks, layouts, evaluation, on a game whose solution is known."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ppo_parts import envs, networks, training
 from ppo_parts.envs import _registry
 from ppo_parts.recipes import ippo
 from tests.common import compiled, refused
-from tests.envs.common import AGENTS, probe
+from tests.envs.common import AGENTS, bit_game
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
@@ -23,7 +23,7 @@ def test_the_probe_is_solved():
     """By networks that agents share, which remember, and a critic that sees all of them."""
     layout = {"critic": "central", "agent_id": True, "memory": "gru", "num_steps": 8}
     config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01, **layout)
-    train = ippo.make_train(config, probe())
+    train = ippo.make_train(config, bit_game())
     result = jax.jit(train)(jax.random.key(0))
     assert float(training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])) > 3.8
     assert set(result.metrics) >= {"actor/policy_loss", "critic/value_loss", "actor/epochs", "episode_first"}
@@ -38,7 +38,7 @@ def test_the_probe_is_solved():
 
 def test_a_rollout_has_an_axis_of_agents():
     """Agent 1 is gone after the second step of each episode."""
-    train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), probe(mortal=True))
+    train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), bit_game(mortal=True))
     state = jax.jit(train.init)(jax.random.key(0))
     _, batch, metrics = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
     assert batch.obs.obs.shape == (16, 8, 2, 1)
@@ -68,7 +68,7 @@ def test_clipping_per_agent_is_each_agents_own():
 
 
 def test_folded_agents_are_environments_of_their_own():
-    env = envs.fold_agents(probe(mortal=True), agent_id=True)
+    env = envs.fold_agents(bit_game(mortal=True), agent_id=True)
     assert env.num_agents is None
     assert env.observation_space.shape == (3,)
     reset, step = compiled(env)
@@ -119,10 +119,10 @@ def test_agents_can_be_folded_without_a_change_of_observations():
 def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
     def seen(change, **spaces):
         def reset(key, num_envs):
-            state, obs = probe().reset(key, num_envs)
+            state, obs = bit_game().reset(key, num_envs)
             return state, change(obs)
 
-        env = probe()._replace(reset=reset, **spaces)
+        env = bit_game()._replace(reset=reset, **spaces)
         return env, env.reset(jax.random.key(0), 3)[1], envs.fold_agents(env).reset(jax.random.key(0), 3 * AGENTS)[1]
 
     env, obs, folded = seen(lambda obs: obs.obs)
@@ -139,22 +139,22 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
 
 def without_ended():
     def step(*given):
-        state, out = probe().step(*given)
+        state, out = bit_game().step(*given)
         return state, out._replace(ended=None)
 
-    return probe()._replace(step=step)
+    return bit_game()._replace(step=step)
 
 
 test_what_does_not_fit_several_agents_is_refused = refused(
-    (lambda: envs.fold_agents(envs.fold_agents(probe())), "one agent already"),
-    (lambda: envs.fold_agents(probe()).reset(jax.random.key(0), 5), "counts agents .* multiple of 2, got 5: give 6"),
+    (lambda: envs.fold_agents(envs.fold_agents(bit_game())), "one agent already"),
+    (lambda: envs.fold_agents(bit_game()).reset(jax.random.key(0), 5), "counts agents .* multiple of 2, got 5: give 6"),
     (lambda: envs.check(without_ended()), r"ended must be booleans .* got None: where the episode of all agents ended"),
 )
 
 
 def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
     monkeypatch.setattr(_registry, "_registered", {})
-    envs.register("mine", lambda name: probe(mortal=True))
+    envs.register("mine", lambda name: bit_game(mortal=True))
     config = dataclasses.replace(SMALL, env_id="mine:bits", total_timesteps=2 * 8 * 16, normalize_env=True)
     for parameters, shape in (("shared", (1,)), ("independent", (AGENTS, 1))):
         train = ippo.make_train(dataclasses.replace(config, parameters=parameters))

@@ -69,7 +69,7 @@ def test_the_real_packages_follow_the_laws(env_id):
     assert envs.check_laws(env, num_steps=steps).episodes > 0
 
 
-def walk(**broken):
+def two_places(**broken):
     """Two places, an obs of (place, time), a time limit of 4; `broken` changes the fields of each `Transition`."""
 
     def reset(key):
@@ -90,13 +90,15 @@ def walk(**broken):
 
 
 def masked(available):
-    return with_observations(walk(), lambda obs: envs.Observation(obs, available(jnp.repeat(obs[:, :1], 2, axis=1))))
+    return with_observations(
+        two_places(), lambda obs: envs.Observation(obs, available(jnp.repeat(obs[:, :1], 2, axis=1)))
+    )
 
 
 @pytest.fixture(scope="module")
 def followed():
     """What the laws are told of an environment that follows them; one program plays it."""
-    return play(walk(), random_action(walk()), 4, 24, 0)
+    return play(two_places(), random_action(two_places()), 4, 24, 0)
 
 
 def out(env=None, **changed):
@@ -188,7 +190,7 @@ def test_each_law_names_what_breaks_it_with_the_remedy(followed, law):
 
 def reset_alike(key, num_envs):
     """All environments begin with the same draw."""
-    state, obs = walk().reset(key, 1)
+    state, obs = two_places().reset(key, 1)
     return jax.tree.map(lambda x: jnp.repeat(x, num_envs, axis=0), (state, obs))
 
 
@@ -200,7 +202,7 @@ def impure():
         number = np.full(4, next(numbers), np.float32)
         return jax.jit(lambda x: x + jnp.asarray(number))(out.reward)
 
-    return walk(reward=changed)
+    return two_places(reward=changed)
 
 
 def resetting(step, reset=lambda key: (jnp.zeros(()), jnp.zeros(1)), **settings):
@@ -219,23 +221,26 @@ def stepping(**changed):
 
 
 def like(**changed):
-    return walk()._replace(**changed)
+    return two_places()._replace(**changed)
 
 
 def field(name, value, says):
-    return lambda: walk(**{name: lambda out: value}), says
+    return lambda: two_places(**{name: lambda out: value}), says
 
 
 test_what_breaks_a_law_is_refused = refused(
     (impure, r"step returns different results .* same key: draw all random numbers from the key"),
     (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
-    (lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
+    (lambda: like(evaluation=lambda state: two_places(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
     (lambda: like(reset=lambda key, n: None), r"reset must return \(state, obs\), got NoneType"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
-    (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
+    (lambda: like(step=lambda *x: (0, two_places().step(*x)[1])), r"step must keep .* the state"),
     (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* returns \(2,\)"),
-    (lambda: like(evaluation=lambda state: walk(reward=lambda out: None)), "reward must be floats of .* got None"),
+    (
+        lambda: like(evaluation=lambda state: two_places(reward=lambda out: None)),
+        "reward must be floats of .* got None",
+    ),
     (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) returns: None is not an environment"),
     (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
     (lambda: like(action_space=object()), r"not a space of arrays.*check\(env, action="),
@@ -270,9 +275,9 @@ def test_random_actions_lie_in_the_box():
 
 def test_episodes_are_counted():
     """An end with both flags counts as a termination, and is noted."""
-    seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
+    seen = envs.check_laws(two_places(), num_envs=3, num_steps=9)
     assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
-    seen = envs.check_laws(walk(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
+    seen = envs.check_laws(two_places(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
     assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
     says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
     assert [note[: len(says)] for note in seen.notes] == [says]

@@ -16,7 +16,7 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo, ippo, mujoco_ppo, pufferlib_ppo
 from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
-from tests.commands import recipe
+from tests import recipe
 from tests.envs.common import echo
 from tests.golden_traces import load
 from tests.runs import go, tiny

@@ -54,7 +54,7 @@ def reached(*argv, recipe=cleanrl_ppo):
     return begun.value.args
 
 
-def refused(*argv, says, recipe=cleanrl_ppo):
+def ends_with(*argv, says, recipe=cleanrl_ppo):
     """The command line of a recipe ends with this sentence, before a run begins."""
     with pytest.raises(SystemExit, match=f"^error: {says}"):
         training.main(recipe.make_train, recipe.PRESETS, [*argv], run=begin)
@@ -89,7 +89,7 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
         several = isinstance(getattr(recipe.Config(), name), tuple)
         with pytest.raises(pp.errors.UserValueError, match=f"^Config: {name} must "):
             recipe.make_train(recipe.Config(**{name: (wrong,) if several else wrong}))
-    refused(flag, str(outside), says=f"{flag} must .*, got ", recipe=recipe)
+    ends_with(flag, str(outside), says=f"{flag} must .*, got ", recipe=recipe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +183,11 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
         ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
     ):
         path.write_text(content)
-        refused("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
+        ends_with("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
     (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML has no tabs
-    refused("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
-    refused("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
-    refused("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
+    ends_with("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
+    ends_with("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
+    ends_with("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
     for content, says in (
         ("num_env: 3", "--num-envs"),  # the nearest option
         ("num_envs: 2.5", "'2.5' is not a whole number"),
@@ -202,7 +202,7 @@ def test_flags_that_would_be_ignored_are_refused(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(stored))
     for flag in ("--resume", "--init-from"):
         says = f"--preset continuous is for new runs, and {flag} takes the settings"
-        refused(flag, str(tmp_path), "--preset", "continuous", says=says)
+        ends_with(flag, str(tmp_path), "--preset", "continuous", says=says)
 
 
 def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():

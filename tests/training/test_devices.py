@@ -15,7 +15,7 @@ from benchmarks.devices import read_collectives
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from ppo_parts.training import _program
-from tests.commands import recipe
+from tests import recipe
 from tests.common import alone, assert_close, assert_same
 from tests.runs import ByTwos, checkpoint, go, rows, tiny
 from tests.training.test_cli import reached

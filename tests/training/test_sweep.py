@@ -16,7 +16,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._search import objective, sweep
-from tests.commands import recipe
+from tests import recipe
 from tests.runs import tiny
 
 SEARCH = {"learning_rate": {"low": "1e-4", "high": 1, "log": True}, "num_steps": {"low": 2, "high": 3}}
