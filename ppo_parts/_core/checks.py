@@ -72,6 +72,10 @@ def check_rollout(batch: Batch) -> None:
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
             "a single environment add an axis of size 1"
         )
+    if batch.axes != ("time", "segment"):
+        raise UserValueError(f"{where}: a rollout has axes=('time', 'segment'), got {batch.axes}; samplers change them")
+    if batch.weight is not None:
+        raise UserValueError(f"{where}: weight belongs to minibatches: draw with given_indices(weights=...) instead")
     check_axes(where, batch)
 
 

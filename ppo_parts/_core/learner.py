@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like
+from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, fold, init_parts, part_key
@@ -165,7 +165,8 @@ class _Update:
         opt_states = {phase.name: phase.optimizer.init(phase.select_trained(params)) for phase in self.phases}
         pipeline = init_parts(self.shared, params, key), unname_states(states, self.phases)
         opt_state = unname_states(opt_states, self.phases)
-        return LearnerState(params, opt_state, copy_arrays(pipeline), jnp.zeros((), jnp.int32))
+        state = LearnerState(params, opt_state, pipeline, jnp.zeros((), jnp.int32))
+        return without_weak_types(copy_arrays(state))  # so that an update may be donated its state, and compiles once
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
         """Run the shared parts, each phase, and the `finish` of each part."""

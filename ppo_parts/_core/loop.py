@@ -32,6 +32,7 @@ import optax
 
 from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
+from ..functional._arguments import check_as
 from ..functional._common import masked_sum
 from .batch import Array, Batch, Evaluate, Params, of_elements
 from .chain import amend, fold
@@ -112,12 +113,13 @@ class PhaseLoop:
         """
 
         def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
-            return self.run(state)[:2]
+            return varying_like(self.run(state)[:2], state.stopped)
 
         def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
             metrics = jax.eval_shape(run, state)[1]
             absent = [0.0 if way == "sum" else jnp.nan for way in metrics.reductions]
-            return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
+            metrics = dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
+            return state, varying_like(metrics, state.stopped)
 
         state, metrics = jax.lax.cond(self.phase.is_due(self.context.step), run, skip, state)
         return state, metrics, self.prepared
@@ -235,6 +237,7 @@ class PhaseLoop:
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
         measured = self.gradient_metrics(gradient)
+        check_as("learner", "what gradient_metrics returns", measured, Mapping)
         for name, value in measured.items():
             if jnp.shape(value) != ():
                 raise ShapeError(
@@ -265,12 +268,15 @@ def check_written_back(rollout: Batch, recorded: Batch) -> None:
 def scan_until(
     step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
 ) -> tuple[PhaseState, Any, Array]:
-    """Run `lax.scan`, skipping the steps after `state.stopped`; also return which steps ran."""
+    """Run `lax.scan`, skipping the remaining steps once `state.stopped` is True; also return which steps ran."""
     if not can_stop:
         state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
     # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
     shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
+
+    def run(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
+        return varying_like(step(state, x), state.stopped)
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -278,7 +284,7 @@ def scan_until(
 
     def guarded(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         ran = ~state.stopped
-        state, ys = jax.lax.cond(ran, step, skip, state, x)
+        state, ys = jax.lax.cond(ran, run, skip, state, x)
         return state, (ys, ran)
 
     state, (ys, ran) = jax.lax.scan(guarded, state, xs)

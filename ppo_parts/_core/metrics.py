@@ -28,7 +28,7 @@ class Metrics(Mapping[str, Array]):
 
     A program that carries or returns dozens of scalars needs a kernel and a copy for each; here they are one leaf.
     Index it by name like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added. Counts
-    are floats, too, and exact up to 2**24.
+    are stored as floats, which are exact up to 2**24.
 
     Attributes:
         array: `[..., names]`.

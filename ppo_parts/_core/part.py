@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import Field, at, check_takes
 from ..functional._arguments import check_as, is_known
 from ..functional._common import unsqueeze
@@ -205,8 +205,11 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     if not isinstance(number, Field):
         return at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
-    if number.path.partition(".")[0] in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
+    kind_of_field = number.path.partition(".")[0]
+    if kind_of_field in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
+    if kind_of_field == "shared" and x.ndim:
+        raise ShapeError(f"field({number.path!r}) must be one number, which all elements share, got shape {x.shape}")
     if x.ndim == 0:
         return number.scale(x)
     x = unsqueeze(x, max(rank, x.ndim))

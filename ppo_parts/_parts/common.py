@@ -1,4 +1,4 @@
-"""What parts have in common: the checks of their hyperparameters, and how a loss per element becomes a part."""
+"""Helpers that parts share: the checks of their hyperparameters, and how a loss per element becomes a part."""
 
 from __future__ import annotations
 

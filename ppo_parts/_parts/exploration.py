@@ -98,6 +98,7 @@ def rnd_reward(
             return total, total
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
+        last = jnp.where(jnp.isfinite(last), last, state.discounted)  # an error that is not finite must not last
         moments = state.moments.appended(moments_of(sums, keep))
         reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
         written = {"reward": reward, "terminated": jnp.zeros_like(reward), "target": embedding.astype(reward.dtype)}

@@ -41,7 +41,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
         num_rollouts: k.
         like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`; the fields that it has are
             kept. Its mask and entries are those of the rollout. `jax.eval_shape(rollout.collect, key, params,
-            state)[1]` makes one.
+            state)[1]` makes one, to which the fields that shared parts write must be added, as `target` below.
 
     Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
     follow it.

@@ -217,7 +217,9 @@ def prioritized_sampler(
             probabilities = functional.segment_priorities(advantage, alpha=alpha, eps=eps, mask=mask)
             indices = functional.sample_without_replacement(key, probabilities, size)
             weight = functional.importance_weights(probabilities, indices, beta=beta)
-            return indices, spread_nan(weight, alpha, beta, eps).astype(batch.advantage.dtype)
+            # A number out of range is counted by the learner: the row -1, which does not exist, makes a NaN.
+            indices = jnp.where(jnp.isnan(spread_nan(jnp.zeros(()), alpha, beta, eps)), -1, indices)
+            return indices, weight.astype(batch.advantage.dtype)
 
         if batch.shards == 1:
             return drawn(batch, item)

@@ -97,7 +97,15 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)
 
     needed = (f"metrics.{metric}",)
-    return stateless(update, name="early_stop", requires=needed, provides=("stop",), reads=(), place="after_sampler")
+    return stateless(
+        update,
+        name="early_stop",
+        requires=needed,
+        provides=("stop",),
+        reads=(),
+        place="after_sampler",
+        elementwise=True,
+    )
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:

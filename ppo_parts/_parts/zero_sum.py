@@ -7,6 +7,7 @@ from .._base.errors import UserValueError
 from .._core.batch import Array, Batch, field_at
 from .._core.chain import check_wrapped
 from .._core.part import Part
+from ..functional._common import unsqueeze
 from .lens import seen_through
 
 
@@ -70,4 +71,4 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
 
 def _times(sign: Array, x: Array | None) -> Array | None:
     """Multiply by a sign without changing the dtype; None stays None."""
-    return None if x is None else sign.astype(x.dtype) * x
+    return None if x is None else unsqueeze(sign.astype(x.dtype), x.ndim) * x

@@ -100,6 +100,15 @@ def check_floating(where: str, name: str, x: Any) -> Any:
     return x
 
 
+def make_nan(like: Array) -> Array:
+    """Return NaN in the shape and dtype of an array, computed from it, to be selected where something is wrong.
+
+    On CPUs, `jnp.exp(jnp.where(wrong, jnp.nan, x))` with one condition for several elements is an arbitrary number: the
+    compiler evaluates `exp` of the constant, which includes a conversion to an integer that is undefined for NaN.
+    """
+    return jnp.sqrt(-1 - jnp.square(jax.lax.stop_gradient(like)))
+
+
 def known_values(x: Any) -> np.ndarray | None:
     """Return the values of `x`, or None if it is traced, or not all of it is in this process."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):

@@ -16,7 +16,7 @@ from .._base.batching import sequential_vmap_on_cpu
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
-from .._base.trees import select, without_weak_types
+from .._base.trees import select
 from .._core.batch import Array, Batch, Policy
 from .._core.chain import chain
 from .._core.learner import Learner, LearnerState, learner
@@ -195,7 +195,7 @@ class Train:
         key, params_key, env_key, parts_key = jax.random.split(check_key("train", "key", key), 4)
 
         def init(params_key: Array, parts_key: Array) -> LearnerState:
-            return without_weak_types(self.learner.init(self.policy.init(params_key), parts_key))
+            return self.learner.init(self.policy.init(params_key), parts_key)
 
         # One seed after another, because batched factorizations (of orthogonal initializers) can deadlock on a CPU.
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)

@@ -266,6 +266,8 @@ VALUE_ERRORS = {
         (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
     "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
     "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
+    "a rollout has axes=('time', 'segment'), got ('step',)": (given(axes=("step",)),),
+    "weight belongs to minibatches: draw with given_indices(weights=...) instead": (given(weight=BATCH.reward),),
     "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
     "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
@@ -291,6 +293,7 @@ VALUE_ERRORS = {
 }  # fmt: skip
 
 TYPE_ERRORS = {
+    "what gradient_metrics returns must be a dictionary": ({"gradient_metrics": lambda gradient: jnp.ones(())},),
     # arguments
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda' ... id you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
@@ -423,6 +426,8 @@ SHAPE_ERRORS = {
         draws(lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"),
     "extras['x'] must begin with the axes [T, N] ... per_segment": (given(extras={"x": jnp.zeros(SEGMENTS)}),),
     "per_segment['x'] must begin with the axis [N]": (given(per_segment={"x": BATCH.reward}),),
+    "field('shared.s') must be one number, which all elements share, got shape (6,)":
+        (GAE, FULL, pp.clipped_surrogate(clip_eps=pp.field("shared.s")), given(shared={"s": jnp.ones(TIME)})),
     "next_obs must begin": (given(next_obs=jnp.zeros((TIME, 3))),),
     "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),

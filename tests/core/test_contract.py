@@ -9,6 +9,7 @@ from flax.core import FrozenDict
 
 import ppo_parts as pp
 from ppo_parts import distributions
+from ppo_parts._base.hyperparameters import spread_nan
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core import common
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
@@ -206,13 +207,41 @@ def test_parts_begin_with_keys_of_their_own_amend_and_finish():
         pp.part_state(state, pipeline, "nothing")
 
 
-def test_a_state_that_is_the_parameters_can_be_donated():
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.contrib.prodigy()], ids=["sgd", "prodigy"])
+def test_a_state_that_contains_the_parameters_can_be_donated(optimizer):
+    """Whether a part or the optimizer keeps them; the parameters given stay, and weak types do not compile again."""
     mirror = part(lambda b, s, c: (b, c.params), "mirror", init=lambda params, key: params)
-    learner = pp.learner(evaluate, pp.chain(mirror, GAE, pp.full_batch(), SURROGATE), optax.sgd(0.1))
-    update, state = jax.jit(learner.update, donate_argnums=1), learner.init(jax.tree.map(jnp.copy, make_params()))
+    learner = pp.learner(evaluate, pp.chain(mirror, GAE, pp.full_batch(), SURROGATE), optimizer)
+    params = make_params() | {"weak": jnp.asarray(0.5)}
+    update, state = jax.jit(learner.update, donate_argnums=1), learner.init(params)
     for _ in range(2):
         state, _ = update(KEY, state, rollout())
     assert int(state.step) == 2
+    assert np.isfinite(params["weak"])  # not deleted
+    assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: pp.sampler(
+            "bad", lambda k, b, e: jnp.zeros(1, int), lambda i, b, c: (0 * i + jnp.array([x, x], int), None),
+            num_minibatches=1, axis="segment"),
+        lambda x: pp.prioritized_sampler(1, alpha=x, beta=0.0),
+    ],
+    ids=["sampler", "prioritized_sampler"],
+)  # fmt: skip
+def test_rows_and_numbers_out_of_range_are_counted(make):
+    """On CPUs, the exponential of a constant NaN that is selected may be any number."""
+
+    @jax.jit
+    def update(x, batch):
+        learner = pp.learner(evaluate, pp.chain(GAE, make(x), SURROGATE), optax.sgd(0.1))
+        return learner.update(KEY, learner.init(make_params()), batch)[1]
+
+    assert pp.nonfinite_report(update(jnp.float32(1), rollout())) is None
+    assert "loss" in pp.nonfinite_report(update(jnp.float32(-1), rollout()))
+    assert np.isnan(jax.jit(lambda x, n: jnp.exp(spread_nan(x, n)))(jnp.zeros(64), jnp.float32(jnp.nan))).all()
 
 
 @pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])

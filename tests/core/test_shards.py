@@ -481,9 +481,15 @@ def check_one_gamma_for_each_device(columns):
 def check_a_learner_for_each_device():
     """On its own columns."""
     losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
-    head = pp.gae(gamma=0.9, gae_lambda=0.8), pp.shuffled_minibatches(2), pp.advantage_normalize()
-    pipeline = pp.chain(*head, *losses, pp.policy_diagnostics())
-    learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
+    often = pp.chain(
+        pp.shuffled_minibatches(2), pp.advantage_normalize(), *losses, pp.policy_diagnostics(), pp.kl_early_stop(0.01)
+    )
+    phases = {
+        "often": pp.phase(often, trains=None),
+        "seldom": pp.phase(pp.chain(pp.full_batch(), pp.value_loss()), trains=None, every=2),
+    }
+    pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.phases(**phases))
+    learner = pp.learner(evaluate, pipeline, dict.fromkeys(phases, optax.adam(0.1)))
     state, key = learner.init(make_params()), jax.random.key(0)
     batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
     parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]

@@ -44,6 +44,17 @@ def test_zero_sum_follows_its_equation():
         np.testing.assert_array_equal(getattr(out, name), getattr(batch, name))
 
 
+def test_zero_sum_has_each_stream_alone():
+    batch = signed(0, mask=None)
+    streams = {
+        name: jnp.stack([getattr(batch, name), 2 * getattr(batch, name)], -1) for name in ("value", "next_value")
+    }
+    both = run(pp.agents.zero_sum(GAE), batch.replace(reward=jnp.stack([batch.reward] * 2, -1), **streams))
+    np.testing.assert_allclose(
+        both.advantage[..., 0], run(pp.agents.zero_sum(GAE), batch).advantage, rtol=1e-5, atol=1e-6
+    )
+
+
 def test_zero_sum_reduces_to_its_estimator_after_the_sampler():
     """Where the first player always moves; where the second does, with the rewards of the first, too."""
     batch = example_batch(1, after_sampler=True)
