@@ -231,7 +231,8 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| slow" in printed
     assert "of fewer than 5 seeds, the 95 % interval is their range" in printed
-    assert Image.open(picture).size[0] > 200
+    with Image.open(picture) as drawn:
+        assert drawn.size[0] > 200
     curve = compare.read_curve("slow", [slow], window=1)
     np.testing.assert_allclose(np.interp([100.0, 200.0], curve.env_steps, curve.values[:, 0]), [9.0, 19.0], atol=0.1)
 

@@ -164,6 +164,7 @@ def test_population_based_training_of_ray(tmp_path):
     assert [x.metrics["updates"] for x in found] == [4] * 4
 
 
+@pytest.mark.filterwarnings("ignore:Target and region quantiles")  # optuna says this of two trials
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
     file.write_text("trials: 1\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
