@@ -12,7 +12,7 @@ from jax import export
 from ._arguments import AnyArray, Fixed, Floats, MaskMode, array_function
 from ._common import Array, Number, boolean_mask, zero_where
 from ._errors import ShapeError, UserValueError
-from ._recurrence import reverse_recurrence, solver
+from ._recurrence import choose_solver, reverse_recurrence
 from ._steps import check_padding, prepare
 
 
@@ -96,7 +96,7 @@ def gae(
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
-    advantage = solver()((delta, trace))
+    advantage = choose_solver()((delta, trace))
     advantage = jnp.where(keep, advantage, 0) if skip else advantage
     return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
 
@@ -124,7 +124,7 @@ def next_values(
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
         final_value: `[T, ...]`, V(final observation), given together with `truncated`; read only where that is 1.
         mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
-            where there is none, for `gae(mask_mode="skip")`.
+            where there is none, for `gae(mask_mode="skip")`. Masked steps return 0.
 
     Example:
         >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
@@ -145,9 +145,9 @@ def next_values(
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
     if mask is not None:
         shifted = _skip(shifted, boolean_mask(mask, shifted))
-    if truncated is None or final_value is None:
-        return shifted
-    return jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
+    if truncated is not None and final_value is not None:
+        shifted = jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
+    return shifted if mask is None else jnp.where(boolean_mask(mask, value), shifted, 0)
 
 
 def _skip(shifted: Array, keep: Array) -> Array:
@@ -159,7 +159,7 @@ def _skip(shifted: Array, keep: Array) -> Array:
         later = jnp.where(counts, value, later)
         return later, later
 
-    last = jnp.where(following[-1], shifted[-1], 0)  # varies like the mask inside `shard_map`
+    last = jnp.sum(jnp.where(following, shifted, 0)[-1:], axis=0)  # varies like the mask inside `shard_map`
     return jax.lax.scan(step, last, (shifted, following), reverse=True)[1]
 
 

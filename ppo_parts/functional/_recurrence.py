@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -10,15 +12,17 @@ import jax.numpy as jnp
 from ._arguments import Floats, Implementation, array_function
 from ._common import Array, accumulator_dtype
 
+Times = Callable[[Array, Array], Array]
 
-def scan(terms: tuple[Array, Array]) -> Array:
-    """Compute every A_t = delta_t + trace_t A_{t+1}, one after another.
+
+def solve_by_scan(terms: tuple[Array, Array], times: Times = operator.mul) -> Array:
+    """Compute every A_t = delta_t + trace_t A_{t+1}, one after another; `times` is the product.
 
     The scan is not unrolled: XLA's CPU compiler turns an unrolled one into a fusion that is several times slower.
     """
 
     def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        error = now[0] + now[1] * later
+        error = now[0] + times(now[1], later)
         return error, error
 
     delta, trace = terms
@@ -26,21 +30,24 @@ def scan(terms: tuple[Array, Array]) -> Array:
     return jax.lax.scan(step, zeros, terms, reverse=True)[1]
 
 
-def associative(terms: tuple[Array, Array]) -> Array:
+def solve_associatively(terms: tuple[Array, Array], times: Times = operator.mul) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
 
     def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
-        return now[0] + now[1] * later[0], now[1] * later[1]
+        return now[0] + times(now[1], later[0]), times(now[1], later[1])
 
     return jax.lax.associative_scan(combine, terms, reverse=True)[0]
 
 
-def solver(implementation: Implementation = "auto") -> Callable[[tuple[Array, Array]], Array]:
+def choose_solver(
+    implementation: Implementation = "auto", times: Times = operator.mul
+) -> Callable[[tuple[Array, Array]], Array]:
     """Return the requested implementation, or the associative scan on GPUs and the scan elsewhere.
 
     "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a
     computation on CPU arrays is compiled for the CPU. Without a GPU the associative scan is not even traced.
     """
+    scan, associative = (functools.partial(solve, times=times) for solve in (solve_by_scan, solve_associatively))
     if implementation == "associative":
         return associative
     if implementation == "scan" or not has_gpu():
@@ -72,4 +79,4 @@ def reverse_recurrence(delta: Floats, trace: Array, *, implementation: Implement
         [1.75, 1.5, 1.0]
     """
     dtype = accumulator_dtype(delta)
-    return solver(implementation)((delta.astype(dtype), trace.astype(dtype))).astype(delta.dtype)
+    return choose_solver(implementation)((delta.astype(dtype), trace.astype(dtype))).astype(delta.dtype)

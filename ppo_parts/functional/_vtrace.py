@@ -11,7 +11,7 @@ from jax import export
 
 from ._arguments import Floats, array_function
 from ._common import Array, Number, zero_where
-from ._recurrence import solver
+from ._recurrence import choose_solver
 from ._steps import Steps, prepare
 
 
@@ -83,14 +83,14 @@ def vtrace(
         reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask,
         stop_gradient=stop_gradient,
     )  # fmt: skip
-    ratio = _ratio(x)
+    ratio = _bounded_ratio(x)
 
     def td_error(next_value: Array, rho_clip: Array) -> Array:
         return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * zero_where(x.terminated, next_value) - x.value)
 
     c = jnp.minimum(ratio, x.c_clip)
     trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda * c))
-    error = solver()((td_error(x.next_value, x.rho_clip), trace))
+    error = choose_solver()((td_error(x.next_value, x.rho_clip), trace))
     target = error + x.value
     follows = jnp.concatenate([target[1:], x.next_value[-1:]])
     if x.truncated is not None:
@@ -101,7 +101,7 @@ def vtrace(
     return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
 
 
-def _ratio(x: Steps) -> Array:
+def _bounded_ratio(x: Steps) -> Array:
     """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
     clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))

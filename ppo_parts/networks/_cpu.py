@@ -23,7 +23,7 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
     (x, kernel), (dx, dkernel) = primals, tangents
     rows = x.reshape(-1, x.shape[-1])
     of_kernel = jax.lax.platform_dependent(rows, dkernel, cpu=_by_columns, default=jnp.matmul)
-    return jnp.matmul(x, kernel), jnp.matmul(dx, kernel) + of_kernel.reshape(*x.shape[:-1], -1)
+    return jnp.matmul(x, kernel), jnp.matmul(dx, kernel) + of_kernel.reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def _by_columns(x: Array, kernel: Array) -> Array:

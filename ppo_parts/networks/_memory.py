@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.errors import ShapeError
-from ..functional._recurrence import solver
+from ..functional._recurrence import choose_solver
 from ._heads import Array
 from ._layers import dense
 from ._orthogonal import orthogonal
@@ -49,7 +49,8 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
             f"reset of shape {x.shape[:-1]}, got {given} and {jnp.shape(reset)}"
         )
     if cell in PARALLEL:
-        return PARALLEL[cell]()(x, carry, reset)
+        x, states = PARALLEL[cell]()(x, carry, reset)
+        return x, jax.tree.map(lambda each, first: each[-1] if len(each) else first, states, carry)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=orthogonal())
 
     def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -66,7 +67,7 @@ class MinGRU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
-        """Return the states `[T, N, ..., H]`, and the last one."""
+        """Return the outputs `[T, N, ..., H]`, which are the states, and the states."""
         units = x.shape[-1]
 
         def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -77,9 +78,9 @@ class MinGRU(nn.Module):
         update, candidate = jnp.split(gates, 2, axis=-1)
         update = nn.sigmoid(update)
         candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
-        keep = jnp.where(reset[..., None], 0, 1 - update)
-        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * carry[None]))
-        return states, states[-1]
+        keep, first = jnp.where(reset[..., None], 0, 1 - update), jnp.where(reset[:1, ..., None], 0, carry[None])
+        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * first))
+        return states, states
 
 
 class LRU(nn.Module):
@@ -87,7 +88,7 @@ class LRU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, carry: tuple[Array, Array], reset: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the outputs `[T, N, ..., H]`, and the last state."""
+        """Return the outputs and the states, `[T, N, ..., H]`."""
         units = x.shape[-1]
 
         def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
@@ -107,7 +108,7 @@ class LRU(nn.Module):
             states = [together.real, together.imag]
         skip = self.param("skip", nn.initializers.normal(1.0), (units,))
         y = nn.gelu(dense(units, gain=1.0)(jnp.concatenate(states, axis=-1)) + skip * x)
-        return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0][-1], states[1][-1])
+        return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0], states[1])
 
 
 PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
@@ -120,7 +121,8 @@ def plus_first(x: Array, first: Array) -> Array:
 
 def linear_recurrence(keep: Array, added: Array) -> Array:
     """Compute every h_t = keep_t h_{t-1} + added_t, where the first is added_0."""
-    return solver("auto")((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
+    solve = choose_solver(times=lambda keep, h: keep * jnp.where(keep == 0, 0, h))  # h may be NaN before a reset
+    return solve((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
 
 
 @checked

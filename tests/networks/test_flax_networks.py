@@ -1,5 +1,6 @@
 """The networks of the recipes: initialization, parameter trees, what goes in and comes out; what libraries lack."""
 
+import functools
 import re
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks
+from ppo_parts.functional._recurrence import solve_associatively
 from ppo_parts.networks._cpu import convolve_by_products
 from ppo_parts.recipes import pufferlib_ppo
 from tests import common
@@ -115,7 +117,10 @@ def test_the_critic_sees_what_the_policy_does_not(memory):
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru", "lru"])
+CELLS = ("lstm", "gru", "mingru", "lru")
+
+
+@pytest.mark.parametrize("cell", CELLS)
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     """And all steps at once, which are a parallel scan in "mingru" and "lru", do what they do one after another."""
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
@@ -139,9 +144,11 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
 
 
 class Memory(nn.Module):
+    cell: str = "lru"
+
     @nn.compact
     def __call__(self, x, carry, reset):
-        return networks.recurrent(x, carry, reset, "lru")
+        return networks.recurrent(x, carry, reset, self.cell)
 
 
 def test_the_states_of_an_lru_are_those_of_its_equation():
@@ -160,6 +167,30 @@ def test_the_states_of_an_lru_are_those_of_its_equation():
         inputs = np.sqrt(1 - np.abs(eigenvalue) ** 2) * (inputs[:, :4] + 1j * inputs[:, 4:])
         state = eigenvalue * state * (1 - reset[t, :, None]) + inputs
     np.testing.assert_allclose(after[0] + 1j * after[1], state, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cell", "on_gpu"), [*((x, False) for x in CELLS), ("mingru", True), ("lru", True)])
+def test_no_nan_passes_a_reset(cell, on_gpu, monkeypatch):
+    """From the carry, and from an earlier step of the same call, in value and gradient."""
+    if on_gpu:
+        associatively = lambda times: functools.partial(solve_associatively, times=times)  # noqa: E731
+        monkeypatch.setattr(networks._memory, "choose_solver", associatively)
+    x, reset = jax.random.normal(jax.random.key(0), (6, 2, 4)), jnp.zeros((6, 2), bool).at[3].set(True)
+    network, carry = Memory(cell), networks.initial_carry(cell, (2, 4))
+    params = network.init(jax.random.key(2), x, carry, reset)
+
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
+    def total(params, x, carry):
+        y, last = network.apply(params, x, carry, reset[-len(x) :])
+        return sum(jnp.sum(jnp.sin(each)) for each in jax.tree.leaves((y[-3:], last)))
+
+    value, (of_params, of_x) = total(params, x[3:], carry)
+    common.assert_close(total(params, x[3:], jax.tree.map(lambda c: c + jnp.nan, carry)), (value, (of_params, of_x)))
+    found, (_, of_poisoned) = total(params, x.at[1].set(jnp.nan), carry)
+    common.assert_close((found, of_poisoned[3:]), (value, of_x))
+    empty, same = network.apply(params, x[:0], carry, reset[:0])
+    assert empty.shape == (0, 2, 4)
+    common.assert_close(same, carry)
 
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
@@ -320,7 +351,7 @@ def ranks_of_factorised(function):
     return {len(shape.split("x")) - 1 for shape in re.findall(r"@lapack_\w+\(.* : \(tensor<((?:\d+x)*)", text)}
 
 
-@pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((3, 7, 40), 2), ((7, 40), 50)])
+@pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((3, 7, 40), 2), ((7, 40), 50), ((0, 40), 2)])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_dense_dot_general_gives_flax_dense_with_its_gradients(shape, outputs, stacked):
     x = jax.random.normal(jax.random.key(0), shape)
