@@ -149,7 +149,7 @@ def group_advantage(
             scale=scale,
             ddof=ddof,
             eps=eps,
-            length=jnp.sum(keep, axis=0, dtype=reward.dtype),
+            length=jnp.sum(keep, axis=0, dtype=reward.dtype) if baseline == "length_weighted" else None,
             mask=counts,
         )
         batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), counts))

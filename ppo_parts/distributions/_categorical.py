@@ -182,4 +182,6 @@ def mask_logits(logits: Array, available: Array) -> Array:
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
     check_flags("mask_logits", available=available)
+    if (known := known_values(available)) is not None and not np.atleast_1d(known).astype(bool).any(axis=-1).all():
+        raise UserValueError("must have an option in each row", where="mask_logits", argument="available")
     return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)

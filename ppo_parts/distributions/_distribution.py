@@ -38,8 +38,8 @@ class Distribution(Protocol):
     | actions without noise (evaluation, `export`) | `mode()` |
     | `kl_penalty` with the exact divergence | `kl_divergence(other)` |
 
-    With several shards, microbatches or `keep_distribution`, it must be a pytree of arrays that begin with the axes of
-    the batch, too. Those of this module provide all of it, except that `TanhNormal` has no entropy in closed form.
+    With several shards, microbatches or `keep_distribution`, it must also be a pytree whose arrays begin with the
+    batch axes. Those of this module provide all of it, except that `TanhNormal` has no entropy in closed form.
     """
 
     def log_prob(self, value: Array) -> Array:
@@ -123,10 +123,8 @@ class TreeDistribution:
         if type(other) is not type(self):
             raise UserTypeError(f"{name}.kl_divergence: the other distribution must be a {name}, too, got {theirs}")
         if other._shape != self._shape:
-            raise ShapeError(
-                f"{name}.kl_divergence: the two distributions have the shapes {self._shape} and {other._shape}, but "
-                "nothing is broadcast"
-            )
+            says = f"must have the parts and shapes of {self}, because nothing is broadcast, got {other}"
+            raise ShapeError(says, where=f"{name}.kl_divergence", argument="other")
 
     def _check_action(self, shape: tuple[int, ...], value: Any) -> None:
         """Raise unless actions are real numbers, and their trailing axes are `shape`."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import check_arrays, known_values
+from .._base.errors import UserTypeError
+from ..functional._arguments import IN_0_1, number
+from ..functional._common import check_arrays
 from ._distribution import VectorDistribution, check_box, same_box
 from ._normal import Normal, log_density
 
@@ -24,7 +24,8 @@ class TanhNormal(VectorDistribution):
               \qquad u = \mathrm{artanh}((a - m) / h)
 
     In float32, all u above 9 are rounded to the edge of the box, where artanh is infinite. Therefore every action
-    within a relative `eps` of an edge is replaced by that edge, which has the probability of all that it replaces,
+    within a relative `eps` of an edge (in `log_prob`, within eps / 2, because samples are rounded) is replaced by that
+    edge, which has the probability of all that it replaces,
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
@@ -51,10 +52,8 @@ class TanhNormal(VectorDistribution):
         if not isinstance(base, Normal):
             says = f"must be a Normal, got {type(base).__name__}; write TanhNormal(Normal(loc, scale), low, high)"
             raise UserTypeError(says, where="TanhNormal", argument="base")
-        check_arrays("TanhNormal", low=low, high=high, eps=eps)
-        known = known_values(eps)
-        if known is not None and not np.all((known >= 0) & (known < 1)):
-            raise UserValueError(f"must lie in [0, 1), got {eps!r}", where="TanhNormal", argument="eps")
+        check_arrays("TanhNormal", low=low, high=high)
+        eps = number(IN_0_1, single=True).check("TanhNormal", "eps", eps)
         low, high = check_box("TanhNormal", low, high, base.loc, "loc")
         self.base, self.middle, self.half = base, (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.

@@ -368,9 +368,20 @@ def check_below(where: str, name: str, x: Any, size: int, *, mask: Any = None, r
         raise UserValueError(message, where=where, argument=name)
 
 
+def check_axes(where: str, values: dict[str, Any]) -> None:
+    """Raise unless `axis` names axes of the first argument, each of them once."""
+    axes, rank = values["axis"] or (), jnp.ndim(next(iter(values.values())))
+    if len({axis % rank for axis in axes if -rank <= axis < rank}) < len(axes):
+        raise UserValueError(f"must name different ones of {rank} axes, got {axes}", where=where, argument="axis")
+
+
 def check_order(where: str, values: dict[str, Any], low: str, high: str, *, strict: bool = False) -> None:
     """Raise if one bound is known to exceed another, or to equal it."""
     least, most = known_values(values[low]), known_values(values[high])
-    if least is not None and most is not None and np.any(least >= most if strict else least > most):
+    try:
+        wrong = least is not None and most is not None and np.any(least >= most if strict else least > most)
+    except ValueError:  # they have shapes that `fit` refuses
+        return
+    if wrong:
         rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]!r} and {high}={values[high]!r}"
         raise UserValueError(f"must {rule} {high}, got {got}", where=where, argument=low)

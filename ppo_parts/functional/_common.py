@@ -29,8 +29,10 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     """Return an array of real numbers or flags, or one such number, in a form that `jit` takes."""
     if hasattr(x, "__jax_array__"):
         x = jnp.asarray(x)
-    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        if x.dtype == jnp.bfloat16 or (getattr(x.dtype, "kind", "V") in "biuf" and x.dtype.itemsize <= 8):
+    hidden = isinstance(x, np.ma.MaskedArray)
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)) and not hidden:
+        kind = getattr(x.dtype, "kind", "V")
+        if x.dtype == jnp.bfloat16 or (kind in "biuf" and x.dtype.itemsize <= 8 and x.dtype.isnative):
             return x
         narrow = jnp.issubdtype(x.dtype, np.floating) or jnp.issubdtype(x.dtype, np.integer)  # float8, int4
         remedy = f"; convert it with {name}.astype(jnp.float32)" if narrow else ""
@@ -42,8 +44,8 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
         return float(x) if abs(x) < 2**1023 else np.inf if x > 0 else -np.inf
     if x is None or isinstance(x, (str, bytes, complex)):
         raise UserTypeError(f"must be {what}, got {x!r}", where=where, argument=name)
-    library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
-    if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
+    library, remedy = type(x).__module__.partition(".")[0], f"{name}.filled(0)" if hidden else f"jnp.asarray({name})"
+    if hasattr(x, "__dlpack__") and not hidden:  # this shares memory, while `asarray` would copy it or fail
         remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
     if getattr(x, "requires_grad", False):
         remedy += ", or keep this computation in PyTorch: no gradient would flow back into it"

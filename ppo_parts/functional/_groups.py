@@ -27,9 +27,11 @@ from ._statistics import masked_mean
 
 def _check_groups(where: str, values: dict[str, Any]) -> None:
     """Check the arguments of `group_advantage` together."""
-    length, mask = values["length"], values["mask"]
-    if isinstance(values["baseline"], str) and values["baseline"] == "length_weighted" and length is None:
-        raise UserValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
+    length, mask, baseline = values["length"], values["mask"], values["baseline"]
+    if (length is not None) != (isinstance(baseline, str) and baseline == "length_weighted"):
+        raise UserValueError(
+            f'{where}: give length, the numbers of tokens, with baseline="length_weighted" and only then'
+        )
     counts, lengths = known_values(True if mask is None else mask), None if length is None else known_values(length)
     if counts is not None and lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
@@ -168,14 +170,14 @@ def outcome_reward(
 
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
-    if reference_log_prob is None:  # there is no penalty, and the log-probability may be infinite
-        log_prob = reference_log_prob = jnp.zeros_like(log_prob)
+    reference_log_prob = log_prob if reference_log_prob is None else reference_log_prob
     acted, reference = zero_masked(mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
     keep = boolean_mask(mask, acted)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
     final = keep & (later == 1)
     outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
-    reward = jnp.where(final, outcome, 0) - jnp.asarray(kl_coef, acted.dtype) * (acted - reference)
+    coef = jnp.asarray(kl_coef, acted.dtype)  # where it is 0, log-probabilities may be infinite
+    reward = jnp.where(final, outcome, 0) - jnp.where(coef == 0, 0, coef * (acted - reference))
     return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
 
 

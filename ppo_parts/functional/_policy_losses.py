@@ -130,7 +130,7 @@ def discovered_policy_optimization(
               D_i &= \mathrm{relu}\left(\ell_i A_i - \beta \tanh\frac{\ell_i A_i}{\beta}\right)
               \quad\text{where } A_i < 0
 
-    It has nothing to do with direct preference optimization. For A >= 0 the loss is at least :math:`-A - \alpha`; for
+    Not to be confused with direct preference optimization. For A >= 0 the loss is at least :math:`-A - \alpha`; for
     A < 0 it is infinite where the ratio overflows. The scale of the advantage matters, so normalize it.
 
     Args:
@@ -144,6 +144,7 @@ def discovered_policy_optimization(
 
     Reference: Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
     """
+    alpha, beta = (jnp.minimum(x, math.sqrt(jnp.finfo(log_ratio.dtype).max)) for x in (alpha, beta))  # may be inf
     # x - tanh(x) has the sign of x, so each drift is active on one side of a ratio of 1. There, -r A cancels with the
     # r A in the first drift.
     risen, fallen = (advantage > 0) & (log_ratio > 0), (advantage < 0) & (log_ratio < 0)
@@ -257,7 +258,7 @@ def importance_sampling_weight(
     (logs,) = zero_masked(mask, jax.lax.stop_gradient(log_ratio))
     most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
-    inside = (ratio >= least) & (ratio <= most)
+    inside = ~((ratio < least) | (ratio > most))  # or NaN
     weight = jnp.clip(ratio, least, most) if mode == "truncate" else jnp.where(inside, ratio, 0)
     return jnp.where(boolean_mask(mask, weight), weight, 0).astype(dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,8 @@ import jax.numpy as jnp
 from ._arguments import Floats, Implementation, array_function
 from ._common import Array, accumulator_dtype
 
-Times = Callable[[Array, Array], Array]
 
-
-def solve_by_scan(terms: tuple[Array, Array], times: Times = operator.mul) -> Array:
+def solve_by_scan(terms: tuple[Array, Array], times: Any = operator.mul) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1}, one after another; `times` is the product.
 
     The scan is not unrolled: XLA's CPU compiler turns an unrolled one into a fusion that is several times slower.
@@ -30,7 +29,7 @@ def solve_by_scan(terms: tuple[Array, Array], times: Times = operator.mul) -> Ar
     return jax.lax.scan(step, zeros, terms, reverse=True)[1]
 
 
-def solve_associatively(terms: tuple[Array, Array], times: Times = operator.mul) -> Array:
+def solve_associatively(terms: tuple[Array, Array], times: Any = operator.mul) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
 
     def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -39,9 +38,7 @@ def solve_associatively(terms: tuple[Array, Array], times: Times = operator.mul)
     return jax.lax.associative_scan(combine, terms, reverse=True)[0]
 
 
-def choose_solver(
-    implementation: Implementation = "auto", times: Times = operator.mul
-) -> Callable[[tuple[Array, Array]], Array]:
+def choose_solver(implementation: Implementation = "auto", times: Any = operator.mul) -> Callable[..., Array]:
     """Return the requested implementation, or the associative scan on GPUs and the scan elsewhere.
 
     "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a

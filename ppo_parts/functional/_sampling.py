@@ -76,7 +76,7 @@ def sample_without_replacement(key: Key, probabilities: Fixed, size: Size) -> Ar
 
     Args:
         key: key of `jax.random`.
-        probabilities: `[N]`, as in `importance_weights`. Segments with probability 0 are drawn last.
+        probabilities: `[N]`, as in `importance_weights`. Segments with probability 0 are drawn last, by index.
         size: M, at most N.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ def sapo(
 
     Reference: Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
-    tau = jnp.where(advantage > 0, tau, tau_negative)
+    tau = jnp.minimum(jnp.where(advantage > 0, tau, tau_negative), math.sqrt(jnp.finfo(log_ratio.dtype).max))  # not inf
     # Beyond this, the sigmoid is 1 and its slope 0, but the ratio may be infinite.
     limited = jnp.minimum(log_ratio, jnp.log1p(200 / tau))
     return -advantage * 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(limited))

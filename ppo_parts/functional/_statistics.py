@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import Axes, Ddof, Fixed, Floats, KLEstimator, Single, array_function
+from ._arguments import Axes, Ddof, Fixed, Floats, KLEstimator, Single, array_function, check_axes
 from ._common import Array, Number, accumulator_dtype, boolean_mask
 from ._policy_losses import outside_clip_range
 
 
-@array_function(raw=True)
+@array_function(raw=True, also=check_axes)
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
@@ -20,7 +20,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
 
     Args:
         x: any shape; the mean has its dtype (float32 for integers and booleans). If it is empty, the mean is NaN.
-        mask: None (all ones), or 0/1 of the shape of `x`.
+        mask: None (all ones), or 0/1 of the shape of `x`; without an unmasked element, the mean is 0.
         axis: axis or axes to reduce; None reduces all.
 
     Example:
@@ -37,7 +37,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
 
 
-@array_function()
+@array_function(also=check_axes)
 def advantage_normalize(
     advantage: Floats,
     *,

@@ -132,7 +132,8 @@ def categorical_value_loss(
               p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
 
     The edges b of the bins are halfway between the atoms z, and the two outer bins are symmetric about their atoms.
-    Targets beyond the support are moved to its ends. The minimum of the loss is the entropy of p.
+    Targets beyond the support (with `sigma`, beyond its outer bins) are moved to its ends. The minimum of the
+    loss is the entropy of p.
 
     Args:
         logits: `[..., K]`, floating; the loss `[...]`, in nats, has their dtype.

@@ -12,6 +12,7 @@ from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..envs import count_numbers, count_options, is_discrete
 from ..envs._spaces import is_tree, list_spaces, map_space
+from ..functional._arguments import fit
 from ..functional._common import check_array
 
 Array = jax.Array
@@ -78,7 +79,7 @@ def action_distribution(
 
     Raises:
         TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
-            actions. ShapeError: too many or too few outputs for the space.
+            actions, or `available` with continuous ones. ShapeError: too many or too few outputs for the space.
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,8 +90,11 @@ def action_distribution(
     """
     check_array("action_distribution", "head", head)
     _check_last_axis("head", head, action_size(space), space)
-    if log_std is not None and jnp.ndim(log_std) and (number := real_size(space)):
+    given = log_std is not None and jnp.ndim(check_array("action_distribution", "log_std", log_std))
+    if given and (number := real_size(space)):
         _check_last_axis("log_std", log_std, number, space)
+        if features is None:
+            fit("action_distribution", "log_std", log_std, (*head.shape[:-1], number), log_std.dtype)
     if features is not None:
         check_array("action_distribution", "features", features)
     if is_discrete(space) and (squash or features is not None):
@@ -98,6 +102,10 @@ def action_distribution(
             f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"
         )
     if is_tree(space):
+        if hasattr(available, "shape"):
+            raise UserTypeError(
+                f"action_distribution: available is one array, but it must have one per entry of {space}"
+            )
         at = {"head": 0, "log_std": 0}  # how much of each has been used
 
         def of_entry(each: Any, mask: Any) -> Any:
@@ -109,7 +117,7 @@ def action_distribution(
             x, its_log_std = part("head", head, action_size(each)), part("log_std", log_std, real_size(each))
             if is_discrete(each):
                 return action_distribution(each, x, available=mask)
-            return action_distribution(each, x, its_log_std, squash=squash, features=features)
+            return action_distribution(each, x, its_log_std, available=mask, squash=squash, features=features)
 
         return distributions.Joint(map_space(of_entry, space, available))
     options = count_options(space)
@@ -117,6 +125,10 @@ def action_distribution(
         logits = head if available is None else distributions.mask_logits(head, available)
         several = hasattr(space, "nvec")
         return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
+    if available is not None:
+        raise UserValueError(
+            f"action_distribution: available must be None, because the actions are continuous, {space}"
+        )
     if log_std is None:
         raise UserTypeError(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import ShapeError
+from .._base.errors import ShapeError, UserTypeError
 from ..functional._recurrence import choose_solver
 from ._heads import Array
 from ._layers import dense
@@ -132,6 +132,8 @@ def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
     Example:
         >>> policy = pp.Policy(init, evaluate, lambda num_envs: initial_carry("gru", (num_envs, 64)))  # doctest: +SKIP
     """
+    if not isinstance(shape, tuple | list):
+        raise UserTypeError(f"must be a tuple, got {shape!r}", where="initial_carry", argument="shape")
     if cell is None:
         return None
     return (jnp.zeros(shape), jnp.zeros(shape)) if cell in ("lstm", "lru") else jnp.zeros(shape)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
+from .._base.errors import UserTypeError, UserValueError
 
 Array = jax.Array
 _normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
@@ -54,6 +54,8 @@ def orthogonal(scale: Any = 1.0, *, dtype: Any = None) -> Callable[..., Array]:
         if len(shape) < 2:
             raise UserValueError(f"orthogonal: weights need at least two axes, got shape {tuple(shape)}")
         dtype = jnp.result_type(float if dtype is None else dtype)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise UserTypeError(f"must be floating, got {dtype}", where="orthogonal", argument="dtype")
         if 0 in shape:
             return jnp.zeros(shape, dtype)
         computed = jnp.promote_types(dtype, jnp.float32)

@@ -249,7 +249,8 @@ WRONG = [
     (Beta, (WIDE, -WIDE), {}, "Beta: beta must be greater than 0, got -1"),
     (Beta, (0 * WIDE, WIDE), {}, "Beta: alpha must be greater than 0, got 0"),
     (distributions.StateDependentNormal, (WIDE, WIDE, -WIDE[:3]), {}, "std must be at least 0, got -1"),
-    *((TanhNormal, (Normal(WIDE, 1.0),), {"eps": x}, rf"eps must lie in \[0, 1\), got {x}") for x in (2.0, np.nan)),
+    *((TanhNormal, (Normal(WIDE, 1.0),), {"eps": x}, rf"eps must lie in \[0, 1\], got {x}") for x in (2.0, np.nan)),
+    (TanhNormal, (Normal(WIDE, 1.0),), {"eps": 0 * WIDE}, "eps must be one number, got an array of shape"),
     *(
         (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
         for x in GSDE_SHAPES
@@ -274,6 +275,12 @@ WRONG = [
     ),
     (made("Joint").log_prob, ({"move": 0},), {}, "value must have an entry for each part of .*rest.*, got .*'move'"),
     (Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy, (), {}, r"same batch axes, .* \(3,\), \(1,\)"),
+    (
+        Joint({"a": Normal(ONE, 1)}).kl_divergence,
+        (Joint({"b": Normal(ONE, 1)}),),
+        {},
+        "must have the parts .*a.*got .*b",
+    ),
     (distributions.mask_logits, (jnp.zeros(4), jnp.ones((1, 4))), {}, "mask_logits: logits have shape"),
 ]
 

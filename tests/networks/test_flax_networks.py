@@ -20,6 +20,7 @@ from tests import common
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
 DISCRETE, HEAD = SimpleNamespace(n=3, shape=()), jnp.zeros((4, 3))
+PAIR = envs.Dict({"a": envs.Box((2,)), "b": envs.Discrete(1)})
 CHOICES = envs.MultiDiscrete((2, 3))
 
 
@@ -295,6 +296,11 @@ test_networks_say_what_is_wrong = common.refused(
     (head(DISCRETE, HEAD, features=HEAD), "features None, because the"),
     (head(BOX, HEAD[:, :2]), "need log_std"),
     (head(envs.Box((3,)), HEAD, HEAD, squash=True), "box must be finite"),
+    (head(BOX, HEAD[:, :2], 0.0, available=HEAD[:, :2]), "available must be None, because .* continuous"),
+    (head(PAIR, HEAD, 0.0, available={"a": HEAD[:, :2], "b": None}), "available must be None, because .* continuous"),
+    (head(PAIR, HEAD, 0.0, available=HEAD), "action_distribution: available is one array"),
+    (head(BOX, HEAD[:, :2], jnp.zeros((5, 2))), r"log_std of shape \(5, 2\) does not fit arrays of shape \(4, 2\)"),
+    *((head(DISCRETE, HEAD, x), "log_std must be an array, got") for x in ("x", [0.0])),
     (head(envs.Box((3,)), HEAD, jnp.zeros(2)), r"log_std must have 3 numbers .*, got shape \(2,\)"),
     (
         head(envs.MultiDiscrete((2, 3)), jnp.zeros((4, 4))),
@@ -311,6 +317,8 @@ test_networks_say_what_is_wrong = common.refused(
     (privileged, r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
     (dense((0,), (0,)), "only"),
     (dense((1,), (0,), precision="highest"), "precision"),
+    (lambda: networks.initial_carry("gru", 4), "shape must be a tuple, got 4"),
+    (lambda: networks.orthogonal()(KEYS[0], (2, 2), jnp.int32), "dtype must be floating, got int32"),
     (lambda: networks.orthogonal()(KEYS[0], (5,)), r"at least two axes, got shape \(5,\)"),
 )
 
