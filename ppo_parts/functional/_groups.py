@@ -29,9 +29,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
     """Check the arguments of `group_advantage` together."""
     length, mask, baseline = values["length"], values["mask"], values["baseline"]
     if (length is not None) != (isinstance(baseline, str) and baseline == "length_weighted"):
-        raise UserValueError(
-            f'{where}: give length, the numbers of tokens, with baseline="length_weighted" and only then'
-        )
+        raise UserValueError(f'{where}: give length, in tokens, with baseline="length_weighted", and only then')
     counts, lengths = known_values(True if mask is None else mask), None if length is None else known_values(length)
     if counts is not None and lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")

@@ -103,9 +103,7 @@ def action_distribution(
         )
     if is_tree(space):
         if hasattr(available, "shape"):
-            raise UserTypeError(
-                f"action_distribution: available is one array, but it must have one per entry of {space}"
-            )
+            raise UserTypeError(f"action_distribution: available is one array, but needs one per entry of {space}")
         at = {"head": 0, "log_std": 0}  # how much of each has been used
 
         def of_entry(each: Any, mask: Any) -> Any:
@@ -126,9 +124,7 @@ def action_distribution(
         several = hasattr(space, "nvec")
         return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
     if available is not None:
-        raise UserValueError(
-            f"action_distribution: available must be None, because the actions are continuous, {space}"
-        )
+        raise UserValueError(f"action_distribution: available must be None, because actions are continuous, {space}")
     if log_std is None:
         raise UserTypeError(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
