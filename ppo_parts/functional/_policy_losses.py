@@ -258,8 +258,8 @@ def importance_sampling_weight(
     (logs,) = zero_masked(mask, jax.lax.stop_gradient(log_ratio))
     most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
-    inside = ~((ratio < least) | (ratio > most))  # or NaN
-    weight = jnp.clip(ratio, least, most) if mode == "truncate" else jnp.where(inside, ratio, 0)
+    clipped = jnp.clip(ratio, least, most)
+    weight = clipped if mode == "truncate" else jnp.where((clipped < ratio) | (clipped > ratio), 0, clipped)  # or NaN
     return jnp.where(boolean_mask(mask, weight), weight, 0).astype(dtype)
 
 
