@@ -120,9 +120,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.reason: dict[
-            str, str
-        ] = {}  # who asked first to stop, such as "SIGTERM", and why, for the result of the run
+        self.reason: dict[str, str] = {}  # who asked first to stop, such as "SIGTERM", and why
         self.save = False  # whether a checkpoint was requested; the run resets it
         self._first = 0.0
         self._before: dict[int, Any] = {}
