@@ -2,9 +2,9 @@
 
     python -m benchmarks house --base HEAD~10
 
-Lines are of code (without blank lines, comments and docstrings) and of docstrings. Packages are the
-folders and modules of `ppo_parts`, and imports those of one by another. Frames are its own between `learner.update` and
-the scan of GAE, and the gather of a minibatch, counted while tracing.
+Lines are of code (without blank lines, comments and docstrings) and of docstrings. Packages are the folders and modules
+of `ppo_parts`, and imports those of one by another. Frames are its own between `learner.update` and the scan of GAE,
+and the gather of a minibatch, counted while tracing.
 """
 
 from __future__ import annotations

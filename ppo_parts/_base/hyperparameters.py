@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..functional._arguments import ANY, RANGES, check_as
-from ..functional._common import Range, check_range, is_real, make_nan
+from ..functional._common import Range, check_range, is_real, nan_where
 from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
@@ -136,7 +136,7 @@ def _clipped(x: Any, limits: Range) -> Array:
 
 
 def _nan_outside(x: Any, limits: Range) -> Array:
-    return jnp.where(_rounded(limits).holds(x), x, make_nan(x))
+    return nan_where(~_rounded(limits).holds(x), x)
 
 
 def _rounded(limits: Range) -> Range:
@@ -156,7 +156,7 @@ def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
     if not numbers:
         return tree
     bad = functools.reduce(jnp.logical_or, numbers)
-    return jax.tree.map(lambda x: jnp.where(bad, make_nan(x), x).astype(x.dtype) if is_floating(x) else x, tree)
+    return jax.tree.map(lambda x: nan_where(bad, x).astype(x.dtype) if is_floating(x) else x, tree)
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:

@@ -205,10 +205,10 @@ def number_at(number: Any, batch: Batch, step: Any) -> Any:
     if not isinstance(number, Field):
         return at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
-    kind_of_field = number.path.partition(".")[0]
-    if kind_of_field in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
+    first = number.path.partition(".")[0]
+    if first in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
-    if kind_of_field == "shared" and x.ndim:
+    if first == "shared" and x.ndim:
         raise ShapeError(f"field({number.path!r}) must be one number, which all elements share, got shape {x.shape}")
     if x.ndim == 0:
         return number.scale(x)

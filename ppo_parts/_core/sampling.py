@@ -14,7 +14,7 @@ from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
-from ..functional._common import make_nan, unsqueeze
+from ..functional._common import nan_where, unsqueeze
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
 from .part import Context, Divider, Part, PartState, no_state
 from .policy import evaluate_current
@@ -116,7 +116,7 @@ class Sampler(Divider):
             inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
         log_prob, mask = taken["log_prob"], taken["mask"]
         inside = unsqueeze(inside if self.axis == "step" else inside[None], log_prob.ndim)
-        taken["log_prob"] = jnp.where(inside, log_prob, make_nan(log_prob))
+        taken["log_prob"] = nan_where(~inside, log_prob)
         if mask is not None:  # "clip" took the mask of another element, which might hide the NaN
             taken["mask"] = jnp.where(inside, mask, 1).astype(mask.dtype)
         return taken | _of_windows(taken, indices) if self.axis == "window" else taken

@@ -98,14 +98,9 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
 
     needed = (f"metrics.{metric}",)
     return stateless(
-        update,
-        name="early_stop",
-        requires=needed,
-        provides=("stop",),
-        reads=(),
-        place="after_sampler",
+        update, name="early_stop", requires=needed, provides=("stop",), reads=(), place="after_sampler",
         elementwise=True,
-    )
+    )  # fmt: skip
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:

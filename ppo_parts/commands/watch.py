@@ -18,9 +18,11 @@ from .._base.checked import Count, checked
 from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_number
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..envs._rollout import RolloutState
+from ..functional._arguments import POSITIVE
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._evaluate import play_step
 from ..training._files import check_writable, replace_file
@@ -57,11 +59,12 @@ def render_frames(
 
 
 @checked
-def write_animation(path: Path, frames: Iterable[np.ndarray], fps: Count = 30, width: Count = 320) -> int:
+def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: Count = 320) -> int:
     """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
     `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
     """
+    check_number("write_animation", "fps", fps, POSITIVE, schedule=False)
     check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError
-from ..functional._arguments import IN_0_1, number
-from ..functional._common import check_arrays
+from ..functional._arguments import number
+from ..functional._common import Range, check_arrays
 from ._distribution import VectorDistribution, check_box, same_box
 from ._normal import Normal, log_density
 
@@ -53,7 +53,7 @@ class TanhNormal(VectorDistribution):
             says = f"must be a Normal, got {type(base).__name__}; write TanhNormal(Normal(loc, scale), low, high)"
             raise UserTypeError(says, where="TanhNormal", argument="base")
         check_arrays("TanhNormal", low=low, high=high)
-        eps = number(IN_0_1, single=True).check("TanhNormal", "eps", eps)
+        eps = number(Range(0, 0.999), single=True).check("TanhNormal", "eps", eps)
         low, high = check_box("TanhNormal", low, high, base.loc, "loc")
         self.base, self.middle, self.half = base, (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.

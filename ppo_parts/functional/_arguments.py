@@ -163,7 +163,7 @@ def _axes(where: str, name: str, value: Any) -> Any:
     if not all(map(is_whole, axes)):
         what = "None, a whole number or a tuple of them"
         raise UserTypeError(f"must be {what}, got {value!r}", where=where, argument=name)
-    if value == ():
+    if isinstance(value, tuple) and not value:
         raise UserValueError("must name the axes of the statistics, got (); None means all", where=where, argument=name)
     return value if value is None else tuple(map(int, axes))
 

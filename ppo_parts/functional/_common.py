@@ -102,13 +102,14 @@ def check_floating(where: str, name: str, x: Any) -> Any:
     return x
 
 
-def make_nan(like: Array) -> Array:
-    """Return NaN in the shape and dtype of an array, computed from it, to be selected where something is wrong.
+def nan_where(wrong: Any, x: Array) -> Array:
+    """Return an array with NaN where it is wrong; the NaN is computed from the array.
 
     On CPUs, `jnp.exp(jnp.where(wrong, jnp.nan, x))` with one condition for several elements is an arbitrary number: the
     compiler evaluates `exp` of the constant, which includes a conversion to an integer that is undefined for NaN.
     """
-    return jnp.sqrt(-1 - jnp.square(jax.lax.stop_gradient(like)))
+    negative = -1 - jnp.square(jax.lax.stop_gradient(x))
+    return jnp.where(wrong, jnp.sqrt(jnp.where(wrong, negative, 1)), x)
 
 
 def known_values(x: Any) -> np.ndarray | None:

@@ -306,7 +306,7 @@ def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
         next(watch.render_frames(train, state))
     for bad, says in (
         (lambda: watch.render_frames(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
-        (lambda: watch.write_animation(Path("a.gif"), [], fps=0), "fps must be at least 1, got 0"),
+        (lambda: watch.write_animation(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
         (lambda: watch.write_animation(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
         (lambda: evaluate.play_episodes(training.load(folder), 1, seed=2**32), "seed must be .* got 4294967296"),
     ):

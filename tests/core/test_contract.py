@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax.core import FrozenDict
+from jax.experimental import checkify
 
 import ppo_parts as pp
 from ppo_parts import distributions
@@ -242,6 +243,8 @@ def test_rows_and_numbers_out_of_range_are_counted(make):
     assert pp.nonfinite_report(update(jnp.float32(1), rollout())) is None
     assert "loss" in pp.nonfinite_report(update(jnp.float32(-1), rollout()))
     assert np.isnan(jax.jit(lambda x, n: jnp.exp(spread_nan(x, n)))(jnp.zeros(64), jnp.float32(jnp.nan))).all()
+    error, _ = checkify.checkify(update, errors=checkify.float_checks)(jnp.float32(1), rollout())
+    assert error.get() is None  # no NaN is computed where nothing is wrong
 
 
 @pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])

@@ -14,11 +14,15 @@ def results(benchmark, name):
     return _tables.read_records(benchmark)[name]["results"]
 
 
+def compile_seconds(row):
+    return sum(row["compile_seconds"][step] for step in ("trace", "compile"))
+
+
 def test_claims_speed_is_that_of_the_record():
     rows = sorted(results("train", "cpu_one_core"), key=lambda row: row["num_envs"])
     medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "purejaxrl"]
     assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in words("README.md")
-    seconds = {(row["program"], row["num_envs"]): sum(row["compile_seconds"].values()) for row in rows}
+    seconds = {(row["program"], row["num_envs"]): compile_seconds(row) for row in rows}
     for rival in ("purejaxrl", "purejaxrl, same options"):
         ratios = [seconds["cleanrl", number] / seconds[rival, number] for number in (4, 64, 2048)]
         assert "{:.2f}, {:.2f} and {:.2f} times".format(*ratios) in words("docs/benchmarks.md"), ratios
@@ -35,7 +39,7 @@ def test_claims_speed_on_a_gpu_is_that_of_the_records():
         "{:.2f} and {:.2f} times as fast as PureJaxRL, and `pufferlib` at {:.1f} and {:.1f}".format(*ratios, *others)
         in page
     )
-    compiling = [[sum(row["compile_seconds"].values()) for row in each] for each in (ours, theirs)]
+    compiling = [[compile_seconds(row) for row in each] for each in (ours, theirs)]
     assert "compiles {:.1f} and {:.1f} times as long as PureJaxRL".format(*np.divide(*compiling)) in page
     gae = [row for row in results("parts", "h100") if row["part"] == "gae"]
     ours, scans = ([row for row in gae if row["method"] == method] for method in ("ours", "unrolled"))

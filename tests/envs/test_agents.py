@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
 
 
-def test_the_probe_is_solved():
+def test_the_game_is_solved():
     """By networks that agents share, which remember, and a critic that sees all of them."""
     layout = {"critic": "central", "agent_id": True, "memory": "gru", "num_steps": 8}
     config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01, **layout)

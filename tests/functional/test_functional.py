@@ -209,6 +209,7 @@ WRONG = [
     (weighted(np.nan * ONES[0]), "probabilities must .* got a sum of nan"),
     (lambda: f.sample_without_replacement(KEY, np.array([-0.5, 1.5]), 1), "probabilities must .* minimum of -0.5"),
     (lambda: f.importance_weights(ONES[0] / 3, np.array([3]), beta=1), "indices must lie in [0, 3), got 3"),
+    (lambda: f.masked_mean(ONES, axis=np.int64(2)), "axis must name different ones of 2 axes, got (2,)"),
     (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
     (lambda: f.categorical_value(ONES, [-np.inf, 0.0, np.inf]), "support must be .* finite numbers of float32, got"),
     (lambda: f.categorical_value(ONES, np.array([0.0, 1.0, 1 + 1e-12])), "support must be .* increasing"),
