@@ -50,12 +50,9 @@ def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
     for path in paths:
         text, inside = path.read_text(), set[int]()
         for node in ast.walk(ast.parse(text)):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         lines = text.splitlines()
         every, docstrings = every + len(lines), docstrings + len(inside)
         code += sum(n not in inside and bool(re.match(r"\s*[^\s#]", line)) for n, line in enumerate(lines, 1))

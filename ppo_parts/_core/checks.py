@@ -17,6 +17,7 @@ from ..functional._common import (
     check_floating,
     check_same_shape,
     masked_sum,
+    nan_where,
     unsqueeze,
     valid_flags,
 )
@@ -136,7 +137,7 @@ def nan_where_not_flags(batch: Batch) -> Batch:
     if not wrong:
         return batch
     kept = True if batch.mask is None else batch.mask != 0
-    return batch.replace(log_prob=jnp.where(functools.reduce(jnp.logical_or, wrong) & kept, jnp.nan, batch.log_prob))
+    return batch.replace(log_prob=nan_where(functools.reduce(jnp.logical_or, wrong) & kept, batch.log_prob))
 
 
 def count_nonfinite(batch: Batch) -> Metrics:
