@@ -2,10 +2,10 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 3100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 4100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
-harmful if the run ends below every healthy run of its program. `--runs` keeps the metrics, so that rules can be judged
-again without training.
+harmful if the run ends below every healthy run of its program, and a run without a fault is healthy if it learns.
+`--runs` keeps the metrics, so that rules can be judged again without training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ._runs import make_keys, vectorize
 from ._shared import COMMIT, make_parser, write
 
 Numbers = Mapping[str, Any]
-Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it did harm
+Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it harmed or idled
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
@@ -109,7 +109,7 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
         ends = {"terminated": batch.terminated | (limit & batch.truncated), "truncated": batch.truncated & ~limit}
         ends = {name: jnp.where(f["shift"] > 0, jnp.roll(x, 1, axis=0).at[0].set(False), x) for name, x in ends.items()}
         reward = batch.reward * f["reward"]
-        reward = jnp.where((f["nan"] > 0) & (jax.random.uniform(key) < 0.05), jnp.nan, reward)
+        reward = jnp.where((f["nan"] > 0) & (jax.random.uniform(key) < 0.2), jnp.nan, reward)
         action = batch.action
         if not envs.is_discrete(space):
             action = jnp.where(f["stored"] > 0, jnp.clip(action, space.low, space.high), action)
@@ -232,6 +232,7 @@ def run_healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: i
 
 
 Programs = dict[str, Callable[[], dict[str, Any]]]
+LIBRARIES = ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
 
 
@@ -264,6 +265,9 @@ TRAINING: Programs = {
     "CartPole-v1 memory": lambda: run_with_memory("CartPole-v1", 500),
     "Catch-bsuite memory": lambda: run_with_memory("Catch-bsuite", 1300),
     "DiscountingChain-bsuite memory": lambda: run_with_memory("DiscountingChain-bsuite", 2100),
+    "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
+    "Pong-misc": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 98_304),
+    "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
 } | make_programs(
     2100,
     (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536), (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
@@ -278,19 +282,27 @@ TRAINING: Programs = {
     (pufferlib_ppo, ("minatar",), "Asterix-MinAtar", 204_800),
     (pufferlib_ppo, ("popgym",), "popgym:AutoencodeEasy", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "Reacher-misc", 204_800),
-    (library_ppo, ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou"), "Reacher-misc", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule has seen their runs; Swimmer is also in TRAINING, with other programs
-    "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
-    "Pong-misc": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 49_152),
-    "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
-} | make_programs(
+    (library_ppo, LIBRARIES[:-1], "Reacher-misc", 204_800),
+) | make_programs(
     3100,
     (cleanrl_ppo, ("discrete",), "FourRooms-misc", 65_536), (cleanrl_ppo, ("continuous",), "Swimmer-misc", 204_800),
     (pufferlib_ppo, ("discrete",), "FourRooms-misc", 65_536), (pufferlib_ppo, ("continuous",), "Swimmer-misc", 204_800),
     (pufferlib_ppo, ("popgym",), "popgym:CountRecallEasy", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "Swimmer-misc", 204_800),
-    (library_ppo, ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax"), "Swimmer-misc", 204_800),
+    (mujoco_ppo, ("mujoco", "tianshou"), "Swimmer-misc", 204_800), (library_ppo, LIBRARIES, "Swimmer-misc", 204_800),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule has seen their runs
+    "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
+    "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
+    "MemoryChain-bsuite memory": lambda: run_with_memory("MemoryChain-bsuite", 4100),
+} | make_programs(
+    4100,
+    (cleanrl_ppo, ("discrete",), "MetaMaze-misc", 65_536),
+    (cleanrl_ppo, ("continuous",), "gym:InvertedDoublePendulum-v5", 102_400),
+    (pufferlib_ppo, ("discrete",), "MetaMaze-misc", 65_536),
+    (pufferlib_ppo, ("continuous",), "gym:InvertedDoublePendulum-v5", 102_400),
+    (pufferlib_ppo, ("popgym",), "popgym:RepeatPreviousMedium", 204_800),
+    (mujoco_ppo, ("mujoco", "tianshou"), "gym:InvertedDoublePendulum-v5", 102_400),
+    (library_ppo, LIBRARIES, "gym:InvertedDoublePendulum-v5", 102_400),
 )  # fmt: skip
 
 
@@ -320,12 +332,21 @@ def find_harmed(runs: dict[str, Any]) -> np.ndarray:
     return np.any([~(x >= np.min(x[clean])) for x in scores], axis=0)  # also without an episode
 
 
+def find_idle(runs: dict[str, Any]) -> np.ndarray:
+    """Return in which runs the return does not rise by two standard errors from the first to the last quarter."""
+    count = runs["episode_return"].shape[1] // 4
+    first, last = runs["episode_return"][:, :count], runs["episode_return"][:, -count:]
+    error = np.sqrt((np.nanvar(first, axis=1) + np.nanvar(last, axis=1)) / count)
+    return ~(np.nanmean(last, axis=1) - np.nanmean(first, axis=1) > 2 * error)  # also without an episode
+
+
 def judge(rows: list[Judged]) -> dict[str, Any]:
     """Count runs by what was planted and by the first finding, and the shares of right ones."""
     matrix: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for name, names, _ in rows:
-        matrix[name][names[0] if names else "nothing"] += 1
+    for name, names, bad in rows:
+        matrix["idle" if bad and name == "healthy" else name][names[0] if names else "nothing"] += 1
     faults, clean = [row for row in rows if row[0] != "healthy"], [row for row in rows if row[0] == "healthy"]
+    healthy, idle = [names for _, names, idle in clean if not idle], [names for _, names, idle in clean if idle]
 
     def shares(faults: list[Judged]) -> dict[str, float]:
         among = float(np.mean([name in names for name, names, _ in faults]))
@@ -334,8 +355,10 @@ def judge(rows: list[Judged]) -> dict[str, Any]:
     return {
         "all": shares(faults) | {"kinds": len({name for name, *_ in faults})},
         "harmful": shares([row for row in faults if row[2]]),
-        "healthy": len(clean),
-        "false_alarms": sum(bool(names) for _, names, _ in clean),
+        "healthy": len(healthy),
+        "false_alarms": sum(map(bool, healthy)),
+        "idle": len(idle),
+        "idle_found": sum(map(bool, idle)),
         "confusion": matrix,
     }
 
@@ -351,7 +374,8 @@ def main() -> None:
         for name, program in programs.items():
             runs = read_runs(name, program, options.runs)
             results["commits"][name] = str(runs["commit"])
-            found = [(*pair, bool(harm)) for pair, harm in zip(diagnose_runs(runs), find_harmed(runs), strict=True)]
+            bad = np.where(runs["name"] == "healthy", find_idle(runs), find_harmed(runs))
+            found = [(*pair, bool(x)) for pair, x in zip(diagnose_runs(runs), bad, strict=True)]
             wrong = collections.Counter((planted, *names) for planted, names, _ in found if [planted] != names[:1])
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
             rows += found
