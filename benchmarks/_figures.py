@@ -53,7 +53,7 @@ def draw_learning(path: Path, names: Sequence[str], published: str = "") -> None
 
 def draw_mujoco(path: Path) -> None:
     """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
-    runs = read_whole_runs()
+    runs = [*read_whole_runs(), read_records("humanoid")["preset_1"]["results"]]
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
     figure, panels = make_canvas(len(tasks), width=4.6, columns=3)
     for task, panel in zip(tasks, panels, strict=True):
