@@ -156,6 +156,12 @@ def collapsed(run: Evidence) -> bool:
     return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose()
 
 
+def return_left(run: Evidence) -> float:
+    """Return the share of the first returns that is left; NaN unless they are positive."""
+    early = run.early("episode_return")
+    return run.late("episode_return") / early if early > 0 else np.nan
+
+
 def learned_values_long(run: Evidence) -> bool:
     """Return whether a run has 100 updates and 100,000 environment steps, and the value loss did not fall."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
@@ -232,7 +238,7 @@ RULES = (
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
-         and not run.late("probe/value_error") < 3 and not collapsed(run)),
+         and not run.late("probe/value_error") < 3 and not collapsed(run) and not return_left(run) < 0.2),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -251,6 +257,8 @@ RULES = (
          "--vf-coef 0.5", lambda run: run.setting("vf_coef")),
     Rule("clip_large", "likely", "clip_coef", -INF, 0.6, "the clip range is so large that nothing limits the ratio",
          "--clip-coef 0.2", lambda run: run.setting("clip_coef")),
+    Rule("clip_small", "likely", "clip_coef", 0.01, INF, "the clip range removes most gradients", "--clip-coef 0.2",
+         lambda run: run.setting("clip_coef")),
     Rule("clip_small", "likely", "clip_fraction", -INF, 0.3, "the clip range removes most gradients",
          "--clip-coef 0.2, or clip_eps=0.2",
          lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
@@ -284,6 +292,10 @@ RULES = (
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
          entropy_lost, collapsed),
+    Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
+         "training loses what the first policy earned, as if rewards had the opposite sign",
+         "look at the sign in wrappers of the reward, and at what they pay for", return_left,
+         unless=("learning_rate_large", "epochs_many", "policy_differs", "entropy_collapsed")),
     # The network.
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
@@ -291,6 +303,9 @@ RULES = (
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
          when=lambda run: not run.rose() or run.late("probe/action_at_bound") > 0.98),  # some effect lets returns rise
+    Rule("value_dominates", "likely", "vf_coef", -INF, 50,
+         "the value loss dominates the parameters that policy and value share", "--vf-coef 0.5",
+         lambda run: run.setting("vf_coef"), lambda run: not np.isnan(run.late("probe/value_dominance"))),
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks"),

@@ -44,6 +44,7 @@ CONFIG = {
     "ent_coef": 0.01,
 }  # fmt: skip
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
+FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
 PLANTED = {  # by rule: metrics, and settings
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
@@ -90,11 +91,15 @@ PLANTED = {  # by rule: metrics, and settings
         ("probe/reward_size", 500.0, ["reward_scale_large"]),
         ("probe/reward_balance", -0.9, []),  # few large rewards, which a wrapper clips, pay for many small costs
         ("entropy", np.linspace(2.8, 1.4, UPDATES), []),  # of several actions together
+        ("episode_return", FADING, ["reward_sign"]),
+        ("clip_coef", 1e-3, ["clip_small"]),
+        ("vf_coef", 500.0, ["value_dominates"]),
     ],
 )
 def test_one_number_is_enough(metric, value, names):
     flat = FLAT if metric == "entropy" else {}
-    assert [found.name for found in training.diagnose({**HEALTHY, **flat, metric: value}, CONFIG)] == names
+    metrics, config = {**HEALTHY, **flat, metric: value}, {**CONFIG, metric: value}  # one of the two ignores it
+    assert [found.name for found in training.diagnose(metrics, config)] == names
 
 
 def test_nothing_is_found_in_a_healthy_run():
@@ -137,6 +142,8 @@ def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards()
     assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
     collapsed = HEALTHY | PLANTED["reward_scale_small"][0] | PLANTED["entropy_collapsed"][0]
     assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
+    unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
+    assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
 
 
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
