@@ -209,8 +209,9 @@ Floats = Annotated[Array, Kind(check_floating, "float")]
 Fixed = Annotated[Array, Kind(check_floating, "float", constant=True)]
 Wide = Annotated[Array, Kind(check_floating, "float", wide=True)]
 WideFixed = Annotated[Array, Kind(check_floating, "float", constant=True, wide=True)]
-"""Arrays of floats of one shape, `Wide` ones with one more axis; no gradient flows to fixed ones. An `Array` has that
-shape, too, but may hold integers or flags, and is neither cast nor masked."""
+Real = Annotated[Array, Kind(check_array, "float")]
+"""Arrays of floats of one shape, `Wide` ones with one more axis; no gradient flows to fixed ones. A `Real` one may also
+hold integers or flags. So may an `Array` of that shape, which is neither cast nor masked."""
 
 AnyFloats = Annotated[Array, Kind(check_floating, "other")]
 AnyArray = Annotated[Array, Kind(check_array, "other")]
@@ -249,6 +250,7 @@ def kind_of(name: str, hint: Any) -> Kind:
 def array_function(
     *,
     raw: bool = False,
+    like: str | None = None,
     along_time: bool = False,
     axes: Mapping[str, str] | None = None,
     also: Callable[[str, dict[str, Any]], None] | None = None,
@@ -256,9 +258,9 @@ def array_function(
     """Check the arguments of a function by their annotations, prepare them, and compile the rest.
 
     The function receives its arrays in the dtype to compute in, with masked elements replaced by 0, so that it need not
-    read `mask`, but must return 0 for zeros; fixed ones without their gradient; hyperparameters in that dtype and in a
-    shape that fits. Its result is cast to the dtype of the first argument. A caller that is compiled sees the same
-    operations as without this.
+    read `mask`, but must return 0 for zeros; fixed ones, and all if there is a true argument `stop_gradient`, without
+    their gradient; hyperparameters in that dtype and in a shape that fits. Its result is cast to the dtype of the
+    argument `like`, by default the first. A caller that is compiled sees the same operations as without this.
 
     With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
     sampler before such a loss must keep it. `axes` are those of arrays that have a fixed number of them, such as
@@ -270,11 +272,12 @@ def array_function(
         hints = get_type_hints(function, include_extras=True)
         kinds = {name: kind_of(name, hints[name]) for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
-        first, shaped = next(iter(kinds)), [name for name, kind in kinds.items() if kind.role in ("float", "array")]
+        shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array")]
+        model = like or next(iter(kinds))
 
         def prepared(**arguments: Any) -> Any:
             out = function(**_prepared(where, kinds, arguments))
-            return jax.tree.map(lambda x: x.astype(jnp.result_type(arguments[first])), out)
+            return jax.tree.map(lambda x: x.astype(jnp.result_type(arguments[model])), out)
 
         prepared.__name__ = prepared.__qualname__ = where
 
@@ -333,10 +336,14 @@ def _check_shapes(where: str, kinds: dict[str, Kind], arrays: dict[str, Any], al
 def _prepared(where: str, kinds: dict[str, Kind], arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays and hyperparameters as the equations read them."""
 
+    stops = arguments.get("stop_gradient", False)  # at the inputs, so that no derivatives of the function are traced
+    fixed = [k for k, kind in kinds.items() if kind.constant or (stops and kind.role != "static")]
+    arguments = arguments | {k: jax.lax.stop_gradient(arguments[k]) for k in fixed}
+
     def given(role: str) -> dict[str, Any]:
         return {k: arguments[k] for k, kind in kinds.items() if kind.role == role and arguments[k] is not None}
 
-    floats = {k: jax.lax.stop_gradient(x) if kinds[k].constant else x for k, x in given("float").items()}
+    floats = given("float")
     ready = dict(zip(floats, zero_masked(arguments.get("mask"), *floats.values()), strict=True))
     like = next(iter(ready.values()))
     numbers = {

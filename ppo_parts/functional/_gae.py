@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export
 
-from ._arguments import AnyArray, Fixed, Floats, MaskMode, array_function
-from ._common import Array, Number, boolean_mask, zero_where
+from ._arguments import AnyArray, Fixed, Floats, MaskMode, Real, array_function
+from ._common import Array, Number, boolean_mask, known_values, zero_where
 from ._errors import ShapeError, UserValueError
 from ._recurrence import choose_solver, reverse_recurrence
-from ._steps import check_padding, prepare
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name=f"{__name__}.Advantages")
@@ -24,9 +24,37 @@ class Advantages(NamedTuple):
     target: Array
 
 
-@array_function(raw=True, along_time=True, also=check_padding)
+def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:
+    """Return whether a step is the last unmasked one before padding, but has no flag that says how it ends.
+
+    Padding is the masked steps until the end of the array. Nothing follows the step before it.
+    """
+    xp = jnp if any(isinstance(x, jax.core.Tracer) for x in (terminated, truncated, mask)) else np
+    keep = xp.asarray(mask).astype(bool)
+    padding = xp.cumsum(keep[::-1], axis=0)[::-1] == 0
+    before = xp.concatenate([padding[1:], xp.zeros_like(padding[:1])])
+    ends = xp.asarray(terminated) > 0
+    return keep & before & ~(ends if truncated is None else ends | xp.asarray(truncated).astype(bool))
+
+
+def check_padding(where: str, values: dict[str, Any]) -> None:
+    """Raise if padding is known to follow a step of a sequence that has not ended."""
+    flags = [values[name] for name in ("terminated", "truncated", "mask")]
+    if values["mask_mode"] != "skip" or flags[-1] is None:
+        return
+    if any(x is not None and known_values(x) is None for x in flags):
+        return
+    if (found := unfinished(*flags)).any():
+        step = tuple(int(i) for i in np.argwhere(found)[0])
+        raise UserValueError(
+            f'{where}: mask_mode="skip", and the last unmasked step of a sequence, {step}, is neither terminated nor '
+            "truncated, but padding follows it: mark it as terminated, or as truncated if next_value has its bootstrap"
+        )
+
+
+@array_function(like="value", along_time=True, also=check_padding)
 def gae(
-    reward: Array,
+    reward: Real,
     value: Floats,
     next_value: Floats,
     terminated: Array,
@@ -81,13 +109,11 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
-    skip = mask_mode == "skip" and mask is not None
-    x = prepare(
-        "gae", {"gamma": gamma, "gae_lambda": gae_lambda}, reward=reward, value=value, next_value=next_value,
-        terminated=terminated, truncated=truncated, mask=mask, stop_gradient=stop_gradient, skip=skip,
-    )  # fmt: skip
-    delta = x.reward + x.gamma * zero_where(x.terminated, x.next_value) - x.value
-    trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda))
+    if skip := mask_mode == "skip" and mask is not None:  # where it is known, it has been checked
+        reward = jnp.where(unfinished(terminated, truncated, mask), jnp.nan, reward)
+    terminated, truncated = masked_ends(terminated, truncated, mask, skip=skip)
+    delta = reward + gamma * zero_where(terminated, next_value) - value
+    trace = zero_where(truncated, zero_where(terminated, jnp.asarray(gamma * gae_lambda)))
     if skip:  # A_t = A_{t+1} at masked steps
         keep = boolean_mask(mask, delta)
         delta, trace = jnp.where(keep, delta, 0), jnp.where(keep, trace, 1)
@@ -98,7 +124,21 @@ def gae(
     #         A = advantage[t] = delta[t] + trace[t] * A
     advantage = choose_solver()((delta, trace))
     advantage = jnp.where(keep, advantage, 0) if skip else advantage
-    return Advantages(advantage.astype(value.dtype), (advantage + x.value).astype(value.dtype))
+    return Advantages(advantage, advantage + value)
+
+
+def masked_ends(
+    terminated: Array, truncated: Array | None, mask: Array | None, *, skip: bool = False
+) -> tuple[Array, Array | None]:
+    """Return the flags with the mask applied: masked steps are skipped, or they are the ends of trajectories."""
+    cut = None if truncated is None else truncated.astype(bool)
+    if mask is None:
+        return terminated, cut
+    counts = mask.astype(bool)
+    if not skip:  # no trace passes from or to a masked step: it, and the one before it, are truncated
+        ends = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
+        cut = ends if cut is None else cut | ends
+    return jnp.where(counts, terminated, False), cut
 
 
 @array_function(raw=True, along_time=True)

@@ -135,12 +135,12 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@array_function(raw=True, along_time=True, also=_check_outcome)
+@array_function(like="log_prob", along_time=True, also=_check_outcome)
 def outcome_reward(
     score: AnyFloats,
     *,
-    log_prob: Floats,
-    reference_log_prob: Floats | None = None,
+    log_prob: Fixed,
+    reference_log_prob: Fixed | None = None,
     kl_coef: Single = 0.0,
     mask: Array | None = None,
 ) -> Array:
@@ -168,15 +168,13 @@ def outcome_reward(
 
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
-    reference_log_prob = log_prob if reference_log_prob is None else reference_log_prob
-    acted, reference = zero_masked(mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
-    keep = boolean_mask(mask, acted)
+    keep = boolean_mask(mask, log_prob)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
-    final = keep & (later == 1)
-    outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
-    coef = jnp.asarray(kl_coef, acted.dtype)  # where it is 0, log-probabilities may be infinite
-    reward = jnp.where(final, outcome, 0) - jnp.where(coef == 0, 0, coef * (acted - reference))
-    return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
+    outcome = jax.lax.stop_gradient(jnp.asarray(score, log_prob.dtype))[None]
+    reward = jnp.where(keep & (later == 1), outcome, 0)
+    if reference_log_prob is not None:  # where the coefficient is 0, log-probabilities may be infinite
+        reward -= jnp.where(kl_coef == 0, 0, kl_coef * (log_prob - reference_log_prob))
+    return jnp.where(keep, reward, 0)
 
 
 def check_aggregate(where: str, values: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from ._arguments import Floats, array_function
+from ._arguments import Floats, Real, array_function
 from ._common import Array, Number, zero_where
+from ._gae import masked_ends
 from ._recurrence import choose_solver
-from ._steps import Steps, prepare
 
 
 @functools.partial(export.register_namedtuple_serialization, serialized_name=f"{__name__}.VTrace")
@@ -24,10 +24,10 @@ class VTrace(NamedTuple):
     policy_advantage: Array
 
 
-@array_function(raw=True, along_time=True)
+@array_function(like="value", along_time=True)
 def vtrace(
     log_ratio: Floats,
-    reward: Array,
+    reward: Real,
     value: Floats,
     next_value: Floats,
     terminated: Array,
@@ -77,34 +77,27 @@ def vtrace(
     Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2. `pg_rho_clip` and `pg_lambda`:
     `rlax.vtrace_td_error_and_advantage`.
     """
-    clips = {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip}
-    x = prepare(
-        "vtrace", {"gamma": gamma, "gae_lambda": gae_lambda, "pg_lambda": pg_lambda, **clips}, log_ratio=log_ratio,
-        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask,
-        stop_gradient=stop_gradient,
-    )  # fmt: skip
-    ratio = _bounded_ratio(x)
+    pg_rho_clip = rho_clip if pg_rho_clip is None else pg_rho_clip
+    ratio = _bounded_ratio(log_ratio, rho_clip, c_clip, pg_rho_clip)
+    terminated, truncated = masked_ends(terminated, truncated, mask)
 
-    def td_error(next_value: Array, rho_clip: Array) -> Array:
-        return jnp.minimum(ratio, rho_clip) * (x.reward + x.gamma * zero_where(x.terminated, next_value) - x.value)
+    def td_error(next_value: Array, rho_clip: Number) -> Array:
+        return jnp.minimum(ratio, rho_clip) * (reward + gamma * zero_where(terminated, next_value) - value)
 
-    c = jnp.minimum(ratio, x.c_clip)
-    trace = zero_where(x.truncated, zero_where(x.terminated, x.gamma * x.gae_lambda * c))
-    error = choose_solver()((td_error(x.next_value, x.rho_clip), trace))
-    target = error + x.value
-    follows = jnp.concatenate([target[1:], x.next_value[-1:]])
-    if x.truncated is not None:
-        follows = jnp.where(x.truncated, x.next_value, follows)
-    if x.pg_lambda is not None:
-        follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
-    policy_advantage = td_error(follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
-    return VTrace(*(each.astype(value.dtype) for each in (error, target, policy_advantage)))
+    trace = zero_where(truncated, zero_where(terminated, gamma * gae_lambda * jnp.minimum(ratio, c_clip)))
+    error = choose_solver()((td_error(next_value, rho_clip), trace))
+    target = error + value
+    follows = jnp.concatenate([target[1:], next_value[-1:]])
+    if truncated is not None:
+        follows = jnp.where(truncated, next_value, follows)
+    if pg_lambda is not None:
+        follows = pg_lambda * follows + (1 - pg_lambda) * next_value
+    return VTrace(error, target, td_error(follows, pg_rho_clip))
 
 
-def _bounded_ratio(x: Steps) -> Array:
+def _bounded_ratio(log_ratio: Array, *clips: Number) -> Array:
     """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
-    clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))
-    bound = jnp.minimum(2 * most, jnp.finfo(most.dtype).max / 2)  # a clip may be infinite
-    beyond = x.log_ratio > jnp.log(bound)
-    return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, x.log_ratio)))
+    bound = jnp.minimum(2 * most, jnp.finfo(log_ratio.dtype).max / 2)  # a clip may be infinite
+    beyond = log_ratio > jnp.log(bound)
+    return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, log_ratio)))

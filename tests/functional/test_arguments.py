@@ -10,6 +10,7 @@ from jax import export, monitoring
 
 from ppo_parts import errors
 from ppo_parts import functional as f
+from ppo_parts.functional._common import check_floating
 from tests.registry import BEYOND
 
 T, N, K = 8, 6, 5
@@ -75,7 +76,7 @@ def call(name, arrays, others):
 
 NO_ARRAYS = (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object())
 BAD = {  # by role: values that no argument of that role may have
-    "float": (*NO_ARRAYS, np.ones((T, N), int)),
+    "float": NO_ARRAYS,
     "array": NO_ARRAYS,
     "number": (None, "x", [0.5], True, 1j, np.nan, jnp.float8_e4m3fn(0.5), jnp.full((9, 9, 9, 9), 0.5)),
     "static": ("x", 1j, [1], 0.5, np.ones(2)),
@@ -93,6 +94,7 @@ def test_bad_values_are_refused_by_name(name):
         bad = BAD[kind.role] + (NO_ARRAYS if argument in arrays else ())
         bad = [value for value in bad if value is not None or not optional]
         bad += [jnp.full(1, 0.5)] if argument in SINGLE else []
+        bad += [np.ones((T, N), int)] if kind.check is check_floating else []
         if argument in arrays and len(arrays) > 1 and name not in ("rescale_head", "permutation"):
             bad.append(arrays[argument][..., None])
         for value in (*bad, *([2 * np.ones(np.shape(arrays[argument]))] if argument in FLAGS else [])):
