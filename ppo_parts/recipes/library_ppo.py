@@ -13,8 +13,9 @@ compares the choices.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import optax
 
@@ -51,7 +52,7 @@ class Config(training.Config):
     bounds_coef: Annotated[float, Range(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
     soft_bound: Annotated[float, Range(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
     reward_scale: Annotated[float, Range(0, open_low=True), "factor of rewards; brax and rl_games only"] = 1.0
-    normalize_value: Annotated[bool, "values in units of the running moments of returns; rl_games only"] = True
+    normalize_value: Annotated[bool, "values in units of running moments; rl_games and skrl only"] = False
     segment_length: Annotated[
         int | None, Range(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
     ] = None
@@ -67,76 +68,60 @@ class Config(training.Config):
     ] = None
 
 
-OPTIONS: dict[Library, tuple[str, ...]] = {
-    "rsl_rl": ("target_kl",),
-    "rl_games": ("target_kl", "adapt_each_epoch", "bounds_coef", "soft_bound", "reward_scale", "normalize_value"),
-    "skrl": ("target_kl",),
-    "brax": ("target_kl", "reward_scale", "segment_length"),
-    "stable_baselines3": ("target_kl",),
-    "tianshou": (),
-}
-"""The fields that only some libraries have; `libraries` gives them the same names."""
+NAMES = {"update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef"}
+"""The arguments of `libraries` for the fields that have another name there."""
 
-RL_GAMES = Config(
-    library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4, vf_coef=2.0,
-    ent_coef=0.0, max_grad_norm=1.0,
-)  # fmt: skip
-BRAX = Config(
-    library="brax", learning_rate=1e-4, num_minibatches=16, update_epochs=2, gamma=0.9, clip_coef=0.3, vf_coef=0.5,
-    ent_coef=1e-4, num_envs=64, num_steps=32, squash=True,
-)  # fmt: skip
+
+def read_defaults(library: Library) -> dict[str, Any]:
+    """Return the fields that a library has, with its defaults."""
+    parameters = inspect.signature(getattr(libraries, library)).parameters
+    defaults = {name: x.default for name, x in parameters.items() if x.default is not x.empty}
+    arguments = {field.name: NAMES.get(field.name, field.name) for field in dataclasses.fields(Config)}
+    return {field: defaults[name] for field, name in arguments.items() if name in defaults}
+
+
+def preset(library: Library, **changes: Any) -> Config:
+    """Return a configuration with the defaults of a library, except for changes."""
+    return Config(library=library, **read_defaults(library) | changes)
+
+
 PRESETS = {
-    "rsl_rl": Config(
-        library="rsl_rl", learning_rate=1e-3, target_kl=0.01, num_minibatches=4, update_epochs=5, vf_coef=1.0,
-        ent_coef=0.01, max_grad_norm=1.0,
-    ),
-    "rl_games": RL_GAMES,
-    "humanoid": dataclasses.replace(  # rl_games' settings of Humanoid, but for the smooth clamp
-        RL_GAMES, adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
+    "rsl_rl": preset("rsl_rl"),
+    "rl_games": preset("rl_games"),
+    "humanoid": preset(  # rl_games' settings of Humanoid, but for the smooth clamp
+        "rl_games", adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
         soft_bound=0.0, reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128),
         shared=True, activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
     ),
-    "skrl": Config(
-        library="skrl", learning_rate=1e-3, num_minibatches=2, update_epochs=8, vf_coef=2.5, ent_coef=0.0,
-        max_grad_norm=0.5,
-    ),
-    "brax": BRAX,
-    "playground": dataclasses.replace(  # the settings of MuJoCo Playground's DM control suite
-        BRAX, learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
-        num_steps=480, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
+    "skrl": preset("skrl"),
+    "brax": preset("brax", num_envs=64, num_steps=32, squash=True),
+    "playground": preset(  # the settings of MuJoCo Playground's DM control suite
+        "brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
+        num_steps=480, squash=True, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
         activation="silu", env_id="playground:CheetahRun", total_timesteps=60_000_000,
     ),
-    "stable_baselines3": Config(
-        library="stable_baselines3", learning_rate=3e-4, num_minibatches=32, update_epochs=10, vf_coef=0.5,
-        ent_coef=0.0, max_grad_norm=0.5,
-    ),
-    "tianshou": Config(
-        library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01
-    ),
+    "stable_baselines3": preset("stable_baselines3"),
+    "tianshou": preset("tianshou"),
 }  # fmt: skip
 
 
 def make_update(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    options = {name: getattr(config, name) for name in OPTIONS[config.library]}
+    given = {NAMES.get(name, name): getattr(config, name) for name in read_defaults(config.library)}
     if config.library == "rl_games":
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
-        options |= {**sizes, "num_actions": envs.count_numbers(env.action_space)}
+        given |= {**sizes, "num_actions": envs.count_numbers(env.action_space)}
     update: Callable[..., tuple[pp.Part, optax.GradientTransformation]] = getattr(libraries, config.library)
-    return update(
-        learning_rate=config.learning_rate, num_minibatches=config.num_minibatches, num_epochs=config.update_epochs,
-        gamma=config.gamma, gae_lambda=config.gae_lambda, clip_eps=config.clip_coef, value_coef=config.vf_coef,
-        entropy_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, **options,
-    )  # fmt: skip
+    return update(**given)
 
 
 def check_options(config: Config, discrete: bool) -> None:
     """Raise if an option has no effect in the library, or does not fit the others."""
     library, length = config.library, config.segment_length
-    wrong = {}
+    wrong, own = {}, read_defaults(library)
+    others = {name for each in get_args(Library) for name in read_defaults(each)} - own.keys()
     for field in dataclasses.fields(config):
-        others = any(field.name in names for names in OPTIONS.values()) and field.name not in OPTIONS[library]
-        if others and getattr(config, field.name) != field.default:
+        if field.name in others and getattr(config, field.name) != field.default:
             wrong[field.name] = f"must be {field.default}, because {library} has no such option"
     if library == "rsl_rl" and config.shared:
         wrong["shared"] = "must be False, because rsl_rl clips the gradients of two networks"
