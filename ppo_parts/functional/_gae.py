@@ -183,24 +183,14 @@ def next_values(
             f"got {jnp.shape(last_value)}"
         )
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
-    if mask is not None:
-        shifted = _skip(shifted, boolean_mask(mask, shifted))
+    if mask is not None:  # a value is repeated until a step that counts, and the last value always does
+        keep = boolean_mask(mask, shifted)
+        repeats = 1 - jnp.concatenate([keep[1:], jnp.ones_like(keep[:1])]).astype(shifted.dtype)
+        solve = choose_solver(times=lambda repeats, later: jnp.where(repeats == 0, 0, later))
+        shifted = solve((jnp.where(repeats == 0, shifted, 0), repeats))
     if truncated is not None and final_value is not None:
         shifted = jnp.where(boolean_mask(truncated, value), final_value, shifted).astype(value.dtype)
     return shifted if mask is None else jnp.where(boolean_mask(mask, value), shifted, 0)
-
-
-def _skip(shifted: Array, keep: Array) -> Array:
-    """Replace the value of the step that follows by the value of the next unmasked one."""
-    following = jnp.concatenate([keep[1:], jnp.ones_like(keep[:1])])  # the last value always counts
-
-    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        value, counts = now
-        later = jnp.where(counts, value, later)
-        return later, later
-
-    last = jnp.sum(jnp.where(following, shifted, 0)[-1:], axis=0)  # varies like the mask inside `shard_map`
-    return jax.lax.scan(step, last, (shifted, following), reverse=True)[1]
 
 
 @array_function(along_time=True)
