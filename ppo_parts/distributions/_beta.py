@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..functional._common import check_arrays
+from ..functional._common import Array, check_arrays
 from ._distribution import (
     VectorDistribution,
     check_box,
@@ -19,8 +19,6 @@ from ._distribution import (
     widen,
 )
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
-
-Array = jax.Array
 
 
 class Beta(VectorDistribution):

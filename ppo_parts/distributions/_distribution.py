@@ -13,9 +13,7 @@ import numpy as np
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
-from ..functional._common import accumulator_dtype, check_arrays, check_floating, known_values
-
-Array = jax.Array
+from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, known_values
 
 _TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "log_prob": (("value",), ()),

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Array = jax.Array
+from ..functional._common import Array
 
 
 def beyond_stirling(x: Array) -> Array:

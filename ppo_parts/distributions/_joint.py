@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import ShapeError, UserTypeError
+from ..functional._common import Array
 from ._distribution import TreeDistribution, check_distribution, check_draw
-
-Array = jax.Array
 
 
 class Joint(TreeDistribution):

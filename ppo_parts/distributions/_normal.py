@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import ShapeError
-from ..functional._common import accumulator_dtype, check_arrays, check_floating
+from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating
 from ._distribution import VectorDistribution, check_sign, check_vector, fit_to_shape, widen
-
-Array = jax.Array
 
 
 class Normal(VectorDistribution):

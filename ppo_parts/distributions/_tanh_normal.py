@@ -10,11 +10,9 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError
 from ..functional._arguments import number
-from ..functional._common import Range, check_arrays
+from ..functional._common import Array, Range, check_arrays
 from ._distribution import VectorDistribution, check_box, same_box
 from ._normal import Normal, log_density
-
-Array = jax.Array
 
 
 class TanhNormal(VectorDistribution):
