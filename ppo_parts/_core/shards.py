@@ -23,6 +23,11 @@ def join_shards(tree: Any, axis: int) -> Any:
     return jax.tree.map(lambda x: jax.lax.collapse(jnp.moveaxis(x, 0, axis), axis, axis + 2), tree)
 
 
+def beside(x: Array, shards: int, axis: int) -> Array:
+    """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
+    return jax.lax.collapse(jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1), axis, axis + 3)
+
+
 def split_fields(batch: Batch, pieces: int) -> dict[str, Any]:
     """Divide the axis of segments or steps of each field into two axes, pieces and the positions within a piece."""
     return {

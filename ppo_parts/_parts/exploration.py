@@ -101,8 +101,8 @@ def rnd_reward(
         last = jnp.where(jnp.isfinite(last), last, state.discounted)  # an error that is not finite must not last
         moments = state.moments.appended(moments_of(sums, keep))
         reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
-        written = {"reward": reward, "terminated": jnp.zeros_like(reward), "target": embedding.astype(reward.dtype)}
-        batch = batch.add_extras(**{f"rnd_{entry}": x for entry, x in written.items()})
+        target, never = embedding.astype(reward.dtype), jnp.zeros_like(reward)
+        batch = batch.add_extras(rnd_reward=reward, rnd_terminated=never, rnd_target=target)
         return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), RNDState(state.target, last, moments)
 
     provides = ("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target")

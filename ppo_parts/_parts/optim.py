@@ -60,10 +60,8 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
-    return _scale_by_checked(check_number("scale_by_update_schedule", "learning_rate", learning_rate))
+    learning_rate = check_number("scale_by_update_schedule", "learning_rate", learning_rate)
 
-
-def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     def init(params: Any) -> optax.EmptyState:
         return optax.EmptyState()
 
@@ -195,7 +193,7 @@ def clipped_adam(
     eps = check_number("clipped_adam", "eps", eps, schedule=False)
     clip = _in_dtype_of_updates(optax.clip_by_global_norm, max_grad_norm)
     adam = _in_dtype_of_updates(lambda eps: optax.scale_by_adam(eps=eps), eps)
-    return optax.flatten(optax.chain(clip, adam, _scale_by_checked(learning_rate)))
+    return optax.flatten(optax.chain(clip, adam, scale_by_update_schedule(learning_rate)))
 
 
 def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], value: Any) -> Any:

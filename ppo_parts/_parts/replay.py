@@ -13,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import from_data, to_data
 from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
 from .._core.part import Context, Part
-from .._core.shards import split
+from .._core.shards import beside
 from ..functional._common import unsqueeze
 
 NEEDED = ("mask", "extras", "per_segment")
@@ -73,11 +73,11 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
         latest, axes = _stored_with(batch, state), field_axes(batch)
         fields = {}
         for name, field in latest.fields.items():
-            merge = functools.partial(_beside, shards=batch.shards, axis=axes[name])
+            merge = functools.partial(beside, shards=batch.shards, axis=axes[name])
             fields[name] = jax.tree.map(lambda x, y, merge=merge: from_data(merge(x), y), field, getattr(batch, name))
         filled = jnp.arange(num_rollouts) < latest.stored
         filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
-        slots = _beside(filled, batch.shards, 0)
+        slots = beside(filled, batch.shards, 0)
         log_prob = fields["log_prob"]
         counts = jnp.broadcast_to(unsqueeze(slots, log_prob.ndim - 1), log_prob.shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
@@ -117,8 +117,3 @@ def _paths(fields: dict[str, Any]) -> set[str]:
     """Return the path of each array, such as "extras['score']"."""
     leaves = {name: jax.tree_util.tree_leaves_with_path(field) for name, field in fields.items()}
     return {f"{name}{jax.tree_util.keystr(path)}" for name, each in leaves.items() for path, _ in each}
-
-
-def _beside(x: Array, shards: int, axis: int) -> Array:
-    """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
-    return jax.lax.collapse(jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1), axis, axis + 3)

@@ -15,7 +15,7 @@ from .._base.hyperparameters import Numeric
 from .._core.batch import PER_SEGMENT, PER_STEP, POLICY_READS, Array, Batch, field_axes
 from .._core.part import Context, Part, stateless
 from .._core.policy import evaluate_policy
-from .._core.shards import split
+from .._core.shards import beside
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
 
@@ -65,15 +65,11 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
         if batch.next_obs is not None:
             mirrored = mirrored.replace(next_obs=observation(batch.next_obs))
 
-        def both(own: Array, other: Array, axis: int) -> Array:
-            parts = [split(x, batch.shards, axis) for x in (own, other)]
-            return jax.lax.collapse(jnp.concatenate(parts, axis=axis + 1), axis, axis + 2)
+        def both(name: str, axis: int) -> Any:
+            pairs = getattr(batch, name), getattr(mirrored, name)
+            return jax.tree.map(lambda *pair: beside(jnp.stack(pair), batch.shards, axis), *pairs)
 
-        fields = {
-            name: jax.tree.map(lambda x, y, axis=axis: both(x, y, axis), getattr(batch, name), getattr(mirrored, name))
-            for name, axis in field_axes(batch).items()
-        }
-        return batch.replace(**fields)
+        return batch.replace(**{name: both(name, axis) for name, axis in field_axes(batch).items()})
 
     written = tuple(name for name in (*PER_STEP, *PER_SEGMENT) if name not in ("behavior", "carry", "reset"))
     return stateless(update, name=where, requires=("advantage",), provides=written, place="before_sampler")

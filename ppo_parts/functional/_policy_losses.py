@@ -191,8 +191,7 @@ def rollback_surrogate(
     Reference: Wang et al. 2019, Truly Proximal Policy Optimization, arXiv:1903.07940, PPO-RB.
     """
     ratio = _ratio(log_ratio, advantage != 0)
-    high = clip_eps if clip_eps_high is None else clip_eps_high
-    bound = jnp.where(advantage < 0, 1 - clip_eps, 1 + high)
+    bound = jnp.where(advantage < 0, *clip_bounds(clip_eps, clip_eps_high))
     outside = jnp.where(advantage < 0, ratio < bound, ratio > bound)
     return -advantage * jnp.where(outside, (1 + slope) * bound - slope * ratio, ratio)
 

@@ -47,28 +47,25 @@ def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, m
     return priority / jnp.where(whole > 0, whole, 1)
 
 
-def _check_probabilities(where: str, values: dict[str, Any]) -> None:
-    """Raise unless the probabilities are a distribution, where they are known."""
-    if (known := known_values(values["probabilities"])) is None:
-        return
-    rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
-    total = known.astype(np.float64).sum()  # 0, where everything is masked
-    if not ((known >= 0).all() and (abs(total - 1) < rounding or total == 0)):
-        raise UserValueError(
-            f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
-            f"{known.min()}; divide them by their sum"
-        )
-
-
-def _check_size(where: str, values: dict[str, Any]) -> None:
-    _check_probabilities(where, values)
-    number, size = jnp.shape(values["probabilities"])[0], values["size"]
-    if size > number:
+def _check_draw(where: str, values: dict[str, Any]) -> None:
+    """Raise if the probabilities are known not to be a distribution, or if there is no such segment."""
+    number, known = jnp.shape(values["probabilities"])[0], known_values(values["probabilities"])
+    if known is not None:
+        rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
+        total = known.astype(np.float64).sum()  # 0, where everything is masked
+        if not ((known >= 0).all() and (abs(total - 1) < rounding or total == 0)):
+            raise UserValueError(
+                f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
+                f"{known.min()}; divide them by their sum"
+            )
+    if "indices" in values:
+        check_below(where, "indices", values["indices"], number)
+    elif (size := values["size"]) > number:
         what = f"a whole number in [1, {number}], the number of segments"
         raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
 
 
-@array_function(raw=True, axes={"probabilities": "[N]"}, also=_check_size)
+@array_function(raw=True, axes={"probabilities": "[N]"}, also=_check_draw)
 def sample_without_replacement(key: Key, probabilities: Fixed, size: Size) -> Array:
     r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
 
@@ -100,12 +97,7 @@ def _small_exponential(key: Array, like: Array) -> Array:
     return -jnp.log1p(-jnp.minimum(uniform, 1 - jnp.finfo(like.dtype).epsneg))
 
 
-def _check_drawn(where: str, values: dict[str, Any]) -> None:
-    _check_probabilities(where, values)
-    check_below(where, "indices", values["indices"], jnp.shape(values["probabilities"])[0])
-
-
-@array_function(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_drawn)
+@array_function(axes={"probabilities": "[N]", "indices": "[M]"}, also=_check_draw)
 def importance_weights(probabilities: Fixed, indices: Indices, *, beta: Single) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
