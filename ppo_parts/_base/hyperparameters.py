@@ -29,6 +29,9 @@ class Field:
 
     def __mul__(self, factor: float | Array) -> Field:
         check_range("field", "factor", factor, ANY)
+        if shape := np.shape(factor):
+            message = f"must be one number, got an array of shape {shape}: write what varies into the field"
+            raise UserValueError(message, where="field", argument="factor")
         return dataclasses.replace(self, factor=factor * self.factor)
 
     __rmul__ = __mul__

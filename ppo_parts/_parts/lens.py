@@ -15,7 +15,7 @@ from .._core.batch import Array, Batch, Params, field_at, with_field_at
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.part import Context, Part, number_at, stateless
 from .._core.wiring import readings, reads_field
-from ..functional._arguments import ANY
+from ..functional._arguments import ANY, check_as
 from ..functional._common import check_same_shape
 
 
@@ -85,6 +85,8 @@ def within(
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
     reading, writing = dict(read or {}), dict(write or {})
+    for path in (*reading, *reading.values(), *writing, *writing.values()):
+        check_as("within", "a path of read or write", path, str)
     check_wrapped("within", part, "a part that is not a sampler")
     for field in writing:
         if field not in part.provides:
