@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Record]:
 
 
 def store(address: str | Path, record: Record) -> None:
-    """Write a record, in the place of an earlier one of the same name."""
+    """Write a record, in place of an earlier one of the same name."""
     file, _, name = str(address).partition("#")
     if not name:
         raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
@@ -155,7 +155,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "steps": {"type": positive, "help": "environment steps of each seed"},
     "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
     "rounds": {"type": positive, "help": "interleaved rounds; a third of them where one takes long"},
-    "results": {"metavar": "FOLDER", "help": "write here, also in the place of an earlier record"},
+    "results": {"metavar": "FOLDER", "help": "write here, also in place of an earlier record"},
     "json": {"metavar": "FILE#NAME", "help": "write the record here"},
 }
 

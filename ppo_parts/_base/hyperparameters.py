@@ -46,7 +46,7 @@ Numeric = float | Array | Callable[[Any], Any] | Field
 
 
 def field(path: str) -> Field:
-    """Let a hyperparameter vary over the batch: a reference to a field of the batch, in the place of a number.
+    """Let a hyperparameter vary over the batch: a reference to a field of the batch, in place of a number.
 
     The arguments `gamma`, `gae_lambda`, `rho_clip`, `c_clip`, `pg_rho_clip`, `pg_lambda`, `clip_eps`, `clip_eps_high`,
     `dual_clip` and `coef` of the parts that compute one number per element, and the coefficients of

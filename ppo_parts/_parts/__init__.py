@@ -1,1 +1,1 @@
-"""The parts, one family a file; the modules beside this folder export them."""
+"""The parts, a module for each family; the public modules beside this folder export them."""

@@ -52,7 +52,7 @@ def critic_loss(
         ...
         ppo_parts.errors.UserValueError: critic_loss: prediction must be "value" or "aux.<name>", got 'logits'
     """
-    if prediction != "value" and not prediction.startswith("aux."):
+    if prediction != "value" and not (prediction.startswith("aux.") and prediction != "aux."):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     of_value = prediction == "value"  # the shape of an entry of aux is not known yet
     check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)

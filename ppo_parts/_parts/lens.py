@@ -19,7 +19,7 @@ from ..functional._arguments import ANY, check_as
 from ..functional._common import check_same_shape
 
 
-def seen_through(
+def wrap_part(
     part: Part,
     name: str,
     inner: Callable[[Batch], Batch],
@@ -145,7 +145,7 @@ def within(
         return batch
 
     requires = dict.fromkeys(reading.get(field, field) for field in part.requires)
-    return seen_through(
+    return wrap_part(
         part,
         name,
         inner,

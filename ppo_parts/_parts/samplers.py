@@ -107,7 +107,7 @@ def given_indices(
         >>> import ppo_parts as pp
         >>> sampler = pp.given_indices([[0, 3], [1, 2]])  # two minibatches of two steps
     """
-    table = _checked_indices(indices, weights)
+    table = _check_indices(indices, weights)
     traced = isinstance(table, jax.core.Tracer)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
@@ -136,7 +136,7 @@ def given_indices(
     )  # fmt: skip
 
 
-def _checked_indices(indices: Any, weights: Any) -> Any:
+def _check_indices(indices: Any, weights: Any) -> Any:
     """Return the indices `[E, K, M]`, after checking them and their weights."""
     where, traced = "given_indices", isinstance(indices, jax.core.Tracer)
     try:

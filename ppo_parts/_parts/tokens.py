@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric
+from .._base.hyperparameters import Numeric, at
 from .._core.batch import Batch, field_at
 from .._core.part import Context, Part
 from ..functional import masked_mean
@@ -249,6 +249,5 @@ def importance_correction(
         where, update, {"low": low, "high": high}, requires=("advantage", f"extras.{reference}"),
         provides=("advantage",), reads=("log_prob", "mask"), needs_time=level == "sequence",
     )  # fmt: skip
-    if not (callable(low) or callable(high)):
-        check_order(where, {"low": low, "high": high}, "low", "high")
+    check_order(where, {"low": at(low, 0), "high": at(high, 0)}, "low", "high")
     return part

@@ -8,7 +8,7 @@ from .._core.batch import Array, Batch, field_at
 from .._core.chain import check_wrapped
 from .._core.part import Part
 from ..functional._common import unsqueeze
-from .lens import seen_through
+from .lens import wrap_part
 
 
 @checked
@@ -64,7 +64,7 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
         return result.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed)
 
     requires = (*estimator.requires, *dict.fromkeys((seat, next_seat)))
-    return seen_through(
+    return wrap_part(
         estimator, "zero_sum", inner, outer, requires=requires, provides=estimator.provides, reads=estimator.reads
     )
 

@@ -13,7 +13,7 @@ from ..functional._common import Array, check_arrays, check_range
 from ._distribution import (
     VectorDistribution,
     check_box,
-    check_vector,
+    check_parameter,
     fit_to_shape,
     same_box,
     widen,
@@ -50,7 +50,7 @@ class Beta(VectorDistribution):
     """
 
     def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
-        check_vector("Beta", "alpha", alpha)
+        check_parameter("Beta", "alpha", alpha)
         check_arrays("Beta", beta=beta, low=low, high=high)
         self.alpha = jnp.asarray(alpha, jnp.result_type(alpha, beta))
         self.beta = fit_to_shape("Beta", "beta", jnp.asarray(beta, self.alpha.dtype), self.alpha, "alpha")

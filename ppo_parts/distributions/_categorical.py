@@ -36,8 +36,9 @@ class Categorical(TreeDistribution):
 
     def __init__(self, logits: Array) -> None:
         check_floating("Categorical", "logits", logits)
-        if not jnp.ndim(logits):
-            raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
+        if not jnp.shape(logits)[-1:] > (0,):
+            got = jnp.shape(logits)
+            raise ShapeError(f"Categorical: the last axis of logits must be that of the actions, got shape {got}")
         wide = jnp.asarray(logits, accumulator_dtype(jnp.asarray(logits)))
         self.logits = jax.nn.log_softmax(wide).astype(jnp.result_type(logits))
 

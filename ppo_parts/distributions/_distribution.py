@@ -192,7 +192,7 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
     return jnp.broadcast_to(x, like.shape)
 
 
-def check_vector(where: str, name: str, x: Any) -> None:
+def check_parameter(where: str, name: str, x: Any) -> None:
     """Raise unless a parameter is floating and has the axis of the action, [..., D]."""
     check_floating(where, name, x)
     if not jnp.ndim(x):

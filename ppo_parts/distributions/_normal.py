@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.errors import ShapeError
 from ..functional._arguments import FROM_0, POSITIVE
 from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, check_range
-from ._distribution import VectorDistribution, check_vector, fit_to_shape, widen
+from ._distribution import VectorDistribution, check_parameter, fit_to_shape, widen
 
 
 class Normal(VectorDistribution):
@@ -32,7 +32,7 @@ class Normal(VectorDistribution):
     """
 
     def __init__(self, loc: Array, scale: Any) -> None:
-        check_vector("Normal", "loc", loc)
+        check_parameter("Normal", "loc", loc)
         check_arrays("Normal", scale=scale)
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)

@@ -151,7 +151,7 @@ class Update:
         return next((x for name in names for x in self.walk() if read_name(x) == name), None)
 
     def swap(self, old: str | None, *new: str) -> Update:
-        """Return a copy with other calls in the place of one."""
+        """Return a copy with other calls in place of one."""
 
         def swapped(text: Any) -> tuple[Any, ...]:
             if text == old:
@@ -202,7 +202,7 @@ def _exchange(
 ) -> Change:  # fmt: skip
     """Exchange the first call of these names for a text.
 
-    In it, `{this}` is the call, with `arguments` in the place of its own, and `{x}` an argument x, that of the call or
+    In it, `{this}` is the call, with `arguments` in place of its own, and `{x}` an argument x, that of the call or
     else of any other. The calls `drop` are removed, nothing changes if there is a call `unless` already, and the call
     `last` is added to the chain.
     """

@@ -43,6 +43,8 @@ def read(record: Any) -> dict[str, Any]:
         tree = found
         for each in path:
             tree = tree.setdefault(each, {})
+            if not isinstance(tree, dict):
+                raise UserValueError(f"compare_update: the record has both {each!r} and {key!r}: leave one of them out")
         tree[last] = jax.tree.map(np.asarray, x)
     for one, other in (("done", "terminated"), ("indices", "segments")):
         if {one, other} <= found.keys():
@@ -50,7 +52,7 @@ def read(record: Any) -> dict[str, Any]:
     if "done" in found:
         found["terminated"] = found.pop("done")
     for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "params"):
-        if name not in found:
+        if not jax.tree.leaves(found.get(name)):
             what = {"terminated": "1 where step t ended the episode, [T, N]", "params": "the tree before the update"}
             raise UserValueError(f"compare_update: the record lacks {name!r}: add {what.get(name, 'it, [T, N, ...]')}")
     for name in (*PER_STEP, "advantage", "target", "last_done"):

@@ -255,6 +255,7 @@ WRONG = [
         (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
         for x in GSDE_SHAPES
     ),
+    *((Categorical, (jnp.zeros(x),), {}, "the last axis of logits must be that of the actions") for x in ((), (3, 0))),
     (MultiCategorical, (WIDE,), {}, "one array of shape .* give nvec"),
     (MultiCategorical, (WIDE,), {"nvec": (4, -1)}, "nvec must contain whole numbers"),
     (MultiCategorical, (WIDE,), {"nvec": (2, 4)}, r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 3\)"),

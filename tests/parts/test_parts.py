@@ -326,6 +326,8 @@ test_what_cannot_work_is_refused = refused(
     (lambda: applied(pp.regularizers.perturbed_mean(), minibatch()), r"must be a distributions\.Normal"),
     (lambda: pp.chain(pp.shuffled_minibatches(2), BY_SEQUENCE), "cuts the time axis"),
     (lambda: CORRECT(low=2.0, high=1.0), "importance_correction: low must not exceed high"),
+    (lambda: CORRECT(low=2.0, high=lambda step: 1.0), "importance_correction: low must not exceed high"),
+    (lambda: pp.critics.critic_loss(f.value_loss, prediction="aux."), 'must be "value" or "aux.<name>"'),
     (lambda: f.importance_sampling_weight(jnp.ones(2), low=2.0, high=1.0), "weight: low must not exceed high"),
     (adapted(), NO_METRIC),
     (adapted(metrics={"loss": jnp.ones(())}), NO_METRIC),

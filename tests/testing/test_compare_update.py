@@ -110,6 +110,8 @@ def test_record_that_lacks_something_is_an_error():
     for change, says in (
         ({"next_value": None, "next_obs": None}, "add 'last_value'"),
         ({"log_prob": None}, "lacks 'log_prob'"),
+        ({"params": {}}, "lacks 'params': add the tree"),
+        ({"params/policy/w": np.zeros(3)}, "has both 'policy' and 'params/policy/w'"),
         ({"indices": None}, "add 'indices'"),
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),

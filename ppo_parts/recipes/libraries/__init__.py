@@ -35,9 +35,8 @@ def stable_baselines3(
         pp.entropy_bonus(coef=entropy_coef),
         pp.identity() if target_kl is None else pp.kl_early_stop(1.5 * target_kl),
     )
-    return pipeline, optax.chain(
-        parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-5), parts.adaptive(learning_rate, None)
-    )
+    rate = pp.optim.scale_by_update_schedule(learning_rate)
+    return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-5), rate)
 
 
 def tianshou(
@@ -57,7 +56,7 @@ def tianshou(
         parts.squared_error(value_coef, value_clip_eps),
         pp.entropy_bonus(coef=entropy_coef),
     )
-    rate = parts.adaptive(learning_rate, None)
+    rate = pp.optim.scale_by_update_schedule(learning_rate)
     return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
