@@ -326,7 +326,7 @@ def of_elements(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -
 
 def field_axes(batch: Batch) -> dict[str, int]:
     """Return for each field the axis of segments, or of steps if there is no time axis."""
-    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
+    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys((*PER_SEGMENT, "weight"), 0)
 
 
 def kind(x: Any) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
+from .._base.trees import varying_like
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
 from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params
@@ -16,7 +17,7 @@ from .chain import check_states, fold
 from .part import Context, Part
 from .phase_state import PhaseState
 from .phases import Phase
-from .pieces import Microbatched, differentiate_pieces
+from .pieces import Microbatched, cut
 from .policy import evaluate_current, network_of
 
 
@@ -91,10 +92,10 @@ def _in_pieces(
     The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
     `elementwise`: they need only the elements of a piece. None may change the mask, or anything else a policy reads.
     """
-    first, pieces = _first_of_current(phase.after), network.pieces(minibatch, once=True)
+    first, number = _first_of_current(phase.after), network.pieces(minibatch, once=True)
     head, tail = phase.after[:first], phase.after[first:]
     written = {field.partition(".")[0] for part in phase.after for field in part.provides}
-    if pieces == 1 or minibatch.shards > 1 or not all(part.elementwise for part in tail) or written & {*POLICY_READS}:
+    if number == 1 or minibatch.shards > 1 or not all(part.elementwise for part in tail) or written & {*POLICY_READS}:
         return None
     unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
 
@@ -106,21 +107,35 @@ def _in_pieces(
     changed = any(getattr(prepared, name) is not getattr(minibatch, name) for name in POLICY_READS)  # undeclared
     if changed or (head and _depends(prepare, trained)):  # the gradient of the pieces would lack what the head did
         return None
+
+    def evaluate(trained: Params, batch: Batch) -> Output:
+        return network.evaluate(phase.merge_trained(state.params, trained), batch)
+
+    pieces = cut("microbatched", evaluate, trained, prepared.replace(current=None), number)
+    if not pieces.can_join:
+        return None
     ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
     count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
 
-    def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
+    def loss_of_piece(trained: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, list[Array]]:
+        piece = pieces.batch.replace(**fields)
+        output = pieces.evaluate(trained, piece)
         seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
         key, params = jax.random.fold_in(context.key, index), phase.merge_trained(state.params, trained)
         batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
         losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
         sums = [masked_sum(loss, piece.mask) / count for loss in losses]
-        return sum(sums, jnp.zeros(()))
+        return sum(sums, jnp.zeros(())), jax.tree.leaves(output)
 
-    def evaluate(trained: Params, batch: Batch) -> Output:
-        return network.evaluate(phase.merge_trained(state.params, trained), batch)
+    def add_piece(total: Params, numbered: tuple[Array, dict[str, Any]]) -> tuple[Params, list[Array]]:
+        gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(trained, *numbered)
+        return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, gradient), leaves
 
-    return differentiate_pieces(loss_of_piece, evaluate, trained, prepared.replace(current=None), pieces)
+    # A sum of many bfloat16 numbers would lose digits.
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, accumulator_dtype(x)), trained)
+    numbered = (jnp.arange(number), pieces.in_front())
+    total, leaves = jax.lax.scan(add_piece, varying_like(zeros, minibatch.log_prob), numbered)
+    return pieces.join(leaves), jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), total, trained)
 
 
 def _depends(f: Callable[[Params], Any], params: Params) -> bool:

@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
-from .._base.trees import varying_like
-from ..functional._common import accumulator_dtype
 from .batch import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 from .policy import evaluate_policy
-from .shards import split, split_fields
+from .shards import split_fields
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs.
 MIN_ELEMENTS, MIN_ELEMENTS_TWICE = 2048, 16_384  # of a minibatch for which pieces are faster, evaluated once or twice
@@ -26,72 +24,51 @@ PIECE_ELEMENTS = 1024  # whose activations stay in the cache
 MAX_INPUTS = 128  # numbers of an observation
 
 
-class Piece(NamedTuple):
-    """A piece of a batch, the output of the network, and the same output with the distribution as a list of leaves."""
+class Pieces(NamedTuple):
+    """A batch that is cut into equal pieces along the last of its leading axes, and a network to evaluate on them.
+
+    Attributes:
+        batch: the whole.
+        number: how many pieces there are.
+        evaluate: `evaluate(params, piece) -> output`.
+        join: `join(leaves) -> output` for the whole, from the leaves of the outputs, `[number, ...]`; a loop can carry
+            the leaves of a distribution of any class.
+        can_join: False if `join` raises an error.
+    """
 
     batch: Batch
-    output: Output
-    leaves: Output
+    number: int
+    evaluate: Evaluate
+    join: Callable[[list[Array]], Output]
+    can_join: bool
+
+    def leaves(self, params: Params, fields: dict[str, Any]) -> list[Array]:
+        """Return the leaves of the output for a piece with these fields."""
+        return jax.tree.leaves(self.evaluate(params, self.batch.replace(**fields)))
+
+    def in_front(self) -> dict[str, Any]:
+        """Return the fields of the batch with the pieces along a first axis, for a loop."""
+        fields, axes = split_fields(self.batch, self.number), field_axes(self.batch)
+        return {
+            name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), fields[name]) for name in fields
+        }
 
 
-EvaluatePiece = Callable[[Params, dict[str, Any]], Piece]
-Run = Callable[[EvaluatePiece, Params, dict[str, Any], dict[str, int]], Output]
-"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece and returns the `leaves`, which begin
-with `[pieces]`. The pieces lie along the axis `axes[name]` of each field."""
-
-
-def one_after_another(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def one_after_another(pieces: Pieces, params: Params) -> Output:
     """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
-    again = jax.checkpoint(lambda params, fields: piece(params, fields).leaves)
-    return jax.lax.map(lambda fields: again(params, fields), _pieces_first(fields, axes))
+    again = jax.checkpoint(pieces.leaves)
+    return pieces.join(jax.lax.map(lambda fields: again(params, fields), pieces.in_front()))
 
 
-def side_by_side(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def side_by_side(pieces: Pieces, params: Params) -> Output:
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
     A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
     copies, which is all that requires communication between devices, is computed once, after the loop.
     """
-    number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
-    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)
-    return jax.vmap(lambda params, fields: piece(params, fields).leaves, in_axes=(0, axes))(copies, fields)
-
-
-def differentiate_pieces(
-    loss: Callable[[Params, Output, Batch, Array], Array], evaluate: Evaluate, params: Params, batch: Batch, pieces: int
-) -> tuple[Output, Params] | None:
-    """Return `evaluate(params, batch)`, and the gradient of a loss that is a sum over the pieces.
-
-    Piece i is evaluated once, and contributes `loss(params, output, piece, i)`. None: the distributions of the pieces
-    cannot be joined.
-    """
-    gradients = []
-
-    def run(piece: EvaluatePiece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
-        def loss_of_piece(params: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, Output]:
-            evaluated = piece(params, fields)
-            return loss(params, evaluated.output, evaluated.batch, index), evaluated.leaves
-
-        def step(total: Params, numbered: tuple[Array, dict[str, Any]]) -> tuple[Params, Output]:
-            gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(params, *numbered)
-            return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, gradient), leaves
-
-        # A sum of many bfloat16 numbers would lose digits.
-        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, accumulator_dtype(x)), params)
-        numbered = (jnp.arange(pieces), _pieces_first(fields, axes))
-        total, leaves = jax.lax.scan(step, varying_like(zeros, batch.log_prob), numbered)
-        gradients.append(jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), total, params))
-        return leaves
-
-    output = evaluate_pieces(evaluate, params, batch, pieces, run, "microbatched", optional=True)
-    return None if output is None else (output, gradients[0])
-
-
-def _pieces_first(fields: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
-    """Move the axis of the pieces to the front, for a loop."""
-    return {
-        name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), tree) for name, tree in fields.items()
-    }
+    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (pieces.number, *jnp.shape(x))), params)
+    evaluate = jax.vmap(pieces.leaves, in_axes=(0, field_axes(pieces.batch)))
+    return pieces.join(evaluate(copies, split_fields(pieces.batch, pieces.number)))
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
@@ -100,9 +77,7 @@ def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
     where = "learner: for a recurrent policy and several shards"
-    output = evaluate_pieces(evaluate, params, batch, blocks, side_by_side, where)
-    assert output is not None
-    return output
+    return side_by_side(cut(where, evaluate, params, batch, blocks), params)
 
 
 def _blocks(shards: int) -> int:
@@ -114,79 +89,53 @@ def _blocks(shards: int) -> int:
     return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
 
 
-def evaluate_pieces(
-    evaluate: Evaluate, params: Params, batch: Batch, pieces: int, run: Run, where: str, optional: bool = False
-) -> Output | None:
-    """Compute `evaluate(params, batch)` on equal pieces of a rollout or a minibatch.
+def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: int) -> Pieces:
+    """Cut a rollout or a minibatch into pieces, on which a network will be evaluated; `where` begins error messages."""
+    whole = batch.replace(shards=1)
 
-    Args:
-        evaluate: the network.
-        params: its parameters.
-        batch: the batch, cut along the last of its leading axes.
-        pieces: how many.
-        run: evaluates the pieces, one after another or side by side.
-        where: the beginning of error messages.
-        optional: return None, instead of raising an error, for a distribution whose pieces cannot be joined.
-    """
-    axes = field_axes(batch)
-    axis = axes["log_prob"]
-    # `evaluated` appends to this list while it is traced: a tree structure cannot be an output of `eval_shape`.
-    structures: list[Any] = []
-
-    def evaluated(params: Params, batch: Batch) -> Piece:
-        """Evaluate the network; a loop can carry the leaves of a distribution of any class."""
-        output = evaluate_policy(evaluate, params, batch)
-        leaves, structure = jax.tree.flatten(output.distribution)
-        for leaf in leaves:
+    def evaluate_piece(params: Params, piece: Batch) -> Output:
+        output = evaluate_policy(evaluate, params, piece)
+        for leaf in jax.tree.leaves(output.distribution):
             if not isinstance(leaf, jax.Array):
                 raise UserTypeError(
                     f"{where}: the distribution must be a pytree of arrays, but {kind(leaf)} is not: use one of "
                     "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches and shards out"
                 )
-        structures.append(structure)
-        return Piece(batch, output, output._replace(distribution=leaves))
+        return output
 
-    # Take the structure from the whole batch, because that of a piece may contain the shape of a piece.
-    whole = batch.replace(shards=1)
-    shapes = jax.eval_shape(lambda params, batch: evaluated(params, batch).leaves, params, whole)
-    structure = structures[0]
-    stuck = _holding_tracers(structure, shapes.distribution, batch.action)
-    if stuck is not None:
-        if optional:
-            return None
-        raise UserTypeError(
-            f"{where}: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, for example), so "
-            "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
-        )
+    # The structure is that of the whole output, because that of a piece may contain the shape of a piece.
+    shapes = jax.eval_shape(evaluate_piece, params, whole)
+    can_join = not _holds_tracers(shapes.distribution, batch.action)
+    along = {name: 0 if name == "carry" else len(batch.axes) - 1 for name in Output._fields}
+    axes = [axis for name, axis in along.items() for _ in jax.tree.leaves(getattr(shapes, name))]
 
-    def piece(params: Params, fields: dict[str, Any]) -> Piece:
-        return evaluated(params, whole.replace(**fields))
-
-    weight = jax.tree.map(lambda x: split(x, pieces, 0), batch.weight)  # of each sampled step or segment
-    results = run(piece, params, {**split_fields(batch, pieces), "weight": weight}, {**axes, "weight": 0})
-
-    def join(along: int) -> Callable[[Array, Any], Array]:
-        def joined(x: Array, whole: Any) -> Array:
+    def join(leaves: list[Array]) -> Output:
+        if not can_join:
+            raise UserTypeError(
+                f"{where}: {kind(shapes.distribution)} keeps arrays outside the leaves of its pytree (in bound "
+                "methods, for example), so its pieces cannot be joined: use one of ppo_parts.distributions, or leave "
+                "microbatches and shards out"
+            )
+        joined = [
             # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
-            return x[0] if x.shape[1:] == whole.shape else jnp.moveaxis(x, 0, along).reshape(whole.shape)
+            x[0] if x.shape[1:] == like.shape else jnp.moveaxis(x, 0, axis).reshape(like.shape)
+            for x, like, axis in zip(leaves, jax.tree.leaves(shapes), axes, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(shapes), joined)
 
-        return joined
-
-    output = jax.tree.map(join(axis), results._replace(carry=None), shapes._replace(carry=None))
-    carry = jax.tree.map(join(0), results.carry, shapes.carry)
-    return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
+    return Pieces(whole, number, evaluate_piece, join, can_join)
 
 
-def _holding_tracers(structure: Any, leaves: Any, action: Any) -> Any:
-    """Return the distribution if it uses traced arrays other than its leaves; else None."""
-    distribution = jax.tree.unflatten(structure, leaves)
+def _holds_tracers(distribution: Any, action: Any) -> bool:
+    """Return whether a distribution uses traced arrays other than its leaves."""
     if not hasattr(distribution, "log_prob"):
-        return None
+        return False
+    leaves, structure = jax.tree.flatten(distribution)
     try:
         traced = jax.make_jaxpr(lambda x, a: jax.tree.unflatten(structure, x).log_prob(a))(leaves, action)
     except jax.errors.UnexpectedTracerError:
-        return distribution
-    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None
+        return True
+    return any(isinstance(x, jax.core.Tracer) for x in traced.consts)
 
 
 @checked
@@ -235,14 +184,16 @@ class Microbatched:
     size: int | Literal["auto"]
 
     def __call__(self, params: Params, batch: Batch) -> Output:
-        pieces = self.pieces(batch)
-        if pieces == 1:
+        number = self.pieces(batch)
+        if number == 1:
             return evaluate_policy(self.evaluate, params, batch)
-        network, num_pieces, run = self.evaluate, pieces, one_after_another
         if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
-            network, num_pieces, run = self, batch.shards, side_by_side
-        output = evaluate_pieces(network, params, batch, num_pieces, run, "microbatched", optional=self.size == "auto")
-        return evaluate_policy(self.evaluate, params, batch) if output is None else output
+            pieces, run = cut("microbatched", self, params, batch, batch.shards), side_by_side
+        else:
+            pieces, run = cut("microbatched", self.evaluate, params, batch, number), one_after_another
+        if self.size == "auto" and not pieces.can_join:
+            return evaluate_policy(self.evaluate, params, batch)
+        return run(pieces, params)
 
     def pieces(self, batch: Batch, once: bool = False) -> int:
         """Return the number of pieces for each shard of a batch; `once`: each piece is evaluated once, not twice."""

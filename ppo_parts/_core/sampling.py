@@ -67,7 +67,7 @@ class Sampler(Divider):
         if batch.shards == 1:
             return minibatch.replace(**self._take(batch, indices))
         taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
-        return minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
+        return minibatch.replace(**{name: join_shards(x, axes[name]) for name, x in taken.items()})
 
     def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
         """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
