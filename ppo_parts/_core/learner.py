@@ -15,7 +15,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
-from .chain import chain, finish, fold, init_parts, part_key
+from .chain import chain, finish, init_parts, part_key
 from .checks import (
     check_params,
     check_rollout,
@@ -26,9 +26,9 @@ from .checks import (
 )
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
-from .optimizer import may_skip
+from .optimizer import last_finite
 from .part import Context, Part
-from .phase_state import PhaseState, check_and_amend
+from .phase_state import PhaseState, run_before_sampler
 from .phases import Phase, attach_optimizers, divide, name_states, unname_states
 from .pieces import evaluate_shards
 from .policy import evaluate_current
@@ -188,13 +188,12 @@ class _Update:
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
         opt_states, states = name_states(state.opt_state, self.phases), name_states(states, self.phases)
-        keep_finite = any(may_skip(opt_state) for opt_state in opt_states.values())
+        keep_finite = any(last_finite(opt_state) is not None for opt_state in opt_states.values())
         metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))
-        prepared, new = fold(self.shared, recorded, shared, of_shared)
-        new, amended, _ = check_and_amend(self.shared, prepared, shared, new, of_shared, None, keep_finite)
+        prepared, new, amended, _ = run_before_sampler(self.shared, recorded, shared, of_shared, None, keep_finite)
         if any(phase.sampler.refresh == "rollout" for phase in self.phases):
             params, shared = amended, new
             metrics.append(split_metrics(prepared)[0])
@@ -208,10 +207,11 @@ class _Update:
                 policy_changed=index > 0 or phase.sampler.refresh == "every_epoch", keep_finite=keep_finite,
             )  # fmt: skip
             before, after = states[phase.name]
-            begin = PhaseState(params, opt_states[phase.name], shared, before, after, stopped)
+            begin = PhaseState(params, opt_states[phase.name], (*shared, *before), after, stopped)
             end, measured, rollouts[phase.name] = loop.run(begin) if phase.every == 1 else loop.run_if_due(begin)
-            params, shared = end.params, end.shared
-            opt_states[phase.name], states[phase.name] = end.opt_state, (end.before, end.after)
+            params, opt_states[phase.name] = end.params, end.opt_state
+            shared, before = end.before[: len(shared)], end.before[len(shared) :]
+            states[phase.name] = before, end.after
             metrics.append(measured)
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)

@@ -35,12 +35,12 @@ from .._base.trees import select, varying_like
 from ..functional._arguments import check_as
 from ..functional._common import masked_sum
 from .batch import Array, Batch, Evaluate, Params, of_elements
-from .chain import amend, fold
+from .chain import amend
 from .gradient import Evaluated, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
-from .optimizer import may_skip, skipped
+from .optimizer import last_finite
 from .part import Context, Part
-from .phase_state import Estimates, PhaseState, all_finite, check_and_amend
+from .phase_state import Estimates, PhaseState, all_finite, run_before_sampler
 from .phases import Phase
 from .sampling import Sampler
 from .wiring import check_batch
@@ -128,18 +128,15 @@ class PhaseLoop:
         self, state: PhaseState, context: Context, estimates: Estimates | None = None
     ) -> tuple[Batch, PhaseState]:
         """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
-        own = self.phase.before
         if estimates is None:
-            parts, states, batch = own, state.before, split_metrics(self.prepared)[1]
+            first, batch = len(self.shared), split_metrics(self.prepared)[1]
         else:
-            parts, states = (*self.shared, *own), (*state.shared, *state.before)
-            batch = self.recorded.replace(**estimates._asdict())
-        context = context.replace(params=state.params)
-        batch, new = fold(parts, batch, states, context)
-        new, params, opt_state = check_and_amend(parts, batch, states, new, context, state.opt_state, self.keep_finite)
-        first_own = len(parts) - len(own)
-        shared = state.shared if estimates is None else new[:first_own]
-        return batch, state._replace(params=params, opt_state=opt_state, shared=shared, before=new[first_own:])
+            first, batch = 0, self.recorded.replace(**estimates._asdict())
+        parts, context = (*self.shared, *self.phase.before)[first:], context.replace(params=state.params)
+        batch, new, params, opt_state = run_before_sampler(
+            parts, batch, state.before[first:], context, state.opt_state, self.keep_finite
+        )
+        return batch, state._replace(params=params, opt_state=opt_state, before=(*state.before[:first], *new))
 
     def _estimates(self, params: Params, epoch: Array | int) -> Estimates:
         """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
@@ -216,9 +213,9 @@ class PhaseLoop:
         updates = phase.mask_untrained(updates, params)
         params = phase.merge_trained(params, optax.apply_updates(phase.select_trained(params), updates))
         applied = jnp.ones((), bool)
-        if may_skip(opt_state):
+        if (finite := last_finite(opt_state)) is not None:
             # After many gradients in a row that are not finite, `optax.apply_if_finite` applies them.
-            applied = ~skipped(opt_state) | jnp.logical_not(all_finite(updates))
+            applied = finite | ~all_finite(updates)
             after = select(applied, after, state.after)
         params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
         return state._replace(params=params, opt_state=opt_state, after=after), applied

@@ -1,4 +1,4 @@
-"""The optimizer of a learner: any optax transformation, and whether it skipped the last gradient."""
+"""The optimizer of a learner: any optax transformation, and whether it skips gradients."""
 
 from __future__ import annotations
 
@@ -55,18 +55,11 @@ def _keywords_of(function: Any) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters)
 
 
-def may_skip(opt_state: Any) -> bool:
-    """Return whether the optimizer skips non-finite gradients, as `optax.apply_if_finite` does."""
-    return bool(_skippers(opt_state))
+def last_finite(opt_state: Any) -> Any:
+    """Return whether the last gradient was finite, if the optimizer skips others, as `optax.apply_if_finite` does."""
 
-
-def skipped(opt_state: Any) -> Any:
-    """Return whether the optimizer skipped the last gradient, as a boolean scalar."""
-    return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
-
-
-def _skippers(opt_state: Any) -> list[optax.ApplyIfFiniteState]:
     def is_skipper(x: Any) -> bool:
         return isinstance(x, optax.ApplyIfFiniteState)
 
-    return [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]
+    return jnp.all(jnp.stack([jnp.all(x.last_finite) for x in states])) if states else None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from .._base.trees import select
 from .batch import Array, Batch, Current, Evaluate, Params
-from .chain import amend, check_states
+from .chain import amend, check_states, fold
 from .checks import check_axes
 from .part import Context, Part
 from .policy import evaluate_current, shift_values
@@ -68,39 +68,33 @@ class PhaseState(NamedTuple):
     Attributes:
         params: the latest parameters.
         opt_state: the state of the phase's optimizer.
-        shared: the states of the parts that all phases share.
-        before, after: the states of the phase's own parts before and after its sampler.
+        before: the states of the parts before its sampler: those that all phases share, and then its own.
+        after: the states of the parts after its sampler.
         stopped: whether a part has stopped the phase.
         estimates: those of the latest evaluation of each step; None unless the refresh updates them.
     """
 
     params: Params
     opt_state: Any
-    shared: tuple[Any, ...]
     before: tuple[Any, ...]
     after: tuple[Any, ...]
     stopped: Array
     estimates: Estimates | None = None
 
 
-def check_and_amend(
-    parts: tuple[Part, ...],
-    batch: Batch,
-    old: tuple[Any, ...],
-    new: tuple[Any, ...],
-    context: Context,
-    opt_state: Any,
-    keep_finite: bool,
-) -> tuple[tuple[Any, ...], Params, Any]:
-    """Check what parts before a sampler did to a rollout; return their states and what they amended.
+def run_before_sampler(
+    parts: tuple[Part, ...], batch: Batch, states: tuple[Any, ...], context: Context, opt_state: Any, keep_finite: bool
+) -> tuple[Batch, tuple[Any, ...], Params, Any]:
+    """Run parts on a rollout and check what they did; return it with their states and what they amended.
 
     With `keep_finite`, a part keeps its last finite state.
     """
-    check_states("update", parts, old, new)
+    batch, new = fold(parts, batch, states, context)
+    check_states("update", parts, states, new)
     check_before_sampler(parts, batch)
     if keep_finite:
-        new = tuple(map(finite_or_old, new, old))
-    return new, *amend(parts, context.params, opt_state, old, new, context)
+        new = tuple(select(all_finite(x), x, old) for x, old in zip(new, states, strict=True))
+    return batch, new, *amend(parts, context.params, opt_state, states, new, context)
 
 
 def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
@@ -120,13 +114,7 @@ def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
         check_axes(f"learner, after {names}", batch)
 
 
-def finite_or_old(new: Any, old: Any) -> Any:
-    """Return the new state of a part, or the old one if a number in the new one is not finite."""
-    finite = all_finite(new)
-    return new if finite is True else select(finite, new, old)
-
-
-def all_finite(tree: Any) -> Any:
-    """Return whether all floats of a tree are finite; True if there are none."""
+def all_finite(tree: Any) -> Array:
+    """Return whether all floats of a tree are finite."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-    return not floats or jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in floats], bool))
