@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,14 @@ from .phases import Phase
 from .pieces import Microbatched, cut
 from .policy import evaluate_current, network_of
 
-
-class Evaluated(NamedTuple):
-    """What a minibatch leaves behind, besides its loss.
-
-    Attributes:
-        written: a batch with the metrics and the stop that the parts after the sampler wrote.
-        after: the states of these parts.
-        current: the policy's log-probabilities and values, before the gradient step.
-    """
-
-    written: Batch
-    after: tuple[Any, ...]
-    current: Current
+Aux = tuple[Batch, tuple[Any, ...]]
+"""What a minibatch leaves besides its loss: a batch with the metrics and the stop that the parts after the sampler
+wrote, and with log-probabilities and values before the gradient step as `current`; and the states of these parts."""
 
 
 def loss_of(
     phase: Phase, trained: Params, minibatch: Batch, state: PhaseState, context: Context, output: Output | None = None
-) -> tuple[Array, Evaluated]:
+) -> tuple[Array, Aux]:
     """Return the sum of the mean losses that the parts after the sampler add to a minibatch.
 
     The policy with these trained parameters is evaluated on it, unless its `output` is given.
@@ -52,14 +42,14 @@ def loss_of(
     means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
     batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
     # A gradient's further results are arrays, which a distribution need not be.
-    written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
-    evaluated = Evaluated(written, after, current._replace(distribution=None, aux=None))
-    return sum(means.values(), jnp.zeros(())), evaluated
+    current = current._replace(distribution=None, aux=None)
+    written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop, current=current)
+    return sum(means.values(), jnp.zeros(())), (written, after)
 
 
 def differentiate(
     phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
-) -> tuple[tuple[Array, Evaluated], Params]:
+) -> tuple[tuple[Array, Aux], Params]:
     """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
     trained, network = phase.select_trained(state.params), network_of(policy)
     if isinstance(network, Microbatched):
@@ -71,9 +61,9 @@ def differentiate(
 
     traced = list[Array]()
 
-    def loss(trained: Params) -> tuple[Array, Evaluated]:
-        total, evaluated = loss_of(phase, trained, minibatch, state, context)
-        return watch(total, traced), evaluated
+    def loss(trained: Params) -> tuple[Array, Aux]:
+        total, aux = loss_of(phase, trained, minibatch, state, context)
+        return watch(total, traced), aux
 
     results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
     if not traced:

@@ -36,7 +36,7 @@ from ..functional._arguments import check_as
 from ..functional._common import masked_sum
 from .batch import Array, Batch, Evaluate, Params, of_elements
 from .chain import amend
-from .gradient import Evaluated, differentiate, loss_of
+from .gradient import Aux, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import last_finite
 from .part import Context, Part
@@ -170,25 +170,25 @@ class PhaseLoop:
         minibatch = sampler.take(rollout, indices, weight)
 
         context = context.replace(key=loss_key)
-        (loss, evaluated), gradient = differentiate(phase, self.policy, minibatch, state, context)
-        gradient, stop = phase.mask_untrained(gradient, state.params), evaluated.written.stop
-        new, applied = self._step(minibatch, state, context, loss, evaluated, gradient)
+        (loss, (written, after)), gradient = differentiate(phase, self.policy, minibatch, state, context)
+        gradient, stop = phase.mask_untrained(gradient, state.params), written.stop
+        new, applied = self._step(minibatch, state, context, loss, (written, after), gradient)
         if stop is not None:
             phase.check_stop()
             applied &= ~stop.discard
             new = select(~stop.discard, new, state)._replace(stopped=stop.discard | stop.after)
 
-        minibatch = minibatch.replace(current=evaluated.current)
+        minibatch = minibatch.replace(current=written.current)
         if new.estimates is not None:
             new = new._replace(estimates=new.estimates.write_back(self.recorded, sampler, minibatch, indices))
         measured = self._measure(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, split_metrics(evaluated.written)[0], *measured)
+        return new, join_metrics(refreshed, split_metrics(written)[0], *measured)
 
     def _step(
-        self, minibatch: Batch, state: PhaseState, context: Context, loss: Array, evaluated: Evaluated, gradient: Params
+        self, minibatch: Batch, state: PhaseState, context: Context, loss: Array, aux: Aux, gradient: Params
     ) -> tuple[PhaseState, Array]:
         """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
-        phase, params, after = self.phase, state.params, evaluated.after
+        phase, params, (written, after) = self.phase, state.params, aux
 
         # optax's line searches pass all other extra arguments to `value_fn`, and refuse those that it does not name.
         def value_fn(trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0) -> Array:
@@ -203,7 +203,7 @@ class PhaseLoop:
             phase.select_trained(params),
             step=context.step,
             value=loss,
-            metrics=evaluated.written.metrics,
+            metrics=written.metrics,
             grad=gradient,
             value_fn=value_fn,
             obj_fn=value_fn,
