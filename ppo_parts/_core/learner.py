@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_takes
 from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
@@ -127,13 +128,12 @@ def learner(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
-    expected = "learner: evaluate must be a Policy or a function (params, batch) -> Output"
     if isinstance(evaluate, Part):
-        raise UserTypeError(
-            f"{expected}, got the part {evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
-        )
-    if not callable(evaluate):
-        raise UserTypeError(f"{expected}, got {evaluate!r}")
+        message = f"got the part {evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
+        raise UserTypeError(f"learner: evaluate must be a Policy or a function (params, batch) -> Output, {message}")
+    check_takes("learner", "evaluate", evaluate, ("params", "batch"))
+    if gradient_metrics is not None:
+        check_takes("learner", "gradient_metrics", gradient_metrics, ("gradient",))
     shared, divided = divide(chain(pipeline))
     phases = attach_optimizers(divided, optimizer)
     check_every_write_has_an_effect(shared, [(*phase.before, phase.sampler, *phase.after) for phase in phases])

@@ -77,7 +77,7 @@ class PhaseLoop:
     keep_finite: bool
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run all epochs; also return the rollout with which they began."""
+        """Run all epochs; also return the rollout that parts with `finish` receive."""
         sampler, can_stop, key = self.phase.sampler, self.phase.can_stop, self.context.key
         rollout = self.recorded
         if sampler.refresh == "rollout":
@@ -104,13 +104,11 @@ class PhaseLoop:
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), rollout
+        finished = rollout if sampler.refresh == "rollout" else self.prepared
+        return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), finished
 
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0).
-
-        The third result is the rollout that parts with `finish` receive.
-        """
+        """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0)."""
 
         def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
             return varying_like(self.run(state)[:2], state.stopped)

@@ -322,6 +322,10 @@ TYPE_ERRORS = {
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "Policy: evaluate must take (params, batch); this one takes (params)":
         lambda: pp.Policy(lambda key: {}, lambda params: params),
+    "learner: evaluate must take (params, batch); this one takes (params)":
+        lambda: pp.learner(lambda params: params, CRITIC, SGD),
+    "gradient_metrics must take (gradient)":
+        lambda: pp.learner(evaluate, CRITIC, SGD, gradient_metrics=lambda step, gradient: {}),
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
