@@ -224,28 +224,24 @@ class _Update:
         self, shared: Any, states: dict[str, Any], prepared: Batch, rollouts: dict[str, Batch], context: Context
     ) -> tuple[Any, dict[str, Any]]:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
-        keys = [jax.random.fold_in(context.key, i) for i in range(1 + 2 * len(self.phases))]
         finished = {}
         for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
-            before = finish_parts(phase.before, prepared, context.replace(key=keys[2 * index + 1]), before)
-            finish_after = functools.partial(
-                finish_parts, phase.after, rollouts[phase.name], context.replace(key=keys[2 * index + 2])
-            )
-            if phase.every == 1:
-                after = finish_after(after)
-            else:
-                after = jax.lax.cond(phase.is_due(context.step), finish_after, lambda states: states, after)
-            finished[phase.name] = before, after
-        return finish_parts(self.shared, prepared, context.replace(key=keys[0]), shared), finished
+            before = finish_parts(phase.before, prepared, context, 2 * index + 1, before)
+            finish_after = functools.partial(finish_parts, phase.after, rollouts[phase.name], context, 2 * index + 2)
+            finished[phase.name] = before, phase.run_if_due(context.step, finish_after, lambda states: states, after)
+        return finish_parts(self.shared, prepared, context, 0, shared), finished
 
 
-def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, states: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the states of some parts after their `finish`, for which the updated policy evaluates the rollout."""
+def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, index: int, states: Any) -> Any:
+    """Return the states of some parts after their `finish`, for which the updated policy evaluates the rollout.
+
+    `index` is different for each call with this context, and so are the keys of the parts.
+    """
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
-    return finish(parts, batch, states, context)
+    return finish(parts, batch, states, context.replace(key=jax.random.fold_in(context.key, index)))
 
 
 @checked

@@ -119,7 +119,7 @@ class PhaseLoop:
             metrics = dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
             return state, varying_like(metrics, state.stopped)
 
-        state, metrics = jax.lax.cond(self.phase.is_due(self.context.step), run, skip, state)
+        state, metrics = self.phase.run_if_due(self.context.step, run, skip, state)
         return state, metrics, self.prepared
 
     def _prepare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,9 +64,9 @@ class Phase:
                 'requested a stop but does not declare it: make it with provides=("stop",)'
             )
 
-    def is_due(self, step: Any) -> Any:
-        """Return whether the phase runs in this update."""
-        return (step + 1) % self.every == 0
+    def run_if_due(self, step: Any, run: Callable[..., Any], skip: Callable[..., Any], *operands: Any) -> Any:
+        """Return `run(*operands)` if the phase runs in this update, otherwise `skip(*operands)`."""
+        return run(*operands) if self.every == 1 else jax.lax.cond((step + 1) % self.every == 0, run, skip, *operands)
 
     def select_trained(self, params: Params) -> Params:
         """Return the parameters that the optimizer updates."""
