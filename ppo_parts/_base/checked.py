@@ -26,14 +26,11 @@ def checked(function: F) -> F:
     signature, where = inspect.signature(function), function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.cache
-    def hints() -> dict[str, Any]:
-        found = get_type_hints(function)
-        return {name: found[name] for name in signature.parameters if name in found and is_known(found[name])}
-
-    @functools.cache
-    def counts() -> set[str]:
-        declared = get_type_hints(function, include_extras=True)
-        return {name for name, hint in declared.items() if Count in (hint, *get_args(hint))}
+    def hints() -> dict[str, tuple[Any, bool]]:
+        """Return the annotation of each argument to check, and whether it is a `Count`."""
+        found, declared = get_type_hints(function), get_type_hints(function, include_extras=True)
+        names = [name for name in signature.parameters if name in found and is_known(found[name])]
+        return {name: (found[name], Count in (declared[name], *get_args(declared[name]))) for name in names}
 
     @functools.wraps(function)
     def checked_call(*args: Any, **kwargs: Any) -> Any:
@@ -42,10 +39,11 @@ def checked(function: F) -> F:
         except TypeError:
             return reject_call(function, args, kwargs)
         for name in filter(hints().get, given):
+            hint, counts = hints()[name]
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given[name] if several else (given[name],):
-                check_as(where, name, value, hints()[name])
-                if name in counts() and not isinstance(value, str | None):
+                check_as(where, name, value, hint)
+                if counts and not isinstance(value, str | None):
                     check_count(where, name, value)
         return function(*args, **kwargs)
 

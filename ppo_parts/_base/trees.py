@@ -35,11 +35,6 @@ def without_weak_types(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if is_key(x) else jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
 
 
-def copy_arrays(tree: Any) -> Any:
-    """Copy the arrays of the tree, so that donating a state that contains the parameters twice does not fail."""
-    return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
-
-
 def select(condition: Any, new: Any, old: Any) -> Any:
     """Return the leaves of `new` where the condition holds, and those of `old` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)

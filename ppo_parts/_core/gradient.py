@@ -12,13 +12,13 @@ from .._base.errors import UserValueError
 from .._base.trees import varying_like
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
-from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params
+from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params, Policy
 from .chain import check_states, fold
 from .part import Context, Part
 from .phase_state import PhaseState
 from .phases import Phase
 from .pieces import Microbatched, cut
-from .policy import evaluate_current, network_of
+from .policy import evaluate_current
 
 Aux = tuple[Batch, tuple[Any, ...]]
 """What a minibatch leaves besides its loss: a batch with the metrics and the stop that the parts after the sampler
@@ -51,7 +51,8 @@ def differentiate(
     phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
 ) -> tuple[tuple[Array, Aux], Params]:
     """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
-    trained, network = phase.select_trained(state.params), network_of(policy)
+    trained = phase.select_trained(state.params)
+    network = policy.evaluate if isinstance(policy, Policy) else policy
     if isinstance(network, Microbatched):
         found = _in_pieces(phase, network, trained, minibatch, state, context)
         if found is not None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
-from .._base.trees import copy_arrays, has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
+from .._base.trees import has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, init_parts, part_key
@@ -166,7 +166,8 @@ class _Update:
         pipeline = init_parts(self.shared, params, key), unname_states(states, self.phases)
         opt_state = unname_states(opt_states, self.phases)
         state = LearnerState(params, opt_state, pipeline, jnp.zeros((), jnp.int32))
-        return without_weak_types(copy_arrays(state))  # so that an update may be donated its state, and compiles once
+        # It compiles once, and may be donated, also if it contains the parameters twice.
+        return jax.tree.map(jnp.copy, without_weak_types(state))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
         """Run the shared parts, each phase, and the `finish` of each part."""

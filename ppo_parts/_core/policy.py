@@ -81,11 +81,6 @@ def initial_carry_of(policy: Any) -> Any:
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
-def network_of(policy: Evaluate) -> Any:
-    """Return the function that evaluates a `Policy`, or the function itself."""
-    return policy.evaluate if isinstance(policy, Policy) else policy
-
-
 def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Return whether an array has one number per element, or K > 1 of them, one per stream."""
     return shape == expected or (shape[:-1] == expected and shape[-1] > 1)
