@@ -28,11 +28,8 @@ class Field:
     limits: Range = ANY
 
     def __mul__(self, factor: float | Array) -> Field:
-        check_range("field", "factor", factor, ANY)
-        if shape := np.shape(factor):
-            message = f"must be one number, got an array of shape {shape}: write what varies into the field"
-            raise UserValueError(message, where="field", argument="factor")
-        return dataclasses.replace(self, factor=factor * self.factor)
+        number = check_number("field", "factor", factor, ANY, schedule=False)
+        return dataclasses.replace(self, factor=number * self.factor)
 
     __rmul__ = __mul__
 
@@ -46,7 +43,7 @@ Numeric = float | Array | Callable[[Any], Any] | Field
 
 
 def field(path: str) -> Field:
-    """Let a hyperparameter vary over the batch: a reference to a field of the batch, in place of a number.
+    """Let a hyperparameter vary over the batch: name a field of the batch where a number is expected.
 
     The arguments `gamma`, `gae_lambda`, `rho_clip`, `c_clip`, `pg_rho_clip`, `pg_lambda`, `clip_eps`, `clip_eps_high`,
     `dual_clip` and `coef` of the parts that compute one number per element, and the coefficients of

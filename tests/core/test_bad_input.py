@@ -275,7 +275,7 @@ VALUE_ERRORS = {
         lambda: pp.optim.scale_by_update_schedule(-0.1),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
     "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
-    "field: factor must be one number, got an array of shape (2,)": lambda: jnp.ones(2) * pp.field("extras.w"),
+    "field: factor must be one number, got an array of shape (3,)": lambda: jnp.ones(3) * pp.field("weight"),
     "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
     # parts of families
     "group_advantage: group must name groups of several segments ... got np.int64(1)":
