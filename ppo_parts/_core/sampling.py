@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -96,24 +95,14 @@ class Sampler(Divider):
 
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
         """Return the fields of a batch with one shard at these indices; an index out of range makes a NaN."""
-        time, segments = batch.log_prob.shape[:2]
-        # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
-        take = functools.partial(jnp.take, mode="clip")
-        steps = {field: getattr(batch, field) for field in PER_STEP}
-        if self.axis == "segment":
-            in_segments, per_step = indices, functools.partial(take, indices=indices, axis=1)
-        else:
-            in_segments = indices.segment if self.axis == "window" else indices % segments
-            steps = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
-            per_step = functools.partial(take, indices=self._rows(indices, segments), axis=0)
-        per_segment = {field: getattr(batch, field) for field in PER_SEGMENT}
-        taken = jax.tree.map(functools.partial(take, indices=in_segments, axis=0), per_segment)
-        taken |= jax.tree.map(per_step, steps)
-        if self.axis == "window":
-            last = indices.start + indices.counts.shape[0] - 1
-            inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
-        else:
-            inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
+        rows, segments, inside = self._locate(indices, *batch.log_prob.shape[:2])
+
+        def take(names: tuple[str, ...], places: Array, leading: int) -> dict[str, Any]:
+            # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
+            fields = {name: getattr(batch, name) for name in names}
+            return jax.tree.map(lambda x: jnp.take(jax.lax.collapse(x, 0, leading), places, 0, mode="clip"), fields)
+
+        taken = take(PER_STEP, rows, 2) | take(PER_SEGMENT, segments, 1)
         log_prob, mask = taken["log_prob"], taken["mask"]
         inside = unsqueeze(inside if self.axis == "step" else inside[None], log_prob.ndim)
         taken["log_prob"] = nan_where(~inside, log_prob)
@@ -130,20 +119,22 @@ class Sampler(Divider):
             along = 0 if self.axis == "step" else 1
             put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
             return jax.lax.collapse(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1, 3)
-        if self.axis == "segment":
-            return buffer.at[:, indices].set(rows)
-        flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
+        flat, places = jax.lax.collapse(buffer, 0, 2), self._locate(indices, *buffer.shape[:2])[0]
         if self.axis == "window":  # do not write steps that only warm up: two windows may overlap in them
             counts = unsqueeze(indices.counts, rows.ndim)
             places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
         return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
 
-    def _rows(self, indices: Any, segments: int) -> Array:
-        """Return the indices of rows of the flattened rollout, `[M]` or `[L, M]`."""
+    def _locate(self, indices: Any, time: int, segments: int) -> tuple[Array, Array, Array]:
+        """Return rows of the flattened rollout, `[M]` or `[L, M]`, their segments, and which indices are in range."""
         if self.axis == "step":
-            return indices
-        steps = indices.start[None] + jnp.arange(indices.counts.shape[0])[:, None]
-        return steps * segments + indices.segment[None]
+            return indices, indices % segments, (indices >= 0) & (indices < time * segments)
+        if self.axis == "window":
+            start, segment, length = indices.start, indices.segment, indices.counts.shape[0]
+        else:  # a segment is a window of all steps
+            start, segment, length = jnp.zeros_like(indices), indices, time
+        inside = (start >= 0) & (start + length <= time) & (segment >= 0) & (segment < segments)
+        return (start[None] + jnp.arange(length)[:, None]) * segments + segment[None], segment, inside
 
 
 @checked
