@@ -155,14 +155,13 @@ class _Update:
 
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
-        for phase in self.phases:
-            check_trainable(phase.select_trained(params))
-        states = {}
+        states, opt_states = {}, {}
         for index, phase in enumerate(self.phases):
-            phase_key = part_key(key, index + 1)
+            trained, phase_key = phase.select_trained(params), part_key(key, index + 1)
+            check_trainable(trained)
             before = init_parts(phase.before, params, part_key(phase_key, 1))
             states[phase.name] = before, init_parts(phase.after, params, part_key(phase_key, 2))
-        opt_states = {phase.name: phase.optimizer.init(phase.select_trained(params)) for phase in self.phases}
+            opt_states[phase.name] = phase.optimizer.init(trained)
         pipeline = init_parts(self.shared, params, key), unname_states(states, self.phases)
         opt_state = unname_states(opt_states, self.phases)
         state = LearnerState(params, opt_state, pipeline, jnp.zeros((), jnp.int32))

@@ -15,7 +15,7 @@ from .batch import Array, Batch, field_axes
 
 def split(x: Array, shards: int, axis: int) -> Array:
     """Divide `axis` into two axes, shards and the positions within a shard; `jax.lax.collapse` merges them."""
-    return x.reshape((*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]))
+    return x.reshape((*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :]))
 
 
 def join_shards(tree: Any, axis: int) -> Any:
