@@ -29,25 +29,12 @@ from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
-class UpdateKeys(NamedTuple):
-    """The keys of an update: for the state after it, for its rollout, and for the learner."""
-
-    next: Array
-    collect: Array
-    learn: Array
-
-
 class TrainState(NamedTuple):
     """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
 
     key: Array
     learner: LearnerState
     rollout: RolloutState
-
-    @property
-    def keys(self) -> UpdateKeys:
-        """The keys of the next update."""
-        return UpdateKeys(*jax.random.split(self.key, 3))
 
     @property
     def acting(self) -> TrainState:
@@ -214,12 +201,13 @@ class Train:
 
     def collect(self, state: TrainState) -> Collected:
         """Run one rollout with the policy of `state`."""
-        return self.rollout.collect(state.keys.collect, state.learner.params, state.rollout)
+        _, key, _ = jax.random.split(state.key, 3)  # `learn` takes the others
+        return self.rollout.collect(key, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
         """Run one update on a rollout; after non-finite numbers, the learner stays as it was, but for its `step`."""
-        (rollout_state, batch, episodes), keys = collected, state.keys
-        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(keys.learn, state.learner, batch)
+        (rollout_state, batch, episodes), (next_key, _, key) = collected, jax.random.split(state.key, 3)
+        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(key, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
@@ -229,7 +217,7 @@ class Train:
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
         metrics = join_metrics(metrics, _find_rates(state.learner.opt_state, metrics.names))
-        return TrainState(keys.next, kept._replace(step=updated.step), rollout_state), metrics
+        return TrainState(next_key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """Run the whole training in one program."""
