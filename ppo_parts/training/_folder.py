@@ -30,7 +30,11 @@ from ._train import Train, TrainState
 
 
 class RunFolder:
-    """A read-only view of a run on the disk; another process may be writing to it. `stored` is `config.json`."""
+    """A run on the disk, which many processes may read, and that which holds its lock writes, see `open_run`.
+
+    Whenever the writer dies, the folder contains a run that can be resumed. No results are deleted: files that the run
+    cannot continue from are moved to `aside/`. `result.json` marks the run as complete. `stored` is `config.json`.
+    """
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
         self.path, self.log_path, self.result_path = path, path / "metrics.jsonl", path / "result.json"
@@ -87,68 +91,6 @@ class RunFolder:
             message = f"{self.log_path} is {state}: {lost}; the checkpoint is sound"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-
-@contextlib.contextmanager
-def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter | None, int, Any]]:
-    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
-
-    Yields the folder (None in processes other than the first), how many updates are done, and the state after them
-    (None for a new run). No folder is created if a configuration, a recipe or a state does not fit.
-    """
-    with contextlib.ExitStack() as stack:
-        folder, done, state = None, 0, None
-        with fail_together("open the folder of the run"):
-            if is_first():
-                folder, done, state = _open(train, config, options, stack)
-        if jax.process_count() > 1:
-            done, restored = map(int, broadcast_one_to_all(np.array([done, state is not None])))
-            with fail_together("read the checkpoint"):
-                source = options.resume or options.init_from
-                if source is not None and restored and not is_first():
-                    _, state = RunFolder(source).restore(train, done)
-        yield folder, done, state
-
-
-def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.ExitStack) -> tuple[RunWriter, int, Any]:
-    """Open the folder in this process, until the stack unwinds."""
-    if options.resume is not None:
-        stored = _stored.read_config(options.resume)
-        _stored.check_unchanged(stored, config, options, train.recipe)
-        stack.enter_context(_lock(options.resume))
-        folder = RunWriter(options.resume, stored, options)
-        return folder, *folder.begin(train, options.checkpoint)
-    stored = _stored.describe_run(config, train)
-    source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
-    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain a path
-    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
-        raise _files.RunFolderError(says) from error
-    stack.enter_context(_lock(path))
-    if (path / "config.json").exists():
-        raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
-    folder = RunWriter(path, stored, options)
-    for left in ("checkpoints", "metrics.jsonl"):  # of a start that was killed: this run begins without them
-        if (path / left).exists():
-            os.rename(path / left, folder._find_aside(left))
-    if source is not None:  # `config.json` comes last: without it, the folder holds no run
-        changed = _stored.find_changes(source.stored, config, options)
-        stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
-        _files.write_whole(folder.log_path, _files.format_rows(source.read_rows(done)))
-        folder.write_checkpoint(done, state)
-    return folder, *folder.begin(train)
-
-
-class RunWriter(RunFolder):
-    """The folder of a run for the single process that writes to it; `open_run` creates it.
-
-    Whenever the process dies, the folder contains a run that can be resumed. No results are deleted: files that the run
-    cannot continue from are moved to `aside/`. `result.json` marks the run as complete.
-    """
-
     def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()
@@ -191,6 +133,60 @@ class RunWriter(RunFolder):
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
         return _find_unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+@contextlib.contextmanager
+def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunFolder | None, int, Any]]:
+    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
+
+    Yields the folder (None in processes other than the first), how many updates are done, and the state after them
+    (None for a new run). No folder is created if a configuration, a recipe or a state does not fit.
+    """
+    with contextlib.ExitStack() as stack:
+        folder, done, state = None, 0, None
+        with fail_together("open the folder of the run"):
+            if is_first():
+                folder, done, state = _open(train, config, options, stack)
+        if jax.process_count() > 1:
+            done, restored = map(int, broadcast_one_to_all(np.array([done, state is not None])))
+            with fail_together("read the checkpoint"):
+                source = options.resume or options.init_from
+                if source is not None and restored and not is_first():
+                    _, state = RunFolder(source).restore(train, done)
+        yield folder, done, state
+
+
+def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.ExitStack) -> tuple[RunFolder, int, Any]:
+    """Open the folder in this process, until the stack unwinds."""
+    if options.resume is not None:
+        stored = _stored.read_config(options.resume)
+        _stored.check_unchanged(stored, config, options, train.recipe)
+        stack.enter_context(_lock(options.resume))
+        folder = RunFolder(options.resume, stored, options)
+        return folder, *folder.begin(train, options.checkpoint)
+    stored = _stored.describe_run(config, train)
+    source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
+    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain a path
+    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
+        raise _files.RunFolderError(says) from error
+    stack.enter_context(_lock(path))
+    if (path / "config.json").exists():
+        raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
+    folder = RunFolder(path, stored, options)
+    for left in ("checkpoints", "metrics.jsonl"):  # of a start that was killed: this run begins without them
+        if (path / left).exists():
+            os.rename(path / left, folder._find_aside(left))
+    if source is not None:  # `config.json` comes last: without it, the folder holds no run
+        changed = _stored.find_changes(source.stored, config, options)
+        stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
+        _files.write_whole(folder.log_path, _files.format_rows(source.read_rows(done)))
+        folder.write_checkpoint(done, state)
+    return folder, *folder.begin(train)
 
 
 def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:

@@ -16,7 +16,7 @@ from .._base.extras import require_package
 from ._config import RunOptions
 from ._evaluate import EVALUATION
 from ._files import Row, average_finite, read_rows, select_metric, write_json
-from ._folder import RunWriter
+from ._folder import RunFolder
 from ._population import PARENT
 from ._processes import logger
 from ._statistics import format_summary, plot_curve, summary
@@ -37,7 +37,7 @@ class StopRun(Exception):
 
 @contextlib.contextmanager
 def open_listeners(
-    train: Train, options: RunOptions, folder: RunWriter | None, done: int, on_rows: OnRows | None
+    train: Train, options: RunOptions, folder: RunFolder | None, done: int, on_rows: OnRows | None
 ) -> Iterator[list[OnRows]]:
     """Open all that the first process calls with new rows after `done` updates; the other processes report nothing."""
     if folder is None:
@@ -113,7 +113,7 @@ def make_tag(name: str) -> str:
 
 
 @contextlib.contextmanager
-def open_tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
+def open_tensorboard(folder: RunFolder, continued_at: int | None) -> Iterator[Write]:
     """Write TensorBoard's event file; events of an earlier process after the step `continued_at` are discarded."""
     purge = None if continued_at is None else continued_at + 1
     suffix = "" if purge is None else f".{purge}"  # names resolve seconds, and two processes may start in one
@@ -129,7 +129,7 @@ def open_tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Wr
 
 
 @contextlib.contextmanager
-def open_weights_and_biases(folder: RunWriter) -> Iterator[Write]:
+def open_weights_and_biases(folder: RunFolder) -> Iterator[Write]:
     """Log to a run of Weights & Biases, with the name and the configuration of the run on the disk.
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
@@ -146,7 +146,7 @@ def open_weights_and_biases(folder: RunWriter) -> Iterator[Write]:
         yield lambda record, step: run.log(record, step=step)
 
 
-def finish(folder: RunWriter, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
+def finish(folder: RunFolder, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
     """Write the result, with what follows from an evaluation, if any, from checkpoints and from metrics."""
     if played is not None:
         result["evaluation"] = summarize_evaluation(played, folder.options.eval_episodes)

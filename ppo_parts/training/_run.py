@@ -17,7 +17,7 @@ from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
 from ._files import NonFiniteError, Row, RunFolderError, write_json
-from ._folder import RunWriter, open_run
+from ._folder import RunFolder, open_run
 from ._population import PARENT
 from ._processes import Interrupt, is_first, logger, take_largest
 from ._program import Advance, Program, count_devices
@@ -134,7 +134,7 @@ class Loop:
 
     train: Train
     options: RunOptions
-    folder: RunWriter | None  # None in all processes but the first
+    folder: RunFolder | None  # None in all processes but the first
     program: Program
     done: int  # updates so far
     state: Any  # the state after them; None before the first, and while a call overwrites it

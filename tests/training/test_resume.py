@@ -16,7 +16,7 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training import RunOptions, _files, _folder
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._folder import RunWriter, open_run
+from ppo_parts.training._folder import RunFolder, open_run
 from tests import runs
 from tests.runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
@@ -60,7 +60,7 @@ def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, caps
     config = tiny(16, learning_rate=1e-3)
     train = cleanrl_ppo.make_train(config)
     monkeypatch.chdir(whole[0].parent)
-    for name, dies in (("run", (Checkpoints, "save")), ("other", (RunWriter, "begin"))):  # before there is a run
+    for name, dies in (("run", (Checkpoints, "save")), ("other", (RunFolder, "begin"))):  # before there is a run
         with monkeypatch.context() as patch:
             patch.setattr(*dies, lambda *args, **given: crash())
             with pytest.raises(Crash):
