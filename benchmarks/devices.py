@@ -19,7 +19,6 @@ import jax
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from ppo_parts.training._program import place
 
 from ._shared import collect, make_parser
 
@@ -96,14 +95,14 @@ def count(found: list[Collective]) -> dict[str, int]:
 def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
     """Compile a rollout and an update on so many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
-    placed = place(train, training.RunOptions(num_devices=num_devices))
+    program = training.Program(train, 0, training.RunOptions(num_devices=num_devices))
     if one_shard:
         train = module.make_train(dataclasses.replace(config, shards=1))
     state = train.state_shapes()
-    program = placed.jit(train.step, out_shardings=(placed.state, None))
-    if placed.mesh is not None:
-        state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, placed.state)
-    compiled = program.lower(state).compile()
+    step = program.jit(train.step, out_shardings=(program.sharding, None))
+    if program.mesh is not None:
+        state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, program.sharding)
+    compiled = step.lower(state).compile()
     found = read_collectives(compiled)
     operations = count(found)
     return {

@@ -98,7 +98,7 @@ class ByTwos(Program):
         pass
 
     def compile_updates(self, state: Any) -> Any:
-        key = (self.train, self.options.num_seeds, self.placed.mesh)
+        key = (self.train, self.options.num_seeds, self.mesh)
         if key not in self.programs:
             self.programs[key] = super().compile_updates(state)
         return self.programs[key]

@@ -48,8 +48,8 @@ class OneAhead(training.Program):
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
         functions = self.train.collect, self.train.learn, lambda state: jax.random.split(state.key, 3)[0]
-        collect, learn, next_key = (self.placed.jit(training.vmap_over_seeds(each, seeds)) for each in functions)
-        if self.placed.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
+        collect, learn, next_key = (self.jit(training.vmap_over_seeds(each, seeds)) for each in functions)
+        if self.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
         ahead: list[Future[Any]] = []  # the rollout that is being collected

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,10 @@ CALL_SECONDS = 0.5
 MAX_ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
 
+AXIS = "devices"
+SEEDS, SEEDS_OF_ROWS, WHOLE = PartitionSpec(AXIS), PartitionSpec(None, AXIS), PartitionSpec()
+"""Arrays whose first or second axis are the seeds, and others."""
+
 CACHE_LIMIT = 2**30
 """Bytes of compiled programs that JAX keeps; it deletes what was not used for the longest time."""
 
@@ -41,7 +45,8 @@ class Program:
     """The computations of a run on its devices, for all its seeds at once.
 
     The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`, which a subclass may
-    override. `seed` is the first seed, and `placed` says how the run is divided over devices.
+    override. `seed` is the first seed; `mesh` has the devices, None if it is the default one, and `sharding` says how
+    the state is divided over them.
     """
 
     train: Train
@@ -50,18 +55,30 @@ class Program:
     updates = 1  # of the next call, which takes about `CALL_SECONDS`
 
     def __post_init__(self) -> None:
-        self.placed = place(self.train, self.options)
+        self.mesh, self.sharding = place(self.train, self.options)
         self._keys = make_keys(self.seed, self.options.num_seeds)
         self._rows = min(self.train.num_updates, max(1, MAX_ROWS // self.options.num_seeds))
         episodes, mode = self.options.eval_episodes, self.options.eval_mode
         play = functools.partial(self.train.evaluate_policy, episodes=episodes, mode=mode)
-        self._play = self.placed.jit(vmap_over_seeds(play, self.options.num_seeds))  # compiled once for all evaluations
+        self._play = self.jit(vmap_over_seeds(play, self.options.num_seeds))  # compiled once for all evaluations
+        whole = None if self.mesh is None else NamedSharding(self.mesh, WHOLE)
+        self._gather = jax.jit(lambda x: x, out_shardings=whole)
+
+    def jit(self, function: Callable[..., Any], given: Any = SEEDS, result: Any = SEEDS, **options: Any) -> Any:
+        """Apply `jax.jit` on these devices; `given` and `result` say which axis of arguments and results has seeds."""
+        if self.mesh is not None and self.options.num_seeds > 1:
+            function = _shard_map(function, self.mesh, given, result)
+        return jax.jit(function, compiler_options=compiler_options(), **options)
+
+    def gather(self, x: Any) -> Any:
+        """Return arrays as each process can read them; all processes of the run must call this."""
+        return x if self.mesh is None or jax.process_count() == 1 else self._gather(x)
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         function = self.train.jitted_init if restored is None else self.train.continued
         over_seeds = vmap_over_seeds(function, self.options.num_seeds)
-        begin = self.placed.jit(over_seeds, out_shardings=self.placed.state)
+        begin = self.jit(over_seeds, out_shardings=self.sharding)
         with host_errors():
             return jax.block_until_ready(begin(self._keys if restored is None else restored))
 
@@ -73,7 +90,7 @@ class Program:
             number, began = min(most, self._rows, self.updates), time.perf_counter()
             with host_errors():
                 state, measured = program(state, np.int32(number))
-                values = np.asarray(self.placed.gather(measured.array))[:number]
+                values = np.asarray(self.gather(measured.array))[:number]
             self.adapt(number, *take_largest(time.perf_counter() - began))
             return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
@@ -99,8 +116,8 @@ class Program:
 
         # After an error of an environment on the host, the run saves the state from before the call.
         donated = (0,) if self.train.rollout.restart is None else ()
-        options: dict[str, Any] = {"out_shardings": (self.placed.state, None), "donate_argnums": donated}
-        program = self.placed.jit(updates, (SEEDS, WHOLE), (SEEDS, SEEDS_OF_ROWS), **options)
+        options: dict[str, Any] = {"out_shardings": (self.sharding, None), "donate_argnums": donated}
+        program = self.jit(updates, (SEEDS, WHOLE), (SEEDS, SEEDS_OF_ROWS), **options)
         return program.lower(state, np.int32(0)).compile()
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
@@ -111,7 +128,7 @@ class Program:
         seeds = self.options.num_seeds
         key_of = vmap_over_seeds(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**20), update), seeds)
         with host_errors():
-            played = jax.device_get(self.placed.gather(self._play(key_of(self._keys), state)))
+            played = jax.device_get(self.gather(self._play(key_of(self._keys), state)))
         return compute_metrics(played, seed_axes=int(seeds > 1))
 
 
@@ -143,69 +160,36 @@ def keep_compiled_programs() -> None:
             jax.config.update(f"jax_{name}", value)
 
 
-AXIS = "devices"
-SEEDS, SEEDS_OF_ROWS, WHOLE = PartitionSpec(AXIS), PartitionSpec(None, AXIS), PartitionSpec()
-"""Arrays whose first or second axis are the seeds, and others."""
+def place(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
+    """Return the mesh of `options.num_devices` devices and the shardings of a run's state; None: the default device.
 
-
-class Placement(NamedTuple):
-    """How the arrays of a run are divided over the devices of a mesh; without one, they are on the default device.
-
-    One seed: see `Train.sharding`. XLA makes one program that runs on all devices. Several seeds: each device has some
-    of them, and runs its own program, which needs no other device.
+    One seed: see `Train.sharding`. XLA makes one program that runs on all devices. Several seeds: each device has an
+    equal number of them, and runs its own program, which needs no other device.
     """
-
-    mesh: Any = None  # a `Mesh`
-    state: Any = None  # the shardings of the state, of which one may be that of all leaves
-    over_seeds: bool = False
-
-    def jit(self, function: Callable[..., Any], given: Any = SEEDS, result: Any = SEEDS, **options: Any) -> Any:
-        """Apply `jax.jit` on these devices; `given` and `result` say which axis of arguments and results has seeds."""
-        if self.over_seeds:
-            function = _shard_map(function, self.mesh, given, result)
-        return jax.jit(function, compiler_options=compiler_options(), **options)
-
-    def gather(self, x: Any) -> Any:
-        """Return arrays as each process can read them; all processes of the run must call this."""
-        if self.mesh is None or jax.process_count() == 1:
-            return x
-        return _compile_gather(self.mesh)(x)
-
-
-@functools.cache
-def _compile_gather(mesh: Mesh) -> Callable[[Any], Any]:
-    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, WHOLE))
-
-
-def place(train: Train, options: RunOptions) -> Placement:
-    """Place a run on `options.num_devices` devices, which share it equally."""
-    number, devices = count_devices(options), jax.devices()
+    number, refused = count_devices(options), {"where": "run", "argument": "num_devices"}
     if number == 1 and jax.process_count() == 1:
-        return Placement()
+        return None, None
     if train.rollout.restart is not None:
-        raise _cannot_place(f"must be 1 for environments on the host, got {number}: leave it out")
-    mesh = Mesh(np.array(devices[:number]), (AXIS,))
+        raise UserValueError(f"must be 1 for environments on the host, got {number}: leave it out", **refused)
+    mesh = Mesh(np.array(jax.devices()[:number]), (AXIS,))
     if options.num_seeds == 1:
-        return Placement(mesh, train.sharding(mesh))
+        return mesh, train.sharding(mesh)
     if options.num_seeds % number:
-        raise _cannot_place(f"must divide the {options.num_seeds} seeds, got {number}")
-    return Placement(mesh, NamedSharding(mesh, SEEDS), over_seeds=True)
+        raise UserValueError(f"must divide the {options.num_seeds} seeds, got {number}", **refused)
+    return mesh, NamedSharding(mesh, SEEDS)
 
 
 def count_devices(options: RunOptions) -> int:
     """Return how many devices a run uses. None in the options: one, or all devices of several processes."""
-    there, several = jax.device_count(), jax.process_count() > 1
+    there, several, refused = jax.device_count(), jax.process_count() > 1, {"where": "run", "argument": "num_devices"}
     number = options.num_devices or (there if several else 1)
     if number > there:
         simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
-        raise _cannot_place(f"must be at most the {there} that JAX finds, got {number}; {simulated}")
+        raise UserValueError(f"must be at most the {there} that JAX finds, got {number}; {simulated}", **refused)
     if several and number != there:
-        raise _cannot_place(f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out")
+        says = f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out"
+        raise UserValueError(says, **refused)
     return number
-
-
-def _cannot_place(message: str) -> UserValueError:
-    return UserValueError(message, where="run", argument="num_devices")
 
 
 def _shard_map(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

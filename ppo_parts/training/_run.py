@@ -236,7 +236,7 @@ class Loop:
             self.interrupt.save = False
 
     def write_checkpoint(self) -> None:
-        state = self.program.placed.gather(self.state)
+        state = self.program.gather(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
         self.saved, self.last_save = self.done, time.monotonic()

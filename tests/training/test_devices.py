@@ -104,11 +104,11 @@ def check_one_ahead(place):
 @mock.patch.object(jax, "process_count", return_value=2)
 def check_processes(_):
     """What several processes gather is compiled once; programs of two threads could meet in another order in each."""
-    mesh = jax.make_mesh((4,), (_program.AXIS,))
-    numbers = jax.device_put(np.arange(4), jax.NamedSharding(mesh, _program.SEEDS))
-    gathered = [_program.Placement(mesh).gather(numbers) for _ in range(2)]
+    program = training.Program(cleanrl_ppo.make_train(CONFIG), 1, training.RunOptions())
+    numbers = jax.device_put(np.arange(4), jax.NamedSharding(program.mesh, _program.SEEDS))
+    gathered = [program.gather(numbers) for _ in range(2)]
     assert all(x.is_fully_replicated for x in gathered)
-    assert _program._compile_gather(mesh)._cache_size() == 1
+    assert program._gather._cache_size() == 1
     with pytest.raises(ValueError, match=r"OneAhead: a run must have one process, got 2: .*mujoco_ppo"):
         async_ppo.OneAhead(cleanrl_ppo.make_train(CONFIG), 1, training.RunOptions())
 
