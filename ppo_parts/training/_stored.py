@@ -99,7 +99,7 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
         if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
             says = f"{value!r} could not be read back from config.json: use finite numbers, strings, None and tuples"
             raise UserValueError(says, where="config", argument=field.name)
-    return {**stored, "versions": read_versions(), "jax": _read_jax_settings()}
+    return {**stored, "versions": read_versions()}
 
 
 def describe_config(config: Any) -> dict[str, Any]:
@@ -136,19 +136,16 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     pairs = ({name: getattr(x, name) for name in KEPT_ON_RESUME} for x in (read_options(stored), options))
     if changed := compare_settings(*pairs):
         logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
-    before, now = {**stored["versions"], **stored.get("jax", {})}, {**read_versions(), **_read_jax_settings()}
+    before, now = stored["versions"], read_versions()
     changes = [name for name, x in now.items() if before.get(name) != x]
     if then := [f"with {x} {before[x]} (now {now[x]})" if x in before else f"without {x}" for x in changes]:
         logger.warning(f"the run was started {', '.join(then)}: results may differ in the last bits")
 
 
-def _read_jax_settings() -> dict[str, Any]:
-    return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-
-
-def read_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that affect the numbers of a run."""
+def read_versions() -> dict[str, Any]:
+    """Return the versions of the installed packages, and the settings of JAX, that affect the numbers of a run."""
     found = {"python": platform.python_version(), "ppo_parts": __version__}
+    found |= {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
