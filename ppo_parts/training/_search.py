@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -89,6 +90,7 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
         raise UserValueError("must name a field to search, got {}", where="sweep", argument="search")
     check_fields("sweep", config, search)
     distributions, found = require_package("optuna", "optuna").distributions, {}
+    hints = get_type_hints(type(config))
     for name, given in search.items():
         now, entries = getattr(config, name), set(given) if isinstance(given, Mapping) else set()
         in_range = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
@@ -100,13 +102,21 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
                 kind, number = ("int", whole_number) if isinstance(now, int) else ("float", float)
                 arguments = {entry: x if entry == "log" else number(str(x)) for entry, x in given.items()}
             else:
-                kind, choices = "categorical", [float(x) if isinstance(now, float) else x for x in given["choices"]]
-                arguments = {"choices": choices}
+                kind, arguments = "categorical", {"choices": [_read_choice(hints[name], x) for x in given["choices"]]}
             getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
         found[name] = f"suggest_{kind}", arguments
     return found
+
+
+def _read_choice(hint: Any, x: Any) -> Any:
+    """Return a choice as its field holds it: YAML reads 1e-5 as a word."""
+    for kind, parse in ((int, whole_number), (float, float)):
+        if kind in (hint, *get_args(hint)) and not isinstance(x, bool | None):
+            with contextlib.suppress(ValueError):
+                return parse(str(x))
+    return x
 
 
 def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._search import objective, sweep
+from ppo_parts.training._search import objective, read_search, sweep
 from tests import recipe
 from tests.runs import tiny
 
@@ -29,6 +29,7 @@ class Config:
     learning_rate: float = 0.1
     num_steps: int = 2
     anneal: bool = False
+    limit: float | None = 0.1
 
 
 class Fake(NamedTuple):
@@ -90,8 +91,13 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
 
 
 def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
-    objective(make_train, Config(), {"learning_rate": {"choices": ["1e-4", "1e-3"]}})
-    assert made[-1].learning_rate == 1e-3
+    for name, given, found in (
+        ("learning_rate", ["1e-4", 1], [1e-4, 1.0]),
+        ("num_steps", [2, "1e1"], [2, 10]),
+        ("limit", ["1e-3", None], [1e-3, None]),
+    ):
+        assert read_search(Config(), {name: {"choices": given}})[name][1] == {"choices": found}
+        objective(make_train, Config(), {name: {"choices": given}})
 
 
 def test_several_workers_share_a_study(tmp_path):
