@@ -63,6 +63,9 @@ def bootstrap(
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
     else:
         values = np.array([statistic(draw) for draw in draws])
+        if values.ndim > 1:
+            says = f"must return one number, got an array of shape {values.shape[1:]}"
+            raise UserValueError(says, where="bootstrap", argument="statistic")
     return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 

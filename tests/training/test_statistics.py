@@ -65,7 +65,7 @@ BAD = {
     "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True)],
     "level": [lambda: training.bootstrap([1.0], level=0)],
     "samples": [lambda: training.bootstrap([1.0], samples=0)],
-    "statistic": [lambda: training.bootstrap([1.0], "mean")],
+    "statistic": [lambda x=x: training.bootstrap([1.0], x) for x in ("mean", lambda draw: draw)],
     "last": [lambda: training.last_episodes_return(np.ones(3), np.ones(3), last=0)],
     "num_seeds": [lambda: training.vmap_over_seeds(abs, 0)],
     "rows": [lambda x=x: training.select_metric(x, "loss") for x in (None, [3])],
