@@ -112,6 +112,8 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
 
 def _read_choice(hint: Any, x: Any) -> Any:
     """Return a choice as its field holds it: YAML reads 1e-5 as a word."""
+    if not isinstance(x, int | float | str | None):
+        raise ValueError(f"a study stores numbers, words, True, False and None, not {x!r}")
     for kind, parse in ((int, whole_number), (float, float)):
         if kind in (hint, *get_args(hint)) and not isinstance(x, bool | None):
             with contextlib.suppress(ValueError):

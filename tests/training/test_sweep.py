@@ -190,6 +190,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("gamma: {low: 1, high: 0}", r"--gamma cannot be drawn from {'low': 1, 'high': 0}: .*low"),
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with low and high.* or with choices, got"),
+        ("hidden: {choices: [[8], [4]]}", r"--hidden cannot be drawn from .*: a study stores numbers, .* not \[8\]"),
         ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not a whole number"),
         ("num_minibatches: {choices: [4, 3, 8]}", "512 .* 3"),
         ("trials: 2", "search must name a field to search, got {}"),
