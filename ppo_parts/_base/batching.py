@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 def cond_any(wanted: Array, f: Function, otherwise: Function, *operands: Any) -> Any:
-    """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
+    """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; only one branch runs.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
     over the batch first, so that it remains a `cond`. `f` then also runs for elements whose `wanted` is False: it must

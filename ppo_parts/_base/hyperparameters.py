@@ -57,7 +57,7 @@ def field(path: str) -> Field:
             returns.
 
     Example:
-        An option that lasts k steps discounts what follows it by the power k of the discount:
+        An option that lasts k steps discounts what follows by the k-th power of the discount factor:
 
         >>> import ppo_parts as pp
         >>> part = pp.gae(gamma=pp.field("extras.discount"), gae_lambda=.95)

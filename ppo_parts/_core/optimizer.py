@@ -35,9 +35,9 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
         expected, got = ([jnp.shape(leaf) for leaf in jax.tree.leaves(x)] for x in (updates, result[0]))
         if expected != got:
             raise UserTypeError(
-                f"{where}: the optimizer returned updates of the shapes {got} for a gradient of {expected}. What only "
-                "measures (optax.measure_with_ema) belongs in optax.monitor, chained with an optimizer; what "
-                "aggregates gradients of single examples (optax.contrib.dpsgd) needs a loop of your own"
+                f"{where}: the optimizer returned updates of the shapes {got} for a gradient of {expected}. One that "
+                "only measures (optax.measure_with_ema) belongs in optax.monitor, chained with an optimizer; one that "
+                "aggregates per-example gradients (optax.contrib.dpsgd) needs a loop of your own"
             )
         return result
 

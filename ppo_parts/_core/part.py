@@ -54,7 +54,7 @@ Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A pair of pure functions of a `Batch`, from which updates are composed.
+    """Two pure functions, `init` and `update`, from which updates are composed.
 
     Attributes:
         init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.

@@ -225,5 +225,5 @@ def usable_cores() -> int:
     """Return how many cores this process may use; on a CPU, XLA distributes its work over as many threads."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # this system does not have the function
+    except AttributeError:  # not available on this system
         return os.cpu_count() or 1

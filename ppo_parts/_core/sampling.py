@@ -94,7 +94,7 @@ class Sampler(Divider):
             raise ShapeError(f"{where} one weight for each index, {shape}, got {jnp.shape(weight)}")
 
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
-        """Return the fields of a batch with one shard at these indices; an index out of range makes a NaN."""
+        """Return the fields of a batch with one shard at these indices; an index out of range gives a NaN."""
         rows, segments, inside = self._locate(indices, *batch.log_prob.shape[:2])
 
         def take(names: tuple[str, ...], places: Array, leading: int) -> dict[str, Any]:

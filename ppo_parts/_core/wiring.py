@@ -67,7 +67,7 @@ def check_order(parts: Sequence[Part]) -> None:
             makers = [x for x in parts[index + 1 :] if field in x.provides and field not in x.requires]
             if field not in written and makers:
                 raise UserValueError(
-                    f"chain: {part.name} needs {field}, which only {makers[0].name} after it produces: put "
+                    f"chain: {part.name} needs {field}, which is produced later, by {makers[0].name}: put "
                     f"{makers[0].name} before {part.name}"
                 )
 

@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
             try:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
-                report(f"without measurements of a checkpoint: {error}")
+                report(f"no checkpoint was measured: {error}")
             findings = diagnose(metrics, config)
             text = describe(findings, measured=any(name.startswith("probe/") for name in metrics))
             if given.html is not None:

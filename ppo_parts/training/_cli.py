@@ -84,7 +84,7 @@ def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions,
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in ("name", "directory", "num_seeds") and value != field.default:
-            says = f"has no effect on the trials of --sweep, got {value}: leave it out"
+            says = f"does nothing in a --sweep: leave it out (got {value})"
             raise UserValueError(says, argument=field.name)
     check_name(options.name)
     folder = options.directory / (options.name or file.stem)
@@ -103,8 +103,8 @@ class Arguments:
     config: Annotated[Path | None, "YAML or JSON file with these options by name; the command line overrides it"] = None
     sweep: Annotated[
         Path | None,
-        "YAML or JSON file of a search: low, high and perhaps log, or choices, of each hyperparameter; trials, their "
-        "number; and engine, optuna or ray. The folder of --name keeps the study",
+        "YAML or JSON file of a search: for each hyperparameter, low and high (and log), or choices; for the study, "
+        "which is kept in the folder of --name, the number of trials, and engine, optuna or ray",
     ] = None
     trust: Annotated[bool, "import the environment module named in config.json of --resume or --init-from"] = False
 

@@ -1,4 +1,4 @@
-"""What a run is told: `Config` and `RunOptions`, whose annotations declare ranges and help texts, and their checks."""
+"""The settings of a run: `Config` and `RunOptions`, whose annotations hold ranges and help texts, and their checks."""
 
 from __future__ import annotations
 

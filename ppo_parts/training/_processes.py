@@ -1,7 +1,7 @@
 """Processes that train together, what they print, and signals that ask them to stop or to save.
 
-Processes run the same programs in the same order. They must agree on all that depends on one of them, such as a signal,
-a clock or a file, before they choose a program.
+Processes run the same programs in the same order. They must agree on everything that depends on only one of
+them, such as a signal, a clock or a file, before they choose a program.
 """
 
 from __future__ import annotations

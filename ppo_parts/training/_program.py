@@ -25,7 +25,7 @@ from ._processes import logger, take_largest
 from ._train import Train, make_keys, vmap_over_seeds
 
 CALL_SECONDS = 0.5
-"""Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
+"""Intended duration of a device call. During a call the host can do nothing else, such as saving after a signal."""
 MAX_ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
 

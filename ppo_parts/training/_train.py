@@ -91,7 +91,7 @@ class Train:
         return jax.eval_shape(lambda key: self.jitted_step(self.jitted_init(key)), jax.random.key(0))
 
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
-        """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
+        """Shapes and dtypes of the state of a run; several seeds are the first axis of every array."""
         seeds = () if num_seeds == 1 else (num_seeds,)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*seeds, *x.shape), x.dtype), self.shapes[0])
 

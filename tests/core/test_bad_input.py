@@ -144,7 +144,7 @@ VALUE_ERRORS = {
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
     "shuffled_minibatches before it cuts the time axis":
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
-    "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
+    "phases needs advantage, which is produced later, by gae": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "the loss 'early' was added before the sampler":
         (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE),
     "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),

@@ -202,7 +202,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     for given, options, message in (
         (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
         (["--name", "../escaped"], {}, "--name must name a folder inside directory, got '../escaped'"),
-        (["--eval-episodes", "2"], {}, "--eval-episodes has no effect on the trials of --sweep, got 2"),
+        (["--eval-episodes", "2"], {}, r"--eval-episodes does nothing in a --sweep: leave it out \(got 2\)"),
         ([], {"run": begin}, "--sweep does not call the run"),
     ):
         file.write_text("learning_rate: {low: 1e-4, high: 1e-2}")
