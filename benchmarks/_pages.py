@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from ppo_parts.training._statistics import FEW
 STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
 
 
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+def make_table(header: Sequence[str], *rows: Sequence[str]) -> list[str]:
+    """The lines of a Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 

@@ -1,38 +1,31 @@
 """Tables of the pages, made from the records: for each kind of block, a function of a linker and the block's words.
 
 A page has `<!-- NAME WORD ... -->`, a table, and `<!-- end -->`; `python -m benchmarks report` writes what stands
-between them. `link(text, *addresses)` is text that links to a record, with a plus sign for each further one.
+between them: the rows that `tabulate_NAME` yields, of which the first is the header. `link(text, *addresses)` is text
+that links to a record, with a plus sign for each further one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppo_parts import training
 
-from ._pages import (
-    compare_means,
-    compare_pairs,
-    make_table,
-    show_change,
-    show_interval,
-    show_iqm,
-    show_quartiles,
-    show_visible,
-)  # fmt: skip
+from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_quartiles, show_visible
 from ._shared import RESULTS, Record, read
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
 from .mujoco import VARIANTS
-from .study import ARMS, WHOLE
+from .study import ARMS, LAST, WHOLE
 from .train import ONE_SEED
 
 Link = Callable[..., str]
+Rows = Iterator[Sequence[str]]
 PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, and after 3M; others after 1M; one more
     "Humanoid-v5": ("787 (194)", "1360", "rl_games about 3,300", "rl_games about 6,900"),
     "Ant-v5": ("3258 (1079)", "4079", "TRPO, SB3-zoo 4,982", ""),
@@ -85,35 +78,29 @@ def show_reached(result: Record, what: str) -> str:
     return f"{found['mean']:.{digits}f} ({found['std']:.{digits}f}); {count}"
 
 
-def tabulate_learning(link: Link, *names: str) -> list[str]:
+def tabulate_learning(link: Link, *names: str) -> Rows:
     """Returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
-    rows = []
+    yield ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"]
     for found in read_results("learning", *names):
         task = f"{found['config']['env_id']}, " + link("`{task}`".format(**found), found["address"])
         returns = (show_reached(found, f"{what}_episodes_return") for what in ("last_100", "evaluation_100"))
-        rows.append([task, f"{found['env_steps']:,}", show_seeds(found["seeds"]), *returns])
-    return make_table(
-        ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"], rows
-    )
+        yield [task, f"{found['env_steps']:,}", show_seeds(found["seeds"]), *returns]
 
 
-def tabulate_published(link: Link, *names: str) -> list[str]:
+def tabulate_published(link: Link, *names: str) -> Rows:
     """Returns of new episodes beside the published result that is the threshold of the task."""
-    rows = []
+    yield ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"]
     for found in read_results("learning", *names):
         task = find_task(found["task"])
         returns = (found[f"{how}_100_episodes_return"] for how in ("evaluation", "evaluation_mode"))
         evaluated = (show_interval(x, 1 if abs(task.threshold) >= 1 else 3) for x in returns)
         linked, steps = link(found["config"]["env_id"], found["address"]), f"{found['env_steps']:,}"
-        rows.append([linked, steps, show_seeds(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
-    return make_table(
-        ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"], rows
-    )
+        yield [linked, steps, show_seeds(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"]
 
 
-def tabulate_games(link: Link) -> list[str]:
+def tabulate_games(link: Link) -> Rows:
     """The shares of games that were won, of records that differ only in their seeds."""
-    rows = []
+    yield ["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"]
     for (game,), group in sorted(group_by(read_results("games"), "game").items()):
         seeds = [seed for found in group for seed in found["seeds"]]
         cells = []
@@ -122,13 +109,13 @@ def tabulate_games(link: Link) -> list[str]:
             few = ", ".join(f"{x:.1f} %" for x in won)
             cells.append(few if len(won) < 5 else f"{show_interval(training.summary(won), 1)} %")
         linked, steps = link(game, *(found["address"] for found in group)), f"{group[0]['env_steps']:,}"
-        rows.append([linked, steps, show_seeds([seed["seed"] for seed in seeds]), *cells])
-    return make_table(["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"], rows)
+        yield [linked, steps, show_seeds([seed["seed"] for seed in seeds]), *cells]
 
 
-def tabulate_atari(link: Link) -> list[str]:
+def tabulate_atari(link: Link) -> Rows:
     """The recipe beside CleanRL's script."""
-    rows = []
+    head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
+    yield ["game", "steps", "seeds", *head]
     for (task, steps), group in group_by(read_results("atari"), "task", "env_steps").items():
         runs = {name: [run for found in group for run in found["runs"][name]] for name in ("ppo_parts", "cleanrl")}
         cells = [
@@ -137,9 +124,7 @@ def tabulate_atari(link: Link) -> list[str]:
             for each in runs.values()
         ]
         linked = link(task, *(found["address"] for found in group))
-        rows.append([linked, f"{steps:,}", show_seeds([run["seed"] for run in runs["ppo_parts"]]), *cells])
-    head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
-    return make_table(["game", "steps", "seeds", *head], rows)
+        yield [linked, f"{steps:,}", show_seeds([run["seed"] for run in runs["ppo_parts"]]), *cells]
 
 
 def average_returns(run: Record, after: float) -> float:
@@ -180,7 +165,7 @@ def read_whole_runs() -> list[Record]:
     return [run for run in read_runs("mujoco") if run["env_steps"] > 900_000]
 
 
-def tabulate_mujoco(link: Link) -> list[str]:
+def tabulate_mujoco(link: Link) -> Rows:
     """The recipe beside published results."""
     variants = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
     ours = {
@@ -190,24 +175,22 @@ def tabulate_mujoco(link: Link) -> list[str]:
     }
     tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
     head = ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
-    rows = [
-        [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
-        for task, (one, three, others, more) in PUBLISHED.items()
-    ]
-    preset = show_interval(read_records("humanoid")["preset_1"]["results"]["last_evaluation"])
-    own = link("`--preset humanoid`", "humanoid.jsonl#preset_1")
-    rows.insert(1, [f"Humanoid-v5, {own}, last evaluation", preset, *(len(head) - 2) * [""]])
-    return make_table(head, rows)
+    yield head
+    for task, (one, three, others, more) in PUBLISHED.items():
+        yield [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
+        if task == "Humanoid-v5":
+            preset = show_interval(read_records("humanoid")["preset_1"]["results"]["last_evaluation"])
+            own = link("`--preset humanoid`", "humanoid.jsonl#preset_1")
+            yield [f"{task}, {own}, last evaluation", preset, *(len(head) - 2) * [""]]
 
 
-def tabulate_mujoco_runs(link: Link) -> list[str]:
+def tabulate_mujoco_runs(link: Link) -> Rows:
     """Every whole run."""
-    rows = []
+    yield ["task", "variant", "steps", "best of each seed", "last"]
     for run in read_whole_runs():
         returns = (show_interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
         linked = link(run["task"], *run["addresses"])
-        rows.append([linked, f"`{run['variant']}`", f"{run['env_steps']:,}", *returns])
-    return make_table(["task", "variant", "steps", "best of each seed", "last"], rows)
+        yield [linked, f"`{run['variant']}`", f"{run['env_steps']:,}", *returns]
 
 
 class Comparison(NamedTuple):
@@ -242,120 +225,110 @@ def compare_runs(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     return found
 
 
-def tabulate_choices(link: Link, benchmark: str) -> list[str]:
+def tabulate_choices(link: Link, benchmark: str) -> Rows:
     """The effect of each choice on the last evaluation."""
     labels = {name: f"`{name}`" for name in VARIANTS}
     if benchmark == "differences":
         labels = {name: f"{each.what} ({each.who})" for name, each in DIFFERENCES.items()}
     compared = compare_runs(benchmark, labels)
-    head = [f"{one.task}, seeds {one.seeds}" for one in compared]
-    rows = [[label, *(one.cell(link, name) for one in compared)] for name, label in labels.items()]
-    rows = [row for row in rows if any(row[1:])]
+    yield [f"change, {compared[0].steps:,} steps", *(f"{one.task}, seeds {one.seeds}" for one in compared)]
+    for name, label in labels.items():
+        if any(name in one.runs for one in compared):
+            yield [label, *(one.cell(link, name) for one in compared)]
     found = [float(np.median([change["detectable"] for change in one.last.values()])) for one in compared]
-    rows.append(["a change of this size is found with a power of 80 %", *(f"{size:.0f}" for size in found)])
-    return make_table([f"change, {compared[0].steps:,} steps", *head], rows)
+    yield ["a change of this size is found with a power of 80 %", *(f"{size:.0f}" for size in found)]
 
 
-def tabulate_libraries(link: Link) -> list[str]:
+def tabulate_libraries(link: Link) -> Rows:
     """The presets of `ppo_parts.recipes.library_ppo`."""
     found = sorted(read_runs("libraries"), key=lambda run: -float(run["last_evaluation"]["mean"]))
-    rows = []
+    head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {show_seeds(found[0]['seeds'])}"
+    yield [head, "last evaluation", "last 100 training episodes", "`approx_kl`"]
     for run in found:
         divergence = np.mean([row["approx_kl"] for row in run["curve"]])
         returns = (show_interval(run[what]) for what in ("last_evaluation", "last_100_episodes"))
-        rows.append([link(run["variant"], *run["addresses"]), *returns, f"{divergence:.4f}"])
-    head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {show_seeds(found[0]['seeds'])}"
-    return make_table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
+        yield [link(run["variant"], *run["addresses"]), *returns, f"{divergence:.4f}"]
 
 
-def tabulate_explain(link: Link, *names: str) -> list[str]:
+def tabulate_explain(link: Link, *names: str) -> Rows:
     """What the gap between two libraries is made of, the largest effects first."""
-    rows = []
+    yield ["from, to", "choice", "effect on the return of the last 100 episodes"]
     for found in (each for each in read_results("explain", *names) if each["complete"]):
         ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
         linked = link(f"{ends}, seeds {show_seeds(found['seeds'])}", found["address"])
-        rows += [["", choice, show_change(change)] for choice, change in explain_gap(found).items()]
-        rows[-len(found["choices"]) - 1][0] = linked
-    return make_table(["from, to", "choice", "effect on the return of the last 100 episodes"], rows)
+        for number, (choice, change) in enumerate(explain_gap(found).items()):
+            yield ["" if number else linked, choice, show_change(change)]
 
 
-def tabulate_kuhn(link: Link) -> list[str]:
+def tabulate_kuhn(link: Link) -> Rows:
     """Exploitability of both arms."""
     names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
-    rows = []
+    yield ["surrogate", "exploitability", "worst seed"]
     for arm in read_records("kuhn")["kuhn"]["results"]["arms"]:
         found = arm["exploitability"]
-        rows.append([names[arm["arm"]], show_interval(found, 3), f"{max(found['per_seed']):.3f}"])
-    return make_table(["surrogate", "exploitability", "worst seed"], rows)
+        yield [names[arm["arm"]], show_interval(found, 3), f"{max(found['per_seed']):.3f}"]
 
 
-def tabulate_levels(link: Link) -> list[str]:
+def tabulate_levels(link: Link) -> Rows:
     """Interquartile means of returns in held-out mazes."""
     runs = read_results("levels")
-    head = [link(f"seeds {show_seeds(run['seeds'])}", run["address"]) for run in runs]
-    rows = [[arm, *(show_iqm(run["arms"][arm]["held_out"], 3) for run in runs)] for arm in runs[0]["arms"]]
-    return make_table(["levels", *head], rows)
+    yield ["levels", *(link(f"seeds {show_seeds(run['seeds'])}", run["address"]) for run in runs)]
+    for arm in runs[0]["arms"]:
+        yield [arm, *(show_iqm(run["arms"][arm]["held_out"], 3) for run in runs)]
 
 
-def tabulate_gallery(link: Link) -> list[str]:
+def tabulate_gallery(link: Link) -> Rows:
     """How rows of the gallery differ from runs without them; differences whose interval excludes 0 are bold."""
-    found, rows = {name: record["results"] for name, record in read_records("gallery").items()}, []
+    yield ["change", "compared with", "mean of the training", "last sixteenth"]
+    found = {name: record["results"] for name, record in read_records("gallery").items()}
     for name, result in sorted(found.items(), key=lambda pair: (pair[1]["task"], pair[1]["without"] or "", pair[0])):
         if (without := result["without"]) in (None, name):
             continue
         now, before = (np.array(each["curve"], float) for each in (result, found[without]))
         changes = compare_means(np.nanmean(now, 0), np.nanmean(before, 0)), compare_means(now[-1], before[-1])
-        cells = (show_visible(change, now.shape[1]) for change in changes)
         where = without if result["task"] in without else f"{without}, {result['task']}"
-        rows.append([name, where, *cells])
-    return make_table(["change", "compared with", "mean of the training", "last sixteenth"], rows)
+        yield [name, where, *(show_visible(change, now.shape[1]) for change in changes)]
 
 
-def tabulate_study(link: Link) -> list[str]:
+def tabulate_study(link: Link) -> Rows:
     """Interquartile means of every arm of the study."""
-    found = {task: record["results"] for task, record in read_records("study").items()}
-    head = [x for result in found.values() for x in (result["config"]["env_id"], "last 100")]
-    rows = []
-    for name in next(iter(found.values()))["arms"]:
-        arms = [result["arms"][name] for result in found.values()]
-        measures = ("return_over_training", "last_100_episodes_return")
-        rows.append([name, *(show_iqm(arm[what]) for arm in arms for what in measures)])
-    return make_table(["arm", *head], rows)
+    found = read_results("study")
+    yield ["arm", *(x for result in found for x in (result["config"]["env_id"], "last 100"))]
+    for name in ARMS:
+        yield [name, *(show_iqm(result["arms"][name][what]) for result in found for what in (WHOLE, LAST))]
 
 
-def tabulate_study_changes(link: Link) -> list[str]:
+def tabulate_study_changes(link: Link) -> Rows:
     """How the return over the training changes from one arm of the study to another, paired by seed."""
     pairs = [(name, "plain") for name in [*ARMS][1:]]
     pairs += [("refresh + V-trace", "refresh"), ("all three (PufferLib)", "refresh + V-trace")]
-    head, rows = ["arm", "compared with"], [[*pair] for pair in pairs]
-    for result in read_results("study"):
-        head.append(result["config"]["env_id"])
-        for row, (now, before) in zip(rows, pairs, strict=True):
-            change = compare_pairs(*(result["arms"][name][WHOLE]["per_seed"] for name in (now, before)))
-            row.append(show_visible(change, result["seeds"]))
-    return make_table(head, rows)
+    found = read_results("study")
+    yield ["arm", "compared with", *(result["config"]["env_id"] for result in found)]
+    for pair in pairs:
+        each = ([result["arms"][name][WHOLE]["per_seed"] for name in pair] for result in found)
+        yield [*pair, *(show_visible(compare_pairs(*returns), len(returns[0])) for returns in each)]
 
 
-def tabulate_population(link: Link, *names: str) -> list[str]:
+def tabulate_population(link: Link, *names: str) -> Rows:
     """Returns of a population and of random search over all seeds of a task, and their difference, paired by seed."""
-    rows = []
+    yield ["task, steps of a member", "seeds", "population", "random search", "difference"]
     for (task,), group in group_by(read_results("population", *names), "task").items():
         arms = [[x for run in group for x in run["arms"][arm]["per_seed"]] for arm in group[0]["arms"]]
         linked = link(f"{task}, {group[0]['config']['total_timesteps']:,}", *(run["address"] for run in group))
         shown = (show_interval(training.summary(arm), 0) for arm in arms)
         seeds = ", ".join(show_seeds(run["seeds"]) for run in group)
-        rows.append([linked, seeds, *shown, show_change(compare_pairs(*arms))])
-    return make_table(["task, steps of a member", "seeds", "population", "random search", "difference"], rows)
+        yield [linked, seeds, *shown, show_change(compare_pairs(*arms))]
 
 
-def arrange_by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
-    """A table with a line for each label and a column for each size."""
+def arrange_by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> Rows:
+    """A row for each label, with a column for each size."""
     sizes = {show_size(row): (math.prod(row["size"]), row["size"]) for row in rows}
     order = sorted(sizes, key=sizes.__getitem__)
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(label(row), {})[show_size(row)] = cell(row)
-    return make_table(["", *order], [[name, *(found.get(size, "") for size in order)] for name, found in cells.items()])
+    yield ["", *order]
+    yield from ([name, *(found.get(size, "") for size in order)] for name, found in cells.items())
 
 
 def show_label(row: Record) -> str:
@@ -363,7 +336,7 @@ def show_label(row: Record) -> str:
     return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
 
 
-def tabulate_parts(link: Link, name: str, *sizes: str) -> list[str]:
+def tabulate_parts(link: Link, name: str, *sizes: str) -> Rows:
     """Ours, inside one program: microseconds, and relative to the floor."""
     ours = [row for row in read_results("parts", name) if row["method"] == "ours" and show_size(row) in sizes]
 
@@ -374,7 +347,7 @@ def tabulate_parts(link: Link, name: str, *sizes: str) -> list[str]:
     return arrange_by_size(ours, times, show_label)
 
 
-def tabulate_rivals(link: Link, name: str) -> list[str]:
+def tabulate_rivals(link: Link, name: str) -> Rows:
     """Other implementations: their time relative to ours."""
     others = [row for row in read_results("parts", name) if row["method"] not in ("ours", "floor")]
 
@@ -384,16 +357,15 @@ def tabulate_rivals(link: Link, name: str) -> list[str]:
     return arrange_by_size(others, ratio, lambda row: f"{show_label(row)}: {row['method']}")
 
 
-def tabulate_update(link: Link, *names: str) -> list[str]:
+def tabulate_update(link: Link, *names: str) -> Rows:
     """A whole update against one written by hand."""
-    rows = []
+    yield ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics"]
     for row in read_results("update", *names):
         linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
-        rows.append([linked, show_size(row), ours, *(show_quartiles(ratio) for ratio in row["ours_over"].values())])
-    return make_table(["update", "size", "ours, ms", "over handwritten", "over it with diagnostics"], rows)
+        yield [linked, show_size(row), ours, *(show_quartiles(ratio) for ratio in row["ours_over"].values())]
 
 
-def tabulate_budget(link: Link, name: str) -> list[str]:
+def tabulate_budget(link: Link, name: str) -> Rows:
     """The pieces of a training step: milliseconds, and relative to their floors."""
 
     def times(row: Record) -> str:
@@ -413,7 +385,7 @@ def show_compiling(seconds: Record | None) -> str:
     return "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
 
 
-def tabulate_speed(link: Link, *names: str) -> list[str]:
+def tabulate_speed(link: Link, *names: str) -> Rows:
     """How many times faster the recipe is, from records of whole runs of one seed."""
     rivals = {"purejaxrl": "PureJaxRL", "rejax": "rejax", "sbx": "sbx", "sb3": "stable-baselines3"}
     ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
@@ -421,40 +393,36 @@ def tabulate_speed(link: Link, *names: str) -> list[str]:
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
             where = f"{row['env']}, {row['num_envs']}"
             ratios.setdefault(where, {})[row["program"]] = show_quartiles(row["over_cleanrl"])
-    lines = [[name, *(found.get(rival, "") for rival in rivals)] for name, found in ratios.items()]
-    return make_table(["environments", *rivals.values()], lines)
+    yield ["environments", *rivals.values()]
+    yield from ([name, *(found.get(rival, "") for rival in rivals)] for name, found in ratios.items())
 
 
-def tabulate_train(link: Link, *names: str) -> list[str]:
+def tabulate_train(link: Link, *names: str) -> Rows:
     """Whole runs."""
-    lines = []
+    yield ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     for row in read_results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])
         seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
         speed, built = f"{row['steps_per_second']:,.0f}", show_compiling(row.get("compile_seconds"))
-        lines.append([linked + seeds, row["program"], speed, show_quartiles(row["over_cleanrl"]), built])
-    head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
-    return make_table(head, lines)
+        yield [linked + seeds, row["program"], speed, show_quartiles(row["over_cleanrl"]), built]
 
 
-def tabulate_hosts(link: Link, name: str) -> list[str]:
+def tabulate_hosts(link: Link, name: str) -> Rows:
     """Steps per second with environments on the host."""
-    rows = [
-        [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", show_quartiles(row["over_recipe"])]
-        for row in read_results("hosts", name)
-    ]
-    return make_table(["task, 8 environments", "program", "steps per second", "time relative to the recipe"], rows)
+    yield ["task, 8 environments", "program", "steps per second", "time relative to the recipe"]
+    for row in read_results("hosts", name):
+        yield [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", show_quartiles(row["over_recipe"])]
 
 
-def tabulate_sources(link: Link) -> list[str]:
-    """How many records say where they come from."""
+def tabulate_sources(link: Link) -> str:
+    """A sentence: how many records say where they come from."""
     records = [record for path in RESULTS.glob("*.jsonl") for record in read(path).values()]
     known = [each for each in records if {"command", "commit", "hardware", "versions"} <= each.keys()]
     changed = sum(bool(each["uncommitted"]) for each in known)
-    text = f"{len(known)} of {len(records)} records have command, commit, hardware and versions; {changed} name "
-    return [f"{text}uncommitted changes."]
+    text = f"{len(known)} of {len(records)} records have command, commit, hardware and versions; "
+    return f"{text}{changed} name uncommitted changes."
 
 
-BLOCKS: dict[str, Callable[..., list[str]]] = {
+BLOCKS: dict[str, Callable[..., Rows | str]] = {
     name.removeprefix("tabulate_"): each for name, each in [*globals().items()] if name.startswith("tabulate_")
 }

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from . import _figures
+from ._pages import make_table
 from ._shared import RESULTS, ROOT, make_parser
 from ._tables import BLOCKS
 
@@ -26,7 +27,8 @@ def fill(page: str, folder: Path) -> str:
         return f"[{text}]({first})" + "".join(f" [+]({address})" for address in further)
 
     def block(found: re.Match[str]) -> str:
-        lines = BLOCKS[found[1]](link, *(found[2] or "").split())
+        made = BLOCKS[found[1]](link, *(found[2] or "").split())
+        lines = [made] if isinstance(made, str) else make_table(*made)
         return "\n".join([f"<!-- {found[1]}{found[2] or ''} -->", *lines, "<!-- end -->"])
 
     return BLOCK.sub(block, page)
