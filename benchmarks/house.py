@@ -48,11 +48,10 @@ def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
     """All lines, lines of code, and lines of docstrings of Python files."""
     every = code = docstrings = 0
     for path in paths:
-        text, inside = path.read_text(), set[int]()
-        for node in ast.walk(ast.parse(text)):
-            match node:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        text = path.read_text()
+        alone = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.Expr)]
+        strings = [x for x in alone if isinstance(getattr(x.value, "value", None), str)]
+        inside = {n for x in strings for n in range(x.lineno, (x.end_lineno or x.lineno) + 1)}
         lines = text.splitlines()
         every, docstrings = every + len(lines), docstrings + len(inside)
         code += sum(n not in inside and bool(re.match(r"\s*[^\s#]", line)) for n, line in enumerate(lines, 1))
@@ -64,10 +63,10 @@ def find_imports(root: Path) -> set[tuple[str, str]]:
     found = set()
     for path in root.rglob("*.py"):
         place = path.relative_to(root).parts
-        package = place[0].removesuffix(".py")
-        for dots, module, names in re.findall(r"^ *from (\.+)(\w*)[\w.]* import \(?([\w, ]+)", path.read_text(), re.M):
-            if len(dots) == len(place):
-                found |= {(package, module or name.strip()) for name in names.split(",") if module or name.strip()}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == len(place):
+                names = (node.module or name.name for name in node.names)
+                found |= {(place[0].removesuffix(".py"), name.partition(".")[0]) for name in names}
     packages = {path.stem for path in root.iterdir() if path.suffix in ("", ".py")}
     return {(a, b) for a, b in found if b in packages and a != b}
 

@@ -28,13 +28,13 @@ from benchmarks import (
     classic,
     explain,
     hosts,
+    house,
     learning,
     parts,
     report,
     reproduce,
     train,
 )
-from benchmarks.house import measure as measure_house
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
@@ -253,9 +253,18 @@ def test_runs_that_are_merged_have_other_seeds_and_the_same_settings():
 
 
 def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
-    monkeypatch.setattr("benchmarks.house.FRAMES", "raise SystemExit(3)")
+    monkeypatch.setattr(house, "FRAMES", "raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
-        measure_house(ROOT)
+        house.measure(ROOT)
+
+
+def test_imports_between_packages_may_take_several_lines(tmp_path):
+    files = {"__init__.py": "from . import (\n    a,\n    b,\n)", "a.py": "from .b.c import x as y", "b.py": "import a"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = house.find_imports(tmp_path)
+    assert found == {("__init__", "a"), ("__init__", "b"), ("a", "b")}
+    assert house.count_layers(found) == (3, 0)
 
 
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
