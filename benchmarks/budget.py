@@ -21,7 +21,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
-from . import _timing, parts, update
+from . import parts, update
 from ._shared import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
@@ -35,11 +35,10 @@ Piece = tuple[Any, tuple[Any, ...], int, float]  # a method, its arguments, its 
 def measure_limits() -> dict[str, float]:
     """Seconds for a multiplication with its addition, a tanh and a byte."""
     x, kernel = jnp.ones((ROWS, WIDTH)), jnp.ones((WIDTH, WIDTH))
-    cases = {"product": (jnp.matmul, x, kernel), "tanh": (jnp.tanh, x), "byte": (lambda x: x + 1, x)}
+    cases = {"product": (jnp.matmul, (x, kernel)), "tanh": (jnp.tanh, (x,)), "byte": (lambda x: x + 1, (x,))}
     amounts = {"product": x.size * WIDTH, "tanh": x.size, "byte": 2 * x.nbytes}
-    loops = {name: parts.make_loop(method, tuple(args)) for name, (method, *args) in cases.items()}
-    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds=15)
-    return {name: min(taken[name]) / loops[name][1] / amount for name, amount in amounts.items()}
+    taken = parts.measure_calls(cases, rounds=15)
+    return {name: min(taken[name]) / amount for name, amount in amounts.items()}
 
 
 def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
@@ -118,15 +117,14 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
     train = cleanrl_ppo.make_train(config)
     found = make_pieces(config, train, measure_limits())
     found["whole"] = (train.step, found["rollout"][1], 1, 0.0)
-    loops = {name: parts.make_loop(method, args) for name, (method, args, *_) in found.items()}
-    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=2)
-    ms = {name: 1e3 * calls * min(taken[name]) / loops[name][1] for name, (*_, calls, _) in found.items()}
+    taken = parts.measure_calls({name: piece[:2] for name, piece in found.items()}, rounds, long=2)
+    ms = {name: 1e3 * calls * min(taken[name]) for name, (*_, calls, _) in found.items()}
     floors = {name: 1e3 * calls * floor for name, (*_, calls, floor) in found.items()}
     for times in (ms, floors):
         times["backward"] = times.pop("forward and backward") - times["forward"]
-    pieced = [name for name in ms if name != "whole"]
-    floors["whole"] = sum(floors[name] for name in pieced)
-    for name in (*pieced, "whole"):
+        times["whole"] = times.pop("whole")  # comes last
+    floors["whole"] = sum(floors.values())
+    for name in ms:
         yield {"size": [steps, environments], "piece": name, "ms": ms[name], "floor_ms": floors[name]}
 
 

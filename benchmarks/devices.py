@@ -23,7 +23,6 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ._shared import collect, make_parser
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
-BYTES = {"pred": 1, "bf16": 2}
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32  # of each device under weak scaling, and of each of 64 shards under strong scaling
 COMPARED = 4  # devices on which programs with one shard are counted, too
@@ -36,23 +35,12 @@ RECIPES: dict[str, tuple[Any, Any]] = {
 
 
 class Collective(NamedTuple):
-    """An operation that runs `times` times: its kind, and the shapes of what it returns, such as "f32[4,2]"."""
+    """An operation of a program: how often it runs, the shapes of the arrays that it returns, and their bytes."""
 
     kind: str
-    shapes: tuple[str, ...]
     times: int
-
-    @property
-    def sizes(self) -> list[tuple[int, ...]]:
-        """The shapes as tuples."""
-        return [tuple(int(x) for x in shape.rstrip("]").partition("[")[2].split(",") if x) for shape in self.shapes]
-
-    @property
-    def size(self) -> int:
-        """Bytes of one run."""
-        dtypes = [shape.partition("[")[0] for shape in self.shapes]
-        widths = [BYTES.get(dtype) or int(re.sub(r"\D", "", dtype)) // 8 for dtype in dtypes]
-        return sum(width * math.prod(sizes) for width, sizes in zip(widths, self.sizes, strict=True))
+    shapes: list[tuple[int, ...]]
+    bytes: int
 
 
 def read_collectives(compiled: Any) -> list[Collective]:
@@ -71,8 +59,11 @@ def read_collectives(compiled: Any) -> list[Collective]:
         for line in bodies[name][1:]:
             operation = re.search(rf" = (.*?) ({KINDS})(?:-start)?\(", line)
             if operation:
-                shapes = tuple(re.findall(r"[a-z]+\d*\[[\d,]*\]", operation[1]))
-                found.append(Collective(operation[2], shapes, times))
+                arrays = re.findall(r"[a-z]+(\d*)\[([\d,]*)\]", operation[1])  # such as f32[4,2] and pred[]
+                shapes = [tuple(int(x) for x in shape.split(",") if x) for _, shape in arrays]
+                widths = [int(bits or 8) // 8 for bits, _ in arrays]
+                size = sum(width * math.prod(shape) for width, shape in zip(widths, shapes, strict=True))
+                found.append(Collective(operation[2], times, shapes, size))
             length = re.search(r"known_trip_count[^\d]*(\d+)", line)
             loop = " while(" in line
             called = re.findall(r"(?:body|condition|to_apply|calls|_computation)=%?([\w.\-]+)", line)
@@ -107,7 +98,7 @@ def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False)
     operations = count(found)
     return {
         "operations": operations,
-        "bytes": {kind: sum(one.times * one.size for one in found if one.kind == kind) for kind in operations},
+        "bytes": {kind: sum(one.times * one.bytes for one in found if one.kind == kind) for kind in operations},
         "flops": compiled.cost_analysis()["flops"],
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         "parameters": sum(x.size for x in jax.tree.leaves(state.learner.params)),

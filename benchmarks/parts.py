@@ -11,6 +11,7 @@ it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,21 +77,23 @@ def make_workload(time: int, envs: int) -> Arrays:
     }
 
 
-def unrolled(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """A scan whose closure does everything, unrolled 16 times: V-trace if the log-ratios come first, else GAE."""
+def scan_by_hand(
+    *arrays: jax.Array, gamma: float = GAMMA, gae_lambda: float = LAMBDA, unroll: int = 16
+) -> tuple[jax.Array, ...]:
+    """A scan whose closure does everything: V-trace if the log-ratios come first, else GAE."""
 
     def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
         rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
-        return rho, rho * (reward + GAMMA * (1 - terminated) * follows - value)
+        return rho, rho * (reward + gamma * (1 - terminated) * follows - value)
 
     def step(later: jax.Array, row: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
         *ratio, reward, value, follows, terminated, truncated = row
         rho, error = delta(ratio, reward, value, follows, terminated)
-        later = error + GAMMA * LAMBDA * rho * (1 - terminated) * (1 - truncated) * later
+        later = error + gamma * gae_lambda * rho * (1 - terminated) * (1 - truncated) * later
         return later, later
 
     *ratio, reward, value, follows, terminated, truncated = arrays
-    error = jax.lax.scan(step, jnp.zeros_like(value[0]), arrays, reverse=True, unroll=16)[1]
+    error = jax.lax.scan(step, jnp.zeros_like(value[0]), arrays, reverse=True, unroll=unroll)[1]
     target = error + value
     if not ratio:
         return error, target
@@ -176,9 +179,9 @@ def make_cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, {"unrolled": unrolled}),
+        "gae": Case(steps, gae, {"unrolled": scan_by_hand}),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": unrolled}),
+        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan_by_hand}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
         "reverse_recurrence": Case(
             ("delta", "trace"), recurrence, {"associative": partial(recurrence, implementation="associative")}
@@ -233,6 +236,13 @@ def make_loop(method: Method, args: tuple[Any, ...], numbered: bool = False) -> 
     return partial(call, n, *args), n
 
 
+def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float = math.inf) -> _timing.Samples:
+    """Seconds of a call of each method, one sample per round; `cases`: the arguments of `make_loop`."""
+    loops = {name: make_loop(*case) for name, case in cases.items()}
+    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=long)
+    return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+
+
 def check(results: Mapping[str, Any]) -> None:
     """Raise unless all ways give the same numbers, as far as they are compared: the first two arrays."""
     common = min(2, *(len(jax.tree.leaves(result)) for result in results.values()))
@@ -253,10 +263,9 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     used = {id(x) for operation in program.eqns for x in operation.invars}  # of other arguments, only the shape
     moved = [x.aval for x in (*(x for x in program.invars if id(x) in used), *program.outvars)]
     traffic = sum(x.size * x.dtype.itemsize for x in moved)
-    loops = {name: make_loop(method, args) for name, method in methods.items()}
-    loops["floor"] = make_loop(jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), numbered=True)
-    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)
-    samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+    cases = {name: (method, args) for name, method in methods.items()}
+    floor = {"floor": (jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), True)}
+    samples = measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
     return [

@@ -24,6 +24,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
 from ._shared import collect, make_parser
+from .parts import scan_by_hand
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
 PRIORITY_EPS = 1e-6
@@ -65,18 +66,8 @@ def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
 
 def compute_advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
     """GAE or, with log-ratios, V-trace's errors with clips at 1."""
-
-    def step(later: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
-        reward, value, next_value, terminated, truncated, *log_ratio = row
-        ratio = jnp.minimum(jnp.exp(log_ratio[0]), 1) if log_ratio else 1.0
-        delta = ratio * (reward + config.gamma * (1 - terminated) * next_value - value)
-        trace = config.gamma * config.gae_lambda * ratio * (1 - terminated) * (1 - truncated)
-        later = delta + trace * later
-        return later, later
-
-    ends = (x.astype(jnp.float32) for x in (batch.terminated, batch.truncated))
-    rows = (batch.reward, value, next_value, *ends, *log_ratio)
-    return jax.lax.scan(step, jnp.zeros_like(value[0]), rows, reverse=True)[1]
+    arrays = (*log_ratio, batch.reward, value, next_value, batch.terminated, batch.truncated)
+    return scan_by_hand(*arrays, gamma=config.gamma, gae_lambda=config.gae_lambda, unroll=1)[0]
 
 
 def compute_actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0, ddof: int = 0) -> Any:

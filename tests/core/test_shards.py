@@ -355,12 +355,12 @@ def check_learner(cases):
 def check_communication(found, sampler, refresh):
     """Each minibatch: the gradient, losses with metrics, mean and variance of the advantage, priorities."""
     policy = sorted(make_params()["policy"].shape)
-    gradients = [x for x in found if policy in [sorted(shape) for shape in x.sizes]]
+    gradients = [x for x in found if policy in [sorted(shape) for shape in x.shapes]]
     assert [x.times for x in gradients] == [MINIBATCHES], found
     gathers = [x for x in found if x.kind != "all-reduce"]
     assert {x.kind for x in gathers} <= ({"all-gather"} if sampler == "prioritized" else set()), found
-    assert all(x.size == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
-    assert all(x.size < LARGE[0] * LARGE[1] for x in found), found  # bytes: none grows with the batch
+    assert all(x.bytes == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
+    assert all(x.bytes < LARGE[0] * LARGE[1] for x in found), found  # none grows with the batch
     number = sum(x.times for x in found if x.kind == "all-reduce")
     estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, all at once
     apart = refresh != "rollout"  # non-finite numbers are counted before the loop in which estimates are made
@@ -402,7 +402,7 @@ def check_recurrent():
     assert_close(found, jax.jit(learner.update)(KEY, learner_state, expected[1]), 2e-5, 1e-5)
     assert found[1]["early_stopped"] == 1
     memory = sorted(params["memory"].shape)
-    sums = [x.times for x in read_collectives(several) if memory in [sorted(shape) for shape in x.sizes]]
+    sums = [x.times for x in read_collectives(several) if memory in [sorted(shape) for shape in x.shapes]]
     assert sum(sums) == 4, sums  # once per minibatch, and not in every step of the recurrence
     assert count(read_collectives(several)).keys() == {"all-reduce"}
 
