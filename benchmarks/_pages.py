@@ -25,7 +25,7 @@ def show_quartiles(ratio: Mapping[str, float]) -> str:
     return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
-def show_interval(found: dict[str, Any], digits: int | None = None) -> str:
+def show_interval(found: Mapping[str, Any], digits: int | None = None) -> str:
     """The mean over seeds and its 95 % interval, which one seed does not have, from the seeds of `training.summary`."""
     digits = int(abs(found["mean"]) < 20) if digits is None else digits
     return show_ends(found["mean"], training.summary(found["per_seed"])["mean_95"], digits)  # old records bootstrap it
@@ -57,10 +57,17 @@ def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, An
     return {"mean": mean, "95": [mean - half, mean + half], "detectable": half + float(power * error)}
 
 
-def compare_pairs(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
-    """The mean difference of pairs, and its 95 % interval, Student's t."""
-    found = training.summary(np.subtract(now, before))
-    return {"mean": found["mean"], "95": found["mean_95"]}
+def compare_pairs(now: Any, before: Any, comparisons: int = 1) -> dict[str, Any]:
+    """The mean difference of pairs, and its 95 % interval, Student's t; those of several comparisons hold together.
+
+    Each of them has the level 1 - 0.05 / comparisons.
+
+    Reference: Dunn 1961, doi:10.1080/01621459.1961.10482090.
+    """
+    differences = np.subtract(now, before)
+    error = np.std(differences, ddof=1) / len(differences) ** 0.5
+    mean, half = float(np.mean(differences)), float(stdtrit(len(differences) - 1, 1 - 0.025 / comparisons) * error)
+    return {"mean": mean, "95": [mean - half, mean + half]}
 
 
 def show_change(change: dict[str, Any], form: str = "+.0f") -> str:

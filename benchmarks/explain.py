@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from ppo_parts.recipes.libraries import parts
 from ppo_parts.training._files import make_plain
 
 from . import differences
-from ._pages import show_change
+from ._pages import compare_pairs, show_change
 from ._runs import measure_training, select_seeds, vectorize
 from ._shared import RESULTS, ROOT, Record, make_parser, read, write
 
@@ -75,24 +74,17 @@ def list_differing(first: str, second: str) -> list[str]:
 
 def make_between(config: differences.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
     """The run with the named choices of the second library, and the others of the first."""
-    made = dict(LIBRARIES[first])
-    for name in of_second:
-        made[name] = LIBRARIES[second].get(name, {})
+    made = LIBRARIES[first] | {name: LIBRARIES[second].get(name, {}) for name in of_second}
     given = {argument: x for choice in made.values() for argument, x in choice.items()}
     fields = {argument: given.pop(argument) for argument in [*given] if argument in config.__dataclass_fields__}
     return differences.make_train(dataclasses.replace(config, **fields), **given)
 
 
-def draw_walks(names: Sequence[str], seed: int) -> Iterator[list[list[str]]]:
-    """The stops of both walks of a seed, each with the choices of the second library that are made so far."""
+def draw_walks(names: Sequence[str], seed: int) -> Iterator[tuple[list[str], list[str]]]:
+    """Both walks of a seed: the order of the choices, and the stops, with a 1 for each choice of the second library."""
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
-    for each in (order, order[::-1]):
-        yield [each[:made] for made in range(len(each) + 1)]
-
-
-def encode(names: Sequence[str], of_second: Sequence[str]) -> str:
-    """A digit for each choice: 1 for that of the second library."""
-    return "".join(str(int(name in of_second)) for name in names)
+    for walk in (order, order[::-1]):
+        yield walk, ["".join(str(int(name in walk[:made])) for name in names) for made in range(len(walk) + 1)]
 
 
 def compute_effects(result: Record) -> dict[str, np.ndarray]:
@@ -100,27 +92,18 @@ def compute_effects(result: Record) -> dict[str, np.ndarray]:
     names, seeds, returns = result["choices"], result["seeds"], result["returns"]
     found = {name: np.zeros(len(seeds)) for name in names}
     for i, seed in enumerate(seeds):
-        for stops in draw_walks(names, seed):
-            reached = [returns[encode(names, of_second)][str(seed)] for of_second in stops]
-            for name, (before, after) in zip(stops[-1], itertools.pairwise(reached), strict=True):
-                found[name][i] += (after - before) / 2
+        for walk, stops in draw_walks(names, seed):
+            reached = np.array([returns[stop][str(seed)] for stop in stops], float)  # a record has null for NaN
+            for name, change in zip(walk, np.diff(reached), strict=True):
+                found[name][i] += change / 2
     return found | {"gap": np.sum(list(found.values()), axis=0)}
 
 
 def explain_gap(result: Record) -> dict[str, Record]:
-    """The mean effect of each choice, the largest first, and the gap, with 95 % intervals (Student's t over the seeds).
-
-    The intervals of the choices hold together: each has the level 1 - 0.05 / choices (Dunn 1961).
-    """
-    from scipy import stats
-
-    def interval(values: np.ndarray, comparisons: int) -> Record:
-        half = stats.t.ppf(1 - 0.025 / comparisons, len(values) - 1) * stats.sem(values)
-        return {"mean": float(values.mean()), "95": [float(values.mean() - half), float(values.mean() + half)]}
-
+    """The mean effect of each choice, the largest first, whose intervals hold together, and then the gap."""
     *choices, (_, gap) = compute_effects(result).items()
-    changes = {name: interval(values, len(choices)) for name, values in choices}
-    return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": interval(gap, 1)}
+    changes = {name: compare_pairs(effects, 0, len(choices)) for name, effects in choices}
+    return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": compare_pairs(gap, 0)}
 
 
 def main() -> None:
@@ -143,15 +126,16 @@ def main() -> None:
     result = same | {"seeds": seeds, "returns": returns}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:
         sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
-    missing: dict[str, tuple[list[str], set[int]]] = {}
+    missing: dict[str, list[int]] = {}
     for seed in seeds:
-        for of_second in itertools.chain(*draw_walks(names, seed)):
-            if str(seed) not in returns.get(stop := encode(names, of_second), {}):
-                missing.setdefault(stop, (of_second, set()))[1].add(seed)
-    for number, (stop, (of_second, which)) in enumerate(missing.items(), 1):
+        for stop in dict.fromkeys(stop for _, stops in draw_walks(names, seed) for stop in stops):
+            if str(seed) not in returns.get(stop, {}):
+                missing.setdefault(stop, []).append(seed)
+    for number, (stop, which) in enumerate(missing.items(), 1):
+        of_second = [name for name, digit in zip(names, stop, strict=True) if digit == "1"]
         run = functools.partial(measure_training, make_between(config, given.first, given.second, of_second))
-        found = vectorize(run)(np.array(sorted(which)))["last_100_episodes_return"]
-        returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(sorted(which), found, strict=True)})
+        found = vectorize(run)(np.array(which))["last_100_episodes_return"]
+        returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(which, found, strict=True)})
         write(f"{file}#{name}", result | {"complete": number == len(missing)})
         print(f"{number} of {len(missing)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
     for choice, change in explain_gap(result).items():

@@ -93,9 +93,12 @@ def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
     names, seeds = ["a", "b", "c"], [1, 2, 3]
     stops = ["".join(digits) for digits in itertools.product("01", repeat=3)]
     returns = {x: {str(seed): seed + 4.0 * (x[:2] == "11") + 10.0 * (x[2] == "1") for seed in seeds} for x in stops}
-    found = explain.compute_effects({"choices": names, "seeds": seeds, "returns": returns})
+    result = {"choices": names, "seeds": seeds, "returns": returns}
+    found = explain.compute_effects(result)
     assert {name: set(values) for name, values in found.items()} == {"a": {2}, "b": {2}, "c": {10}, "gap": {14}}
-    assert list(explain.explain_gap({"choices": names, "seeds": seeds, "returns": returns})) == ["c", "a", "b", "gap"]
+    assert list(explain.explain_gap(result)) == ["c", "a", "b", "gap"]
+    returns["111"]["2"] = None  # a record of a return that is not finite
+    assert np.isfinite(explain.compute_effects(result)["gap"]).tolist() == [True, False, True]
 
 
 def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is_complete(tmp_path, monkeypatch):
