@@ -28,18 +28,18 @@ def show_quartiles(ratio: Mapping[str, float]) -> str:
 def show_interval(found: Mapping[str, Any], digits: int | None = None) -> str:
     """The mean over seeds and its 95 % interval, which one seed does not have, from the seeds of `training.summary`."""
     digits = int(abs(found["mean"]) < 20) if digits is None else digits
-    return show_ends(found["mean"], training.summary(found["per_seed"])["mean_95"], digits)  # old records bootstrap it
+    ends = training.summary(found["per_seed"])["mean_95"]  # old records bootstrap it
+    return show_ends(found["mean"], ends, f".{digits}f")
 
 
-def show_ends(middle: float, ends: Sequence[float] | None, digits: int) -> str:
-    """A number and the ends of its interval."""
-    shown, *others = (f"{number:.{digits}f}" for number in (middle, *(ends or ())))
-    return f"{shown} [{', '.join(others)}]" if ends else shown
+def show_ends(middle: float, ends: Any, form: str) -> str:
+    """A number and the ends of its interval, if it has one."""
+    return format(middle, form) + (f" [{', '.join(format(end, form) for end in ends)}]" if ends else "")
 
 
 def show_iqm(found: dict[str, Any], digits: int = 1) -> str:
     """The interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
-    return show_ends(found["iqm"], found["iqm_95"], digits)
+    return show_ends(found["iqm"], found["iqm_95"], f".{digits}f")
 
 
 def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def compare_pairs(now: Any, before: Any, comparisons: int = 1) -> dict[str, Any]
 
 def show_change(change: dict[str, Any], form: str = "+.0f") -> str:
     """A difference and its interval."""
-    mean, low, high = (format(x, form) for x in (change["mean"], *change["95"]))
-    return f"{mean} [{low}, {high}]"
+    return show_ends(change["mean"], change["95"], form)
 
 
 def show_visible(change: dict[str, Any], seeds: int) -> str:

@@ -136,10 +136,7 @@ def describe_run() -> Record:
             "load_average": os.getloadavg(),
         },
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: versions[name] for name in PACKAGES if name in versions},
-        },
+        "versions": {"python": platform.python_version()} | {x: versions[x] for x in PACKAGES if x in versions},
     }
 
 

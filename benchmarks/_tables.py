@@ -380,11 +380,6 @@ def show_size(row: Record) -> str:
     return "x".join(map(str, row["size"]))
 
 
-def show_compiling(seconds: Record | None) -> str:
-    """How long it took to compile a program, where that was measured."""
-    return "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
-
-
 def tabulate_speed(link: Link, *names: str) -> Rows:
     """How many times faster the recipe is, from records of whole runs of one seed."""
     rivals = {"purejaxrl": "PureJaxRL", "rejax": "rejax", "sbx": "sbx", "sb3": "stable-baselines3"}
@@ -403,7 +398,8 @@ def tabulate_train(link: Link, *names: str) -> Rows:
     for row in read_results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])
         seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
-        speed, built = f"{row['steps_per_second']:,.0f}", show_compiling(row.get("compile_seconds"))
+        speed, seconds = f"{row['steps_per_second']:,.0f}", row.get("compile_seconds")
+        built = "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
         yield [linked + seeds, row["program"], speed, show_quartiles(row["over_cleanrl"]), built]
 
 

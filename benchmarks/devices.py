@@ -78,13 +78,8 @@ def read_collectives(compiled: Any) -> list[Collective]:
     return visit(entry, 1)
 
 
-def count(found: list[Collective]) -> dict[str, int]:
-    """Count how often each kind runs."""
-    return {kind: sum(one.times for one in found if one.kind == kind) for kind in sorted({one.kind for one in found})}
-
-
 def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
-    """Compile a rollout and an update on so many devices, and count; `one_shard`: samplers mix what devices hold."""
+    """Compile a rollout and an update for so many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
     program = training.Program(train, 0, training.RunOptions(num_devices=num_devices))
     if one_shard:
@@ -95,10 +90,10 @@ def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False)
         state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, program.sharding)
     compiled = step.lower(state).compile()
     found = read_collectives(compiled)
-    operations = count(found)
+    kinds = {kind: [one for one in found if one.kind == kind] for kind in sorted({one.kind for one in found})}
     return {
-        "operations": operations,
-        "bytes": {kind: sum(one.times * one.bytes for one in found if one.kind == kind) for kind in operations},
+        "operations": {kind: sum(one.times for one in each) for kind, each in kinds.items()},
+        "bytes": {kind: sum(one.times * one.bytes for one in each) for kind, each in kinds.items()},
         "flops": compiled.cost_analysis()["flops"],
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         "parameters": sum(x.size for x in jax.tree.leaves(state.learner.params)),

@@ -67,6 +67,7 @@ def load_card(page: str, heading: str, number: int | None = None) -> Any:
     top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
     [own] = [text for text in cards if text.startswith(f"{heading}\n")]
     module = types.ModuleType(page)
+    module.pp = pp  # some pages import it in an earlier card
     first, blocks = (re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for text in (top, own))
     for source in first + blocks[:number]:
         exec(source, vars(module))

@@ -78,15 +78,6 @@ def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     return repeat(lambda x: advance(x, 1)[0], state, updates)
 
 
-def measure_cleanrl(python: str, script: str, task: str, updates: int) -> float:
-    """Steps per second of CleanRL's script, as it reports them when it ends."""
-    given = {
-        "env-id": task.replace("-v5", "-v4"), "num-envs": ENVS, "num-steps": STEPS, "update-epochs": EPOCHS,
-        "num-minibatches": MINIBATCHES, "total-timesteps": updates * ENVS * STEPS,
-    }  # fmt: skip
-    return read_speed(run_cleanrl(python, script, given))
-
-
 def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
     """Run a script of CleanRL, unchanged, with these options on a CPU; return what it prints."""
     # It runs in another folder; a Python of a virtual environment is a link, which must not be resolved.
@@ -128,7 +119,9 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     if script:
         speeds: list[float] = []  # it times itself, excluding startup
         steps["cleanrl"] = fewer * ENVS * STEPS
-        thunks["cleanrl"] = lambda: speeds.append(measure_cleanrl(*script, task, fewer))
+        given = {name.replace("_", "-"): x for name, x in settings.items()}
+        given |= {"env-id": task.replace("-v5", "-v4"), "total-timesteps": steps["cleanrl"]}
+        thunks["cleanrl"] = lambda: speeds.append(read_speed(run_cleanrl(*script, given)))
     walls = _timing.interleave(thunks, rounds)
     if script:
         walls["cleanrl"] = [steps["cleanrl"] / speed for speed in speeds[-rounds:]]

@@ -22,6 +22,7 @@ from ppo_parts import envs, networks, training
 
 from ._runs import make_keys, select_seeds, train_in_stages
 from ._shared import claim, make_parser, write
+from .gallery import load_card
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4
@@ -74,25 +75,14 @@ def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
 
 def make_train(config: Config) -> training.Train:
     """The run of an arm: the chain of docs/gallery/self_play.md, or PPO's surrogate in place of mirror descent."""
-
-    def annealed(first: float, last: float) -> Any:
-        return lambda update: first * (last / first) ** (update / config.num_updates)
-
-    mirror = pp.chain(
-        pp.policy_loss(pp.functional.importance_weighted_surrogate),
-        pp.kl_penalty(coef=annealed(1 / 0.3, 1 / 0.01), estimator="analytic"),
-    )
-    chain = pp.chain(
-        pp.agents.zero_sum(pp.gae(gamma=1.0, gae_lambda=1.0)),
-        pp.full_batch(num_epochs=8),
-        mirror if config.arm == "mirror" else pp.clipped_surrogate(clip_eps=0.2),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=0.5),
-        pp.entropy_bonus(coef=annealed(0.2, 0.02)),
-    )
+    card = load_card("self_play", "Poker")
+    card.updates = config.num_updates
+    estimator, sampler, *mirror, value, entropy = card.pipeline.parts
+    surrogates = {"mirror": mirror, "clipped": [pp.clipped_surrogate(clip_eps=0.2)]}
+    chain = pp.chain(estimator, sampler, *surrogates[config.arm], pp.policy_diagnostics(), value, entropy)
     env = envs.auto_reset(reset, step, envs.Box((CARDS + NODES,)), envs.Discrete(2), zero_sum=True)
     policy = networks.actor_critic(env, (32, 32), "tanh")
-    return training.Train.of(config, env, policy, chain, pp.clipped_adam(annealed(5e-3, 1e-3), 0.5))
+    return training.Train.of(config, env, policy, chain, pp.clipped_adam(card.annealed(5e-3, 1e-3), 0.5))
 
 
 def compute_bets(train: training.Train, params: Any) -> Array:
@@ -127,8 +117,7 @@ def exploit(table: np.ndarray) -> float:
         for choices in itertools.product((0.0, 1.0), repeat=CARDS * len(nodes)):
             response = np.zeros((CARDS, NODES))
             response[:, nodes] = np.reshape(choices, (CARDS, -1))
-            pair = (response, table) if seat > 0 else (table, response)
-            returns.append(seat * compute_return(*pair))
+            returns.append(seat * compute_return(*(response, table)[::seat]))
         best.append(max(returns))
     return float(np.mean(best))
 

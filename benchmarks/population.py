@@ -66,8 +66,7 @@ def main() -> None:
     options = make_parser(__doc__, seeds=10, first_seed=101, results=None)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     given = options.parse_args()
-    names = {task: f"{task}_{given.first_seed}" for task in given.tasks}
-    addresses = {task: claim("population.jsonl", name, given) for task, name in names.items()}
+    addresses = {task: claim("population.jsonl", f"{task}_{given.first_seed}", given) for task in given.tasks}
     keep_compiled_programs()
     for task, address in addresses.items():
         write(address, measure(task, select_seeds(given)))

@@ -39,17 +39,6 @@ class State(NamedTuple):
     step: Any = 0
 
 
-class Minibatch(NamedTuple):
-    """The fields that the losses read."""
-
-    obs: Any
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-
-
 def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     """A rollout with ends of both kinds, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
@@ -70,7 +59,7 @@ def compute_advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any
     return scan_by_hand(*arrays, gamma=config.gamma, gae_lambda=config.gae_lambda, unroll=1)[0]
 
 
-def compute_actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: Any = 1.0, ddof: int = 0) -> Any:
+def compute_actor_loss(config: Any, policy: Any, minibatch: pp.Batch, weight: Any = 1.0, ddof: int = 0) -> Any:
     """The clipped surrogate with the entropy bonus, its metrics, and the log-ratio."""
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     ratio, advantage = jnp.exp(log_ratio), minibatch.advantage
@@ -87,7 +76,7 @@ def compute_actor_loss(config: Any, policy: Any, minibatch: Minibatch, weight: A
     return loss - config.ent_coef * entropy, metrics, log_ratio
 
 
-def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
     """The clipped value loss with its weight, and its metrics."""
     clipped = minibatch.value + jnp.clip(value - minibatch.value, -clip, clip)
     errors = jnp.maximum((value - minibatch.target) ** 2, (clipped - minibatch.target) ** 2)
@@ -95,7 +84,7 @@ def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: M
     return coef * loss, {"value_loss": loss, "nonfinite/loss/value": ~jnp.isfinite(loss)}
 
 
-def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
+def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: pp.Batch) -> Any:
     """One step of the optimizer: parameters, its state, metrics, and what the loss returns besides them."""
     (value, (metrics, seen)), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -111,12 +100,12 @@ def split_epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
 
 
 def run_shuffled_epochs(
-    loss: Callable[..., Any], optimizer: Any, config: Any, epochs: int, key: jax.Array, state: Any, whole: Minibatch
+    loss: Callable[..., Any], optimizer: Any, config: Any, epochs: int, key: jax.Array, state: Any, whole: pp.Batch
 ) -> tuple[Any, Metrics]:
     """Epochs of shuffled minibatches of elements `[T, N, ...]`; metrics `[epochs, minibatches]`."""
     flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
 
-    def minibatch_step(state: Any, minibatch: Minibatch) -> Any:
+    def minibatch_step(state: Any, minibatch: pp.Batch) -> Any:
         *state, metrics, _ = take_step(loss, optimizer, *state, minibatch)
         return tuple(state), metrics
 
@@ -127,6 +116,12 @@ def run_shuffled_epochs(
         return jax.lax.scan(minibatch_step, state, minibatches)
 
     return jax.lax.scan(epoch_step, state, jnp.arange(epochs))
+
+
+def select_fields(batch: pp.Batch, advantage: jax.Array, value: jax.Array) -> pp.Batch:
+    """The fields that the losses read."""
+    of_rollout = {"obs": batch.obs, "action": batch.action, "log_prob": batch.log_prob}
+    return pp.Batch(**of_rollout, value=value, advantage=advantage, target=advantage + value)
 
 
 def count_nonfinite(batch: pp.Batch) -> Metrics:
@@ -150,7 +145,7 @@ class Phase(NamedTuple):
 
     epochs: int
     rate: float
-    loss: Callable[[Any, jax.Array, Minibatch], tuple[jax.Array, Metrics]]
+    loss: Callable[[Any, jax.Array, pp.Batch], tuple[jax.Array, Metrics]]
 
 
 def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> tuple[Any, Callable[..., Any]]:
@@ -167,15 +162,14 @@ def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
         params, opt_state = state.params, dict(state.opt_state)
         advantage = compute_advantages(config, batch, batch.value, batch.next_value)
-        target = advantage + batch.value
-        whole = Minibatch(batch.obs, batch.action, batch.log_prob, batch.value, advantage, target)
-        found = count_nonfinite(batch) | {"explained_variance": 1 - jnp.var(advantage) / jnp.var(target)}
+        whole = select_fields(batch, advantage, batch.value)
+        found = count_nonfinite(batch) | {"explained_variance": 1 - jnp.var(advantage) / jnp.var(whole.target)}
         for number, (name, phase) in enumerate(phases.items()):
 
             def merged(trained: Any, name: str = name, params: Any = params) -> Any:
                 return {**params, name: trained} if name else trained
 
-            def loss(trained: Any, minibatch: Minibatch, phase: Phase = phase, merged: Any = merged) -> Any:
+            def loss(trained: Any, minibatch: pp.Batch, phase: Phase = phase, merged: Any = merged) -> Any:
                 distribution, value, *_ = policy(merged(trained), pp.Batch(obs=minibatch.obs))
                 loss, metrics = phase.loss(distribution, value, minibatch)
                 return loss, (metrics, None)
@@ -193,7 +187,7 @@ def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> 
 def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
     """One phase, which trains everything."""
 
-    def loss(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+    def loss(distribution: Any, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
         of_actor, metrics, _ = compute_actor_loss(config, distribution, minibatch, ddof=1)
         of_critic, more = compute_critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
         return of_actor + of_critic, metrics | more
@@ -204,10 +198,10 @@ def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any,
 def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
     """First the actor's epochs, then the critic's."""
 
-    def actor(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+    def actor(distribution: Any, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
         return compute_actor_loss(config, distribution, minibatch)[:2]
 
-    def critic(distribution: Any, value: jax.Array, minibatch: Minibatch) -> tuple[jax.Array, Metrics]:
+    def critic(distribution: Any, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
         return compute_critic_loss(config.vf_coef, config.clip_coef, value, minibatch)
 
     phases = {"actor": Phase(config.actor_epochs, config.actor_learning_rate, actor)}
@@ -221,7 +215,7 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
     rate = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.contrib.muon(rate))
 
-    def loss(params: Any, minibatch: Minibatch, weight: jax.Array) -> Any:
+    def loss(params: Any, minibatch: pp.Batch, weight: jax.Array) -> Any:
         distribution, value, *_ = policy(params, pp.Batch(obs=minibatch.obs))
         of_actor, metrics, log_ratio = compute_actor_loss(config, distribution, minibatch, weight, ddof=1)
         of_critic, more = compute_critic_loss(config.vf_coef, config.vf_clip_coef, value, minibatch)
@@ -239,13 +233,12 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
             drawn = segments // config.num_minibatches
             index = pp.functional.sample_without_replacement(key, probabilities, drawn)
             weight = (segments * probabilities[index]) ** -beta
-            target = advantage + values
-            whole = Minibatch(batch.obs, batch.action, batch.log_prob, values, advantage, target)
+            whole = select_fields(batch, advantage, values)
             minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
 
             weighted = functools.partial(loss, weight=weight)
             params, opt_state, metrics, seen = take_step(weighted, optimizer, params, opt_state, minibatch)
-            metrics["explained_variance"] = 1 - jnp.var(advantage) / jnp.var(target)
+            metrics["explained_variance"] = 1 - jnp.var(advantage) / jnp.var(whole.target)
             log_ratios, values = (x.at[:, index].set(new) for x, new in zip((log_ratios, values), seen, strict=True))
             shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
             next_values = jnp.where(batch.truncated, batch.next_value, shifted)
