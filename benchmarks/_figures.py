@@ -178,30 +178,26 @@ def draw_parts(path: Path) -> None:
 
 def draw_devices(path: Path) -> None:
     """What each device does and sends, against the number of devices."""
-    rows = read_records("devices")["devices"]["results"]
-    names = list(dict.fromkeys(row["recipe"] for row in rows))
+    rows = [row for row in read_results("devices", "devices") if row["scaling"] != "one shard"]
     figure, panels = make_canvas(3, width=3.6)
-    titles = {"flops": "FLOPs, relative to one device", "temporaries": "temporaries, relative to one device"}
-    titles["operations"] = "collective operations per update"
-    for color, name in enumerate(names):
-        for scaling, style in (("strong", "-"), ("weak", "--")):
-            mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
-            sent = [sum(row["operations"].values()) for row in mine]
-            for panel, what in zip(panels, titles, strict=True):
-                ys = sent if what == "operations" else [row[what] / mine[0][what] for row in mine]
-                panel.plot([row["devices"] for row in mine], ys, style, color=f"C{color}", marker=".")
+    styles = {"strong": "-", "weak": "--"}
+    colors = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(row["recipe"] for row in rows))}
+    for (name, scaling), mine in group_by(rows, "recipe", "scaling").items():
+        ys = [[row[what] / mine[0][what] for row in mine] for what in ("flops", "temporaries")]
+        for panel, y in zip(panels, [*ys, [sum(row["operations"].values()) for row in mine]], strict=True):
+            panel.plot([row["devices"] for row in mine], y, styles[scaling], color=colors[name], marker=".")
     every = sorted({row["devices"] for row in rows})
-    for panel, title in zip(panels, titles.values(), strict=True):
-        panel.set(xscale="log", xlabel="devices", title=title)
+    one = "relative to one device"
+    titles = (f"FLOPs, {one}", f"temporaries, {one}", "collective operations per update")
+    for panel, title, yscale in zip(panels, titles, ("log", "log", "linear"), strict=True):
+        panel.set(xscale="log", yscale=yscale, xlabel="devices", title=title)
         panel.set_xticks(every, map(str, every))
         panel.minorticks_off()
-    for panel in panels[:2]:
-        panel.set(yscale="log")
     panels[2].set(ylim=(0, None))
-    for color, name in enumerate(names):
-        panels[2].plot([], [], color=f"C{color}", label=name)
-    for scaling, style in (("strong: the same environments in all", "-"), ("weak: as many for each device", "--")):
-        panels[2].plot([], [], style, color="gray", label=scaling)
+    for name, color in colors.items():
+        panels[2].plot([], [], color=color, label=name)
+    for label, style in (("strong: the same environments in all", "-"), ("weak: as many for each device", "--")):
+        panels[2].plot([], [], style, color="gray", label=label)
     figure.legend(*panels[2].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     save(figure, path)
 

@@ -16,7 +16,7 @@ import numpy as np
 from ppo_parts import training
 
 from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_quartiles, show_visible
-from ._shared import RESULTS, Record, read
+from ._shared import RESULTS, Record, read, show
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
@@ -320,15 +320,14 @@ def tabulate_population(link: Link, *names: str) -> Rows:
         yield [linked, seeds, *shown, show_change(compare_pairs(*arms))]
 
 
-def arrange_by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> Rows:
-    """A row for each label, with a column for each size."""
-    sizes = {show_size(row): (math.prod(row["size"]), row["size"]) for row in rows}
-    order = sorted(sizes, key=sizes.__getitem__)
-    cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        cells.setdefault(label(row), {})[show_size(row)] = cell(row)
-    yield ["", *order]
-    yield from ([name, *(found.get(size, "") for size in order)] for name, found in cells.items())
+def arrange_by_size(cells: Iterable[tuple[str, list[int], str]]) -> Rows:
+    """A row for each label, with a column for each size; `cells`: label, size and text."""
+    rows: dict[str, dict[tuple[int, ...], str]] = {}
+    for label, size, text in cells:
+        rows.setdefault(label, {})[tuple(size)] = text
+    sizes = sorted({size for row in rows.values() for size in row}, key=lambda size: (math.prod(size), size))
+    yield ["", *map(show, sizes)]
+    yield from ([label, *(row.get(size, "") for size in sizes)] for label, row in rows.items())
 
 
 def show_label(row: Record) -> str:
@@ -338,23 +337,20 @@ def show_label(row: Record) -> str:
 
 def tabulate_parts(link: Link, name: str, *sizes: str) -> Rows:
     """Ours, inside one program: microseconds, and relative to the floor."""
-    ours = [row for row in read_results("parts", name) if row["method"] == "ours" and show_size(row) in sizes]
-
-    def times(row: Record) -> str:
-        us, over_floor = (show_number(row[what]["median"]) for what in ("us", "over_floor"))
-        return f"{us} (x{over_floor}){'?' * row['disturbed']}"
-
-    return arrange_by_size(ours, times, show_label)
+    cells = []
+    for row in read_results("parts", name):
+        if row["method"] == "ours" and show(row["size"]) in sizes:
+            us, over_floor = (show_number(row[what]["median"]) for what in ("us", "over_floor"))
+            cells.append((show_label(row), row["size"], f"{us} (x{over_floor}){'?' * row['disturbed']}"))
+    return arrange_by_size(cells)
 
 
 def tabulate_rivals(link: Link, name: str) -> Rows:
     """Other implementations: their time relative to ours."""
     others = [row for row in read_results("parts", name) if row["method"] not in ("ours", "floor")]
-
-    def ratio(row: Record) -> str:
-        return show_number(row["over_ours"]["median"]) + "?" * row["disturbed"]
-
-    return arrange_by_size(others, ratio, lambda row: f"{show_label(row)}: {row['method']}")
+    ratios = [show_number(row["over_ours"]["median"]) + "?" * row["disturbed"] for row in others]
+    labels = [f"{show_label(row)}: {row['method']}" for row in others]
+    return arrange_by_size(zip(labels, [row["size"] for row in others], ratios, strict=True))
 
 
 def tabulate_update(link: Link, *names: str) -> Rows:
@@ -362,22 +358,17 @@ def tabulate_update(link: Link, *names: str) -> Rows:
     yield ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics"]
     for row in read_results("update", *names):
         linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
-        yield [linked, show_size(row), ours, *(show_quartiles(ratio) for ratio in row["ours_over"].values())]
+        yield [linked, show(row["size"]), ours, *(show_quartiles(ratio) for ratio in row["ours_over"].values())]
 
 
 def tabulate_budget(link: Link, name: str) -> Rows:
     """The pieces of a training step: milliseconds, and relative to their floors."""
-
-    def times(row: Record) -> str:
+    cells = []
+    for row in read_results("budget", name):
         digits = max(3, len(str(int(row["ms"]))))
-        return f"{row['ms']:.{digits}g} (x{show_number(row['ms'] / row['floor_ms'])})"
-
-    return arrange_by_size(read_results("budget", name), times, lambda row: row["piece"])
-
-
-def show_size(row: Record) -> str:
-    """A size, "128x64"."""
-    return "x".join(map(str, row["size"]))
+        text = f"{row['ms']:.{digits}g} (x{show_number(row['ms'] / row['floor_ms'])})"
+        cells.append((row["piece"], row["size"], text))
+    return arrange_by_size(cells)
 
 
 def tabulate_speed(link: Link, *names: str) -> Rows:

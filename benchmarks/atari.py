@@ -90,11 +90,11 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, results=None)
-    options.add_argument("task", help="ale:breakout, ale:pong, ...")
-    options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
-    given = options.parse_args()
-    fields = {"env_id": given.task, "total_timesteps": given.steps, "seed": given.first_seed}
+    parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, results=None)
+    parser.add_argument("task", help="ale:breakout, ale:pong, ...")
+    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
+    options = parser.parse_args()
+    fields = {"env_id": options.task, "total_timesteps": options.steps, "seed": options.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
-    address = claim("atari.jsonl", f"{given.task.removeprefix('ale:')}_{given.steps}_{given.first_seed}", given)
-    measure(config, select_seeds(given), given.cleanrl, address)
+    address = claim("atari.jsonl", f"{options.task.removeprefix('ale:')}_{options.steps}_{options.first_seed}", options)
+    measure(config, select_seeds(options), options.cleanrl, address)

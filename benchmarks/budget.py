@@ -130,5 +130,5 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
 
 def main() -> None:
     """Print a row for each piece at each size; write them with `--json`."""
-    given = make_parser(__doc__, sizes=SIZES, rounds=15, json=None).parse_args()
-    collect(given.json, (row for sized in given.sizes for row in measure(*sized, given.rounds)))
+    options = make_parser(__doc__, sizes=SIZES, rounds=15, json=None).parse_args()
+    collect(options.json, (row for sized in options.sizes for row in measure(*sized, options.rounds)))

@@ -102,7 +102,7 @@ def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False)
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    given = make_parser(__doc__, json=None).parse_args()
+    options = make_parser(__doc__, json=None).parse_args()
     flags = f"--xla_force_host_platform_device_count={DEVICES[-1]} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
@@ -118,4 +118,4 @@ def main() -> None:
                     row |= {"num_envs": sized.num_envs, "num_steps": sized.num_steps}
                     yield row | measure(module, sized, devices, scaling == "one shard")
 
-    collect(given.json, rows())
+    collect(options.json, rows())

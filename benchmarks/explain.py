@@ -108,21 +108,21 @@ def explain_gap(result: Record) -> dict[str, Record]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, results=None)
-    options.add_argument("first", choices=LIBRARIES)
-    options.add_argument("second", choices=LIBRARIES)
-    options.add_argument("--env-id", default="gym:HalfCheetah-v5")
-    given = options.parse_args()
-    names = list_differing(given.first, given.second)
+    parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, results=None)
+    parser.add_argument("first", choices=LIBRARIES)
+    parser.add_argument("second", choices=LIBRARIES)
+    parser.add_argument("--env-id", default="gym:HalfCheetah-v5")
+    options = parser.parse_args()
+    names = list_differing(options.first, options.second)
     if not names:
-        options.error("the libraries must differ")
-    config = differences.Config(env_id=given.env_id, total_timesteps=given.steps, gae_lambda=0.95)
-    name = f"{given.first}_{given.second}_{given.env_id.rpartition(':')[2]}_{given.steps}"
-    file = ROOT / (given.results or RESULTS) / "explain.jsonl"
+        parser.error("the libraries must differ")
+    config = differences.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
+    name = f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}"
+    file = ROOT / (options.results or RESULTS) / "explain.jsonl"
     begun = read(file).get(name, {"results": {}})["results"]
     returns: dict[str, dict[str, float]] = begun.get("returns", {})
-    seeds = sorted({*begun.get("seeds", ()), *select_seeds(given)})
-    same = {"first": given.first, "second": given.second, "config": dataclasses.asdict(config), "choices": names}
+    seeds = sorted({*begun.get("seeds", ()), *select_seeds(options)})
+    same = {"first": options.first, "second": options.second, "config": dataclasses.asdict(config), "choices": names}
     result = same | {"seeds": seeds, "returns": returns}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:
         sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
@@ -133,10 +133,10 @@ def main() -> None:
                 missing.setdefault(stop, []).append(seed)
     for number, (stop, which) in enumerate(missing.items(), 1):
         of_second = [name for name, digit in zip(names, stop, strict=True) if digit == "1"]
-        run = functools.partial(measure_training, make_between(config, given.first, given.second, of_second))
+        run = functools.partial(measure_training, make_between(config, options.first, options.second, of_second))
         found = vectorize(run)(np.array(which))["last_100_episodes_return"]
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(which, found, strict=True)})
         write(f"{file}#{name}", result | {"complete": number == len(missing)})
-        print(f"{number} of {len(missing)}: {', '.join(of_second) or given.first}: {np.mean(found):.0f}", flush=True)
+        print(f"{number} of {len(missing)}: {', '.join(of_second) or options.first}: {np.mean(found):.0f}", flush=True)
     for choice, change in explain_gap(result).items():
         print(f"{choice:18} {show_change(change)}")

@@ -384,14 +384,14 @@ def measure_front(seeds: range) -> dict[str, list[Any]]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1, results=None)
-    options.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
-    given = options.parse_args()
-    if unknown := set(given.names) - set(VARIANTS):
-        options.error(f"no such variant: {', '.join(sorted(unknown))}")
-    for name, address in {name: claim("gallery.jsonl", name, given) for name in given.names or VARIANTS}.items():
+    parser = make_parser(__doc__, seeds=10, first_seed=1, results=None)
+    parser.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(VARIANTS):
+        parser.error(f"no such variant: {', '.join(sorted(unknown))}")
+    for name, address in {name: claim("gallery.jsonl", name, options) for name in options.names or VARIANTS}.items():
         variant = VARIANTS[name]()
-        curve = measure_curve(variant, seeds := select_seeds(given))
+        curve = measure_curve(variant, seeds := select_seeds(options))
         found = {"task": variant.task, "measure": variant.measure, "without": variant.without, "seeds": list(seeds)}
         found |= {"front": measure_front(seeds)} if name == "several objectives" else {}
         print(f"{name:30} {curve[0].mean():10.4g} {curve[-1].mean():10.4g}", flush=True)

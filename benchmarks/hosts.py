@@ -131,9 +131,10 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    options = make_parser(__doc__, rounds=5, json=None)
-    options.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
-    options.add_argument("--updates", type=positive, default=20, help="in each sample")
-    options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
-    given = options.parse_args()
-    collect(given.json, (x for task in given.tasks for x in measure(task, given.updates, given.rounds, given.cleanrl)))
+    parser = make_parser(__doc__, rounds=5, json=None)
+    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
+    parser.add_argument("--updates", type=positive, default=20, help="in each sample")
+    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
+    options = parser.parse_args()
+    how = (options.updates, options.rounds, options.cleanrl)
+    collect(options.json, (row for task in options.tasks for row in measure(task, *how)))

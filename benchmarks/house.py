@@ -101,12 +101,12 @@ def measure(root: Path) -> dict[str, str]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__)
-    options.add_argument("--base", help="a revision to compare with, such as HEAD~10")
-    given = options.parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--base", help="a revision to compare with, such as HEAD~10")
+    options = parser.parse_args()
     now, before = measure(ROOT), {}
-    if given.base:
-        with unpack_revision(given.base) as root:
+    if options.base:
+        with unpack_revision(options.base) as root:
             before = measure(root)
     for name in dict.fromkeys([*before, *now]):
         print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")

@@ -85,13 +85,6 @@ def make_train(config: Config) -> training.Train:
     return training.Train.of(config, env, policy, chain, pp.clipped_adam(card.annealed(5e-3, 1e-3), 0.5))
 
 
-def compute_bets(train: training.Train, params: Any) -> Array:
-    """The probability of a bet with each card at each node, `[3, 4]`."""
-    cards, nodes = jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")
-    distribution = train.policy(params, pp.Batch(obs=encode(cards, nodes))).distribution
-    return jnp.exp(distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
-
-
 def play_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
     """Return the first player's mean payoff with these cards; `first` and `second` are probabilities of a bet."""
     bet = first[cards[0], node] if FIRST[node] else second[cards[1], node]
@@ -125,13 +118,19 @@ def exploit(table: np.ndarray) -> float:
 def measure(config: Config, seeds: range) -> dict[str, Any]:
     """Train the seeds of an arm in one program."""
     train, rows = make_train(config), []
-    bets_of = jax.jit(jax.vmap(lambda state: compute_bets(train, state.learner.params)))
+    every = pp.Batch(obs=encode(*jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")))
+
+    @jax.jit
+    @jax.vmap
+    def compute_bets(state: Any) -> Array:  # the probability of a bet with each card at each node, `[3, 4]`
+        return jnp.exp(train.policy(state.learner.params, every).distribution.log_prob(jnp.ones((CARDS, NODES), int)))
+
     for stage in train_in_stages(train, make_keys(seeds), EVALUATIONS):
-        tables = np.asarray(bets_of(stage.state))
-        rows.append({"env_steps": stage.env_steps, "exploitability": [exploit(table) for table in tables]})
-        print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
-    found = {"arm": config.arm, "config": dataclasses.asdict(config), "seeds": list(seeds)}
-    return found | {"exploitability": training.summary(rows[-1]["exploitability"]), "curve": rows}
+        found = [exploit(table) for table in np.asarray(compute_bets(stage.state))]
+        rows.append({"env_steps": stage.env_steps, "exploitability": found})
+        print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(found):.4f}", flush=True)
+    settings = {"arm": config.arm, "config": dataclasses.asdict(config), "seeds": list(seeds)}
+    return settings | {"exploitability": training.summary(found), "curve": rows}
 
 
 def main() -> None:

@@ -196,14 +196,14 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1, results=None)
-    options.add_argument("tasks", nargs="+", choices=TASKS)
-    options.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the configuration")
-    given = options.parse_args()
-    what = [*([] if given.first_seed == 1 else [str(given.first_seed)]), *given.set]
-    names = {task: "_".join([task, *what]).replace("=", "_") for task in given.tasks}
-    for task, address in {task: claim("learning.jsonl", name, given) for task, name in names.items()}.items():
-        result = measure(task, select_seeds(given), given.set)
+    parser = make_parser(__doc__, seeds=10, first_seed=1, results=None)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="changed settings")
+    options = parser.parse_args()
+    what = [*([] if options.first_seed == 1 else [str(options.first_seed)]), *options.set]
+    names = {task: "_".join([task, *what]).replace("=", "_") for task in options.tasks}
+    for task, address in {task: claim("learning.jsonl", name, options) for task, name in names.items()}.items():
+        result = measure(task, select_seeds(options), options.set)
         write(address, {"task": names[task]} | result)
         returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
         print(names[task], show_interval(returns, 3), flush=True)

@@ -63,13 +63,14 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None:
+def measure(variant: Variant, options: argparse.Namespace, benchmark: str) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
-    address = claim(f"{benchmark}.jsonl", f"{given.task}_{given.steps}_{given.variant}_{given.first_seed}", given)
+    task, name = options.task, options.variant
+    address = claim(f"{benchmark}.jsonl", f"{task}_{options.steps}_{name}_{options.first_seed}", options)
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
-    env_id = f"gym:{given.task}" + without * (not variant.contact_forces)
-    fields = {"env_id": env_id, "total_timesteps": given.steps, "seed": given.first_seed}
-    config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(given)
+    env_id = f"gym:{task}" + without * (not variant.contact_forces)
+    fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
+    config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)
     train = variant.make_train(config)
     keys = make_keys(seeds)
 
@@ -78,10 +79,10 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
         return jnp.mean(train.evaluate_policy(key, state, EPISODES, mode=True).episode_return)
 
     evaluate = jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
-    result = {"task": given.task, "variant": given.variant, "config": dataclasses.asdict(config), "seeds": list(seeds)}
+    result = {"task": task, "variant": name, "config": dataclasses.asdict(config), "seeds": list(seeds)}
     rows = result["curve"] = []
     seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
-    for stage in train_in_stages(train, keys, given.evaluations):
+    for stage in train_in_stages(train, keys, options.evaluations):
         seen.append((np.asarray(stage.metrics["episode_return"]), np.asarray(stage.metrics["episodes"])))
         returns, episodes = (np.concatenate(x, axis=1) for x in zip(*seen, strict=True))
         row = {
@@ -94,17 +95,17 @@ def measure(variant: Variant, given: argparse.Namespace, benchmark: str) -> None
         result |= {"env_steps": stage.env_steps, "complete": stage.last}
         write(address, result)
         shown = show_interval(training.summary(row["evaluation"]))
-        print(f"{given.task} {given.variant} {stage.env_steps:>9,}: {shown}", flush=True)
+        print(f"{task} {name} {stage.env_steps:>9,}: {shown}", flush=True)
 
 
 def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
     """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
-    options = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, results=None)
-    options.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
-    options.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals")
-    options.add_argument("--variant", choices=variants, default=next(iter(variants)))
-    given = options.parse_args()
-    measure(variants[given.variant], given, benchmark)
+    parser = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, results=None)
+    parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
+    parser.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals")
+    parser.add_argument("--variant", choices=variants, default=next(iter(variants)))
+    options = parser.parse_args()
+    measure(variants[options.variant], options, benchmark)
 
 
 def main() -> None:

@@ -283,17 +283,17 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
 def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
     known = make_cases()
-    options = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
-    options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
-    given = options.parse_args()
+    parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
+    parser.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
+    options = parser.parse_args()
 
     def rows() -> Iterator[dict[str, Any]]:
-        for time, envs in given.sizes:
+        for time, envs in options.sizes:
             arrays = make_workload(time, envs)
-            for name in given.parts:
+            for name in options.parts:
                 for direction in ("forward",) if known[name].wrt is None else ("forward", "gradient"):
                     where = {"part": name, "direction": direction, "size": [time, envs]}
-                    for row in measure(known[name], arrays, direction, given.rounds):
+                    for row in measure(known[name], arrays, direction, options.rounds):
                         yield where | row
 
-    collect(given.json, rows())
+    collect(options.json, rows())

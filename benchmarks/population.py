@@ -63,10 +63,10 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=101, results=None)
-    options.add_argument("tasks", nargs="+", choices=TASKS)
-    given = options.parse_args()
-    addresses = {task: claim("population.jsonl", f"{task}_{given.first_seed}", given) for task in given.tasks}
+    parser = make_parser(__doc__, seeds=10, first_seed=101, results=None)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    options = parser.parse_args()
+    addresses = {task: claim("population.jsonl", f"{task}_{options.first_seed}", options) for task in options.tasks}
     keep_compiled_programs()
     for task, address in addresses.items():
-        write(address, measure(task, select_seeds(given)))
+        write(address, measure(task, select_seeds(options)))

@@ -36,9 +36,9 @@ def fill(page: str, folder: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    command_line = make_parser(__doc__)
-    command_line.add_argument("--no-figures", action="store_true", help="only the tables")
-    options = command_line.parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--no-figures", action="store_true", help="only the tables")
+    options = parser.parse_args()
     for path in PAGES:
         text = path.read_text()
         if (now := fill(text, path.parent)) != text:

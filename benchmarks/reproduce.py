@@ -62,10 +62,10 @@ def rerun(record: Record, more: Sequence[str]) -> list[Record]:
 
 def main() -> None:
     """Command line."""
-    arguments = make_parser(__doc__)
-    arguments.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
-    arguments.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")
-    options, more = arguments.parse_known_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
+    parser.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")
+    options, more = parser.parse_known_args()
     file, _, name = options.record.partition("#")
     record = read(RESULTS / file).get(name)
     if record is None:

@@ -104,8 +104,8 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, results=None)
-    options.add_argument("tasks", nargs="+", choices=TASKS)
-    given = options.parse_args()
-    for task, address in {task: claim("study.jsonl", task, given) for task in given.tasks}.items():
+    parser = make_parser(__doc__, results=None)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    options = parser.parse_args()
+    for task, address in {task: claim("study.jsonl", task, options) for task in options.tasks}.items():
         write(address, measure(task))

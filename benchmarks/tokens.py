@@ -131,12 +131,12 @@ def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, j
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, json=None)
-    options.add_argument("--chains", nargs="+", choices=list(make_chains()), default=list(make_chains()))
-    given, results = options.parse_args(), {}
-    for name in given.chains:
-        scores, perfect = vectorize(make_training(make_chains()[name]))(make_keys(range(given.seeds)))
+    parser, chains, results = make_parser(__doc__, seeds=10, json=None), make_chains(), {}
+    parser.add_argument("--chains", nargs="+", choices=list(chains), default=list(chains))
+    options = parser.parse_args()
+    for name in options.chains:
+        scores, perfect = vectorize(make_training(chains[name]))(make_keys(range(options.seeds)))
         last = {"final_score": scores[:, -10:].mean(axis=1), "final_perfect": perfect[:, -10:].mean(axis=1)}
         results[name] = {"first_score": scores[:, 0], **last, "every_tenth_score": scores[:, ::10].round(4)}
         print(f"{name:12}", *(f"{what} {show_interval(summary(x), 3)}" for what, x in last.items()), flush=True)
-    write(given.json, results)
+        write(options.json, results)

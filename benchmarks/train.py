@@ -201,15 +201,17 @@ def measure(
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    options = make_parser(__doc__, rounds=7, json=None)
-    options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
-    options.add_argument("--programs", nargs="+", default=(), help="these alone, and cleanrl to compare them with")
-    options.add_argument("--compilations", type=positive, default=3, help="of each program, in turn")
-    options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
-    given = options.parse_args()
+    parser = make_parser(__doc__, rounds=7, json=None)
+    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
+    programs = (*OURS, "purejaxrl", SAME_OPTIONS, "rejax", *HOST_RIVALS)
+    alone = "these alone, and cleanrl to compare them with"
+    parser.add_argument("--programs", nargs="+", default=(), choices=programs, metavar="PROGRAM", help=alone)
+    parser.add_argument("--compilations", type=positive, default=3, help="of each program, in turn")
+    parser.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
+    options = parser.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not is_installed(name):
             print(f"{name}: left out, it is not installed")
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
-    how = (given.rounds, given.compilations, given.purejaxrl, given.programs)
-    collect(given.json, (row for setting in given.settings for row in measure(setting, *how)))
+    how = (options.rounds, options.compilations, options.purejaxrl, options.programs)
+    collect(options.json, (row for setting in options.settings for row in measure(setting, *how)))

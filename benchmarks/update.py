@@ -308,9 +308,9 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
 
 def main() -> None:
     """Print a row for each recipe and size; write them with `--json`."""
-    options = make_parser(__doc__, sizes=SIZES, rounds=41, json=None)
-    options.add_argument("recipes", nargs="+", choices=RECIPES)
-    given = options.parse_args()
+    parser = make_parser(__doc__, sizes=SIZES, rounds=41, json=None)
+    parser.add_argument("recipes", nargs="+", choices=RECIPES)
+    options = parser.parse_args()
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
-    sized = [(recipe, *each) for recipe in given.recipes for each in given.sizes]
-    collect(given.json, (measure(*each, given.rounds) for each in sized))
+    sized = [(recipe, *each) for recipe in options.recipes for each in options.sizes]
+    collect(options.json, (measure(*each, options.rounds) for each in sized))

@@ -377,9 +377,9 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
         run(monkeypatch, "gae")
     assert "whole training runs" in capsys.readouterr().out
-    for option, value in {"--parts": "nonsense", "--sizes": "128", "--rounds": "1.5"}.items():
+    for option, value in {"--parts": "nonsense", "--sizes": "128", "--rounds": "1.5", "--programs": "rejaxx"}.items():
         with pytest.raises(SystemExit, match="2"):
-            run(monkeypatch, "parts", option, value)
+            run(monkeypatch, "train" if option == "--programs" else "parts", option, value)
         assert f"argument {option}: invalid" in capsys.readouterr().err
 
 
@@ -399,3 +399,12 @@ def test_evaluation_gives_each_seed_a_key_of_its_own():
 def test_learning_runs_with_changed_settings():
     config = learning.change_config(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
+
+
+def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch):
+    seen, returns = [], {"mean": 1.0, "per_seed": [1.0]}
+    measure = lambda *args: seen.append(args) or {"evaluation_100_episodes_return": returns}  # noqa: E731
+    monkeypatch.setattr(learning, "measure", measure)
+    run(monkeypatch, "learning", "cartpole", "--set", "gamma=0.9", "--set", "ent_coef=0.1", "--results", tmp_path)
+    assert seen == [("cartpole", range(1, 11), ["gamma=0.9", "ent_coef=0.1"])]
+    assert [*_shared.read(tmp_path / "learning.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
