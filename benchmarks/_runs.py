@@ -59,6 +59,8 @@ class Stage(NamedTuple):
 
 def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
     """Train the seeds of `keys` side by side, and stop `number` times, at intervals that differ by one update."""
+    if number > train.num_updates:
+        raise ValueError(f"a run of {train.num_updates} updates cannot stop {number} times: train longer, or stop less")
 
     @functools.partial(jax.jit, static_argnums=1)
     def advance(states: Any, length: int) -> Any:

@@ -137,5 +137,7 @@ def main() -> None:
     """Command line."""
     options = make_parser(__doc__, seeds=10, first_seed=1, results=None).parse_args()
     address = claim("kuhn.jsonl", "kuhn", options)
-    arms = [measure(Config(arm=arm), select_seeds(options)) for arm in ("mirror", "clipped")]
-    write(address, {"arms": arms})
+    arms: list[dict[str, Any]] = []
+    for arm in ("mirror", "clipped"):
+        arms.append(measure(Config(arm=arm), select_seeds(options)))
+        write(address, {"arms": arms})

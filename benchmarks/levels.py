@@ -67,6 +67,8 @@ def main() -> None:
     address = claim("levels.jsonl", f"maze_{options.first_seed}", options)
     card, seeds, found = load_card("levels", "Prioritized Level Replay"), select_seeds(options), {}
     hard, share = select_held_out(card)
+    settings = {"config": dataclasses.asdict(card.config), "seeds": list(seeds), "least_moves": HARD}
+    settings |= {"share_of_random_levels": share}
     for arm, train in make_arms(card).items():
 
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
@@ -78,6 +80,4 @@ def main() -> None:
         found[arm] = {"held_out": returns}
         found[arm]["difference"] = compare_means(returns["per_seed"], found["uniform"]["held_out"]["per_seed"])
         print(f"{arm:10} {show_iqm(returns, 3)}", flush=True)
-    config = dataclasses.asdict(card.config)
-    settings = {"config": config, "seeds": list(seeds), "least_moves": HARD, "share_of_random_levels": share}
-    write(address, settings | {"arms": found})
+        write(address, settings | {"arms": found})

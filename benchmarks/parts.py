@@ -54,10 +54,8 @@ def make_workload(time: int, envs: int) -> Arrays:
     def normal(scale: float = 1.0, shape: tuple[int, ...] = shape) -> jax.Array:
         return scale * jax.random.normal(next(keys), shape)
 
-    arrays = {
-        name: normal()
-        for name in ("reward", "value", "final_value", "target", "advantage", "log_prob", "delta", "current_value")
-    }
+    names = ("reward", "value", "final_value", "target", "advantage", "log_prob", "delta", "current_value")
+    arrays = {name: normal() for name in names}
     arrays |= {"log_ratio": normal(0.1), "current_log_prob": arrays["log_prob"] + normal(0.1)}
     arrays["trace"] = jax.random.uniform(next(keys), shape)
     terminated = jax.random.bernoulli(next(keys), 0.02, shape)

@@ -140,6 +140,8 @@ def test_outcomes_are_those_of_the_training():
     stages = list(_runs.train_in_stages(train, _runs.make_keys(range(3, 5)), 3))
     ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are no multiple of 3
     assert [(stage.env_steps, stage.last) for stage in stages] == ends
+    with pytest.raises(ValueError, match="a run of 16 updates cannot stop 17 times"):
+        next(_runs.train_in_stages(train, _runs.make_keys(range(1)), 17))
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
     found = jax.jit(functools.partial(_runs.measure_training, train))(3)
