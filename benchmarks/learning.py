@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="changed settings")
     options = parser.parse_args()
+    if wrong := [change for change in options.set if "=" not in change]:
+        parser.error(f"argument --set: give FIELD=VALUE, got {wrong[0]!r}")
     what = [*([] if options.first_seed == 1 else [str(options.first_seed)]), *options.set]
     names = {task: "_".join([task, *what]).replace("=", "_") for task in options.tasks}
     for task, address in {task: claim("learning.jsonl", name, options) for task, name in names.items()}.items():

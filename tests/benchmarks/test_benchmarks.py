@@ -403,10 +403,13 @@ def test_learning_runs_with_changed_settings():
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
 
 
-def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch):
+def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch, capsys):
     seen, returns = [], {"mean": 1.0, "per_seed": [1.0]}
     measure = lambda *args: seen.append(args) or {"evaluation_100_episodes_return": returns}  # noqa: E731
     monkeypatch.setattr(learning, "measure", measure)
     run(monkeypatch, "learning", "cartpole", "--set", "gamma=0.9", "--set", "ent_coef=0.1", "--results", tmp_path)
     assert seen == [("cartpole", range(1, 11), ["gamma=0.9", "ent_coef=0.1"])]
     assert [*_shared.read(tmp_path / "learning.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "learning", "cartpole", "--set", "gamma", "0.9", "--results", tmp_path)
+    assert "argument --set: give FIELD=VALUE, got 'gamma'" in capsys.readouterr().err
