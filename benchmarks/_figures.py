@@ -189,10 +189,12 @@ def draw_devices(path: Path) -> None:
     every = sorted({row["devices"] for row in rows})
     one = "relative to one device"
     titles = (f"FLOPs, {one}", f"temporaries, {one}", "collective operations per update")
-    for panel, title, yscale in zip(panels, titles, ("log", "log", "linear"), strict=True):
-        panel.set(xscale="log", yscale=yscale, xlabel="devices", title=title)
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set(xscale="log", xlabel="devices", title=title)
         panel.set_xticks(every, map(str, every))
         panel.minorticks_off()
+    for panel in panels[:2]:
+        panel.set(yscale="log")
     panels[2].set(ylim=(0, None))
     for name, color in colors.items():
         panels[2].plot([], [], color=color, label=name)
