@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..functional._arguments import POSITIVE
-from ..functional._common import Array, check_arrays, check_range
+from ..functional._common import Array, check_arrays
 from ._distribution import (
     VectorDistribution,
     check_box,
     check_parameter,
+    check_sign,
     fit_to_shape,
     same_box,
     widen,
@@ -54,8 +54,8 @@ class Beta(VectorDistribution):
         check_arrays("Beta", beta=beta, low=low, high=high)
         self.alpha = jnp.asarray(alpha, jnp.result_type(alpha, beta))
         self.beta = fit_to_shape("Beta", "beta", jnp.asarray(beta, self.alpha.dtype), self.alpha, "alpha")
-        check_range("Beta", "alpha", self.alpha, POSITIVE)
-        check_range("Beta", "beta", self.beta, POSITIVE)
+        check_sign("Beta", "alpha", self.alpha)
+        check_sign("Beta", "beta", self.beta)
         self.low, self.high = check_box("Beta", low, high, self.alpha, "alpha")
 
     def mode(self) -> Array:

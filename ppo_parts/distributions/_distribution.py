@@ -13,7 +13,7 @@ import numpy as np
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
-from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating
+from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, known_values
 
 _TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "log_prob": (("value",), ()),
@@ -190,6 +190,13 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
             f"{like_name}, {like.shape[-1:]} or ()"
         )
     return jnp.broadcast_to(x, like.shape)
+
+
+def check_sign(where: str, name: str, x: Any, *, zero: bool = False) -> None:
+    """Raise unless numbers, if they are known, are greater than 0; with `zero`, at least 0."""
+    if (known := known_values(x)) is not None and np.any(known < 0 if zero else known <= 0):
+        low = "at least 0" if zero else "greater than 0"
+        raise UserValueError(f"must be {low}, got {np.min(known)}", where=where, argument=name)
 
 
 def check_parameter(where: str, name: str, x: Any) -> None:

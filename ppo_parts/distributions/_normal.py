@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import ShapeError
-from ..functional._arguments import FROM_0, POSITIVE
-from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, check_range
-from ._distribution import VectorDistribution, check_parameter, fit_to_shape, widen
+from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating
+from ._distribution import VectorDistribution, check_parameter, check_sign, fit_to_shape, widen
 
 
 class Normal(VectorDistribution):
@@ -37,7 +36,7 @@ class Normal(VectorDistribution):
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
         self.scale = fit_to_shape("Normal", "scale", jnp.asarray(scale, dtype), self.loc, "loc")
-        check_range("Normal", "scale", self.scale, POSITIVE)
+        check_sign("Normal", "scale", self.scale)
 
     def mode(self) -> Array:
         """The mean."""
@@ -112,7 +111,7 @@ class StateDependentNormal(Normal):
                 f"StateDependentNormal: loc must be [..., D], features [..., L] and std [L, D] or [..., L, D], got "
                 f"shapes {jnp.shape(loc)}, {shape} and {jnp.shape(std)}"
             )
-        check_range("StateDependentNormal", "std", std, FROM_0)
+        check_sign("StateDependentNormal", "std", std, zero=True)
         dtype = accumulator_dtype(jnp.asarray(loc))
         squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
         super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + 1e-6).astype(jnp.result_type(loc)))

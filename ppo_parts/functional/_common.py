@@ -164,9 +164,8 @@ def check_range(where: str, name: str, value: Any, limits: Range, *, what: str =
     if not is_real(numbers):
         got = value.dtype if traced else repr(value)
         raise UserTypeError(f"must be {what}, got {got}", where=where, argument=name)
-    if not traced and (wrong := ~limits.holds(numbers.astype(np.float64))).any():
-        got = numbers[wrong].flat[0] if numbers.ndim else repr(value)
-        raise UserValueError(f"must lie in {limits}, got {got}", where=where, argument=name)
+    if not traced and numbers.astype(np.float64) not in limits:
+        raise UserValueError(f"must lie in {limits}, got {value!r}", where=where, argument=name)
 
 
 def valid_flags(name: str, x: Any) -> Any:
