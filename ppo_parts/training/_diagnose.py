@@ -80,9 +80,9 @@ class Evidence:
         """Return the standard deviation of the return from update to update."""
         return self.over("episode_return", lambda x: np.std(np.diff(x)) / 2**0.5 + 1e-9)
 
-    def rose(self) -> bool:
-        """Return whether the return rose by three standard errors of the means of a tenth and of a quarter."""
-        return self.progress() > 3 * (14 / max(len(self.series("episode_return")), 1)) ** 0.5
+    def rose(self, errors: float = 3) -> bool:
+        """Return whether the return rose by so many standard errors of the means of a tenth and of a quarter."""
+        return self.progress() > errors * (14 / max(len(self.series("episode_return")), 1)) ** 0.5
 
 
 def nonfinite_updates(run: Evidence) -> float:
@@ -153,7 +153,7 @@ def entropy_lost(run: Evidence) -> float:
 
 def collapsed(run: Evidence) -> bool:
     """Return whether the policy became deterministic while the return did not rise."""
-    return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose()
+    return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose(2)
 
 
 def return_left(run: Evidence) -> float:
