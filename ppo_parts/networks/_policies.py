@@ -22,7 +22,7 @@ from ._memory import Cell, initial_carry, recurrent
 from ._orthogonal import in_one_draw
 
 
-def encoded(space: Any, x: Any) -> Array:
+def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
     """Make one vector of an observation; call this inside the compact method of a flax module."""
 
     def of_entry(space: Any, x: Array) -> Array:
@@ -33,7 +33,7 @@ def encoded(space: Any, x: Any) -> Array:
         if not is_image(space):
             return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
-        return nn.relu(dense(256)(convolved(x, largest_pixel("actor_critic", space))))
+        return nn.relu(dense(image_features)(convolved(x, largest_pixel("actor_critic", space))))
 
     return jnp.concatenate(jax.tree.leaves(map_space(of_entry, space, x)), axis=-1)
 
@@ -60,12 +60,13 @@ def actor_critic(
     squash: bool = False,
     log_std: float = 0.0,
     gsde: bool = False,
+    image_features: Count = 256,
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
     Observations are converted to float32 and flattened, discrete ones to one-hot vectors, and images (at least 36 x 36
-    pixels) by `nature_cnn`'s convolutions and a layer of 256 units; those of a `Dict` or `Tuple` are concatenated. Of
-    an `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
+    pixels) by the convolutions of `nature_cnn`; those of a `Dict` or `Tuple` are concatenated. Of an
+    `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
     given, instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and
     1 in the value head. The standard deviation of continuous actions is a parameter.
 
@@ -81,6 +82,7 @@ def actor_critic(
         log_std: initial logarithm of the standard deviation of continuous actions.
         gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
             hidden layer, and each unit has its own `log_std` (`distributions.StateDependentNormal`).
+        image_features: number of units of the layer after the convolutions.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
@@ -125,17 +127,15 @@ def actor_critic(
     class ActorCritic(nn.Module):
         @nn.compact
         def __call__(self, obs: Any, available: Any, carry: Any, reset: Any, privileged: Any) -> Output:
-            x = mlp(encoded(env.observation_space, obs), hidden, activation)
+            x = mlp(encoded(env.observation_space, obs, image_features), hidden, activation)
             if memory is not None:
                 x, carry = recurrent(x, carry, reset, memory)
             features = x if gsde else None
-            if shared:
-                value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
-            else:
-                head = dense(size, gain=0.01)(x)
+            head = dense(size, gain=0.01)(x)
+            if not shared:
                 seen = (env.observation_space, obs) if privileged is None else (env.privileged_space, privileged)
-                x = mlp(encoded(*seen), hidden, activation)
-                value = dense(1, gain=1.0)(x)
+                x = mlp(encoded(*seen, image_features), hidden, activation)
+            value = dense(1, gain=1.0)(x)
             shape = (real,) if features is None else (features.shape[-1], real)
             spread = self.param("log_std", nn.initializers.constant(log_std), shape) if real else None
             distribution = action_distribution(
@@ -169,45 +169,32 @@ def actor_critic(
 def nature_cnn(env: Env, features: Count = 512) -> Policy:
     """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
 
-    Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
-    dense layer, each with ReLU, and the initial weights of `actor_critic`. Pixels are divided by 255 if those are the
-    bounds of their space, and not if it has bounds within [-1, 1], or after `envs.normalize_observation`.
+    This is `actor_critic` for images, shared and without hidden layers: convolutions of 32 8x8 filters with stride 4,
+    64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a dense layer, each with ReLU. Pixels are divided
+    by 255 if those are the bounds of their space, and not if it has bounds within [-1, 1], or after
+    `envs.normalize_observation`.
 
     Args:
-        env: the environment; observations are `[C, H, W]` frames of at least 36 x 36 pixels, actions are discrete.
+        env: the environment; observations are images `[C, H, W]` or `[H, W, C]` of at least 36 x 36 pixels.
         features: number of units of the dense layer.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: other observations, bounds or actions; bounds of 0 and 255 with a floating dtype, whose frames may
-            have been divided already.
+        ValueError: other observations or bounds; bounds of 0 and 255 with a floating dtype, whose frames may have been
+            divided already.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
     PPO, detail 8 of Atari.
     """
     check_env("nature_cnn", env)
-    shape = tuple(getattr(env.observation_space, "shape", None) or ())
-    if len(shape) != 3 or min(shape[1:]) < 36:
+    if not is_image(env.observation_space):
         raise UserValueError(
-            f"nature_cnn: observations must be [C, H, W] frames of at least 36 x 36 pixels, got shape {shape}: use "
-            "actor_critic, or your own network"
+            "nature_cnn: observations must be images of at least 36 x 36 pixels, got the space "
+            f"{env.observation_space}: use actor_critic, or your own network"
         )
-    if not is_discrete(env.action_space):
-        raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
-    largest = largest_pixel("nature_cnn", env.observation_space)
-
-    class NatureCNN(nn.Module):
-        @nn.compact
-        def __call__(self, frames: Array) -> Output:
-            x = nn.relu(dense(features)(convolved(frames, largest)))
-            head, value = dense(action_size(env.action_space), gain=0.01)(x), dense(1, gain=1.0)(x)
-            return Output(action_distribution(env.action_space, head), value[..., 0])
-
-    network = NatureCNN()
-    init = in_one_draw(network.init)
-    return Policy(lambda key: init(key, jnp.zeros((1, *shape))), lambda params, batch: network.apply(params, batch.obs))
+    return actor_critic(env, (), shared=True, image_features=features)
 
 
 @checked

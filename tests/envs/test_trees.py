@@ -133,7 +133,7 @@ test_what_does_not_fit_a_tree_is_refused = refused(
     (acting(move), r"the policy's actions are int32\[2\], but the environment takes .*: return distributions.Joint"),
     (acting(lambda n: distributions.Joint({"move": move(n), "arm": (move(n), move(n))})),
      r"int32\[2\], but each of \[2\] environments takes numbers of shape \(2, 2\)"),
-    (lambda: networks.nature_cnn(sorting()), r"observations must be \[C, H, W\] frames"),
+    (lambda: networks.nature_cnn(sorting()), "observations must be images"),
     (lambda: networks.actor_critic(sorting()), "wrap the environment in envs.flatten_action"),
     (lambda: networks.multi_agent_actor_critic(envs.flatten_action(sorting())._replace(num_agents=2)).init(KEY),
      "observations are images"),

@@ -126,8 +126,8 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     """And all steps at once, which are a parallel scan in "mingru" and "lru", do what they do one after another."""
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = jax.jit(policy.init)(jax.random.key(0))
-    assert_orthogonal(params["params"]["Dense_2"]["kernel"], 1.0)  # the value's head
-    assert_orthogonal(params["params"]["Dense_3"]["kernel"], 0.01)
+    assert_orthogonal(params["params"]["Dense_3"]["kernel"], 1.0)  # the value's head
+    assert_orthogonal(params["params"]["Dense_2"]["kernel"], 0.01)
     obs, reset = jax.random.normal(jax.random.key(1), (6, 2, 5)), jnp.zeros((6, 2), bool).at[3, 0].set(True)
     carry = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), policy.initial_carry(2))
     assert {leaf.shape for leaf in jax.tree.leaves(carry)} == {(2, 4)}
@@ -309,9 +309,8 @@ test_networks_say_what_is_wrong = common.refused(
     (lambda: networks.multi_agent_actor_critic(env(DISCRETE)), "no axis of agents"),
     (lambda: networks.multi_agent_actor_critic(AGENTS, hidden=(), memory="gru"), "needs hidden"),
     (lambda: networks.multi_agent_actor_critic(AGENTS._replace(observation_space=FLOATS)), "observations are images"),
-    (cnn(env(DISCRETE, (10, 10, 4))), r"at least 36 x 36 pixels, got shape \(10, 10, 4\)"),
+    (cnn(env(DISCRETE, (10, 10, 4))), r"images of at least 36 x 36 pixels, got .*10, 10, 4"),
     (cnn(pixels(envs.Box(FRAMES, 0, 1)), features=0), "features must be at least 1, got 0"),
-    (cnn(env(envs.Box((2,)), FRAMES)), "nature_cnn: actions must be discrete"),
     *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, envs.Box(FRAMES), envs.Box(FRAMES, 0, 128))),
     *((remember(*x), CARRY) for x in ((ONE, RESET), ((ONE, ONE[:, :3]), RESET), ((ONE, ONE), RESET[0]))),
     (privileged, r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
