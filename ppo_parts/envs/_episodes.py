@@ -51,13 +51,14 @@ def choose(where: Array, new: Any, old: Any) -> Any:
 
 
 def _check_step(out: Any, each: tuple[int, ...]) -> None:
-    """Raise unless a step of all environments has one reward and two flags for each."""
+    """Raise unless a step of all environments has one reward and two flags for each, or for each agent in it."""
     if not isinstance(out, Step):
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
     for name in ("reward", "terminated", "truncated"):
         x = jnp.asarray(getattr(out, name))
         if x.shape != each:
-            raise ShapeError(f"auto_reset: step must return one number as {name}, got shape {x.shape[1:]}")
+            number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
+            raise ShapeError(f"auto_reset: step must return {number} as {name}, got shape {x.shape[1:]}")
         if name != "reward" and jnp.issubdtype(x.dtype, jnp.inexact):
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
 
@@ -68,10 +69,11 @@ class Step(NamedTuple):
     Attributes:
         state: the next state.
         obs: the observation that followed.
-        reward: reward of the step.
+        reward: reward of the step, with agents `[A]`, as `terminated` and `truncated`.
         terminated: whether the step ended the episode.
         truncated: whether a time limit cut the episode.
         info: numbers by name ("won", for example); see `Transition`.
+        mask: `[A]`, True where the agent took part in the step; None: everywhere.
     """
 
     state: Any
@@ -80,6 +82,7 @@ class Step(NamedTuple):
     terminated: Any
     truncated: Any = False
     info: Any = {}  # noqa: RUF012 - never written to
+    mask: Any = None
 
 
 @checked
@@ -94,6 +97,7 @@ def auto_reset(
     render: Callable[[Any], Any] | None = None,
     privileged_space: Any = None,
     zero_sum: bool = False,
+    num_agents: Count | None = None,
     shared: Any = None,
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
@@ -109,6 +113,7 @@ def auto_reset(
             episodes end in the same step, some begin alike.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
+        num_agents: see `Env`; with agents, an episode ends where it is terminated or truncated for all of them.
         shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
             `reset` takes the key alone. The state contains it once. Read it with `optax.tree.get(state, "shared")`, and
             replace it with `optax.tree.set(state, shared=...)`, for which no field of your own may have this name;
@@ -136,7 +141,7 @@ def auto_reset(
     check_takes("auto_reset", "step", step, ("key", "state", "action"))
     if render is not None:
         check_takes("auto_reset", "render", render, ("state",))
-    initial_shared = jax.tree.map(jnp.asarray, shared)
+    initial_shared, agents = jax.tree.map(jnp.asarray, shared), () if num_agents is None else (num_agents,)
 
     def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:
         arguments = () if shared is None else (shared,)
@@ -144,7 +149,7 @@ def auto_reset(
 
     def reset_all(key: Array, num_envs: int, shared: Any = initial_shared) -> tuple[EpisodeState, Any]:
         inner, obs = new_episodes(key, num_envs, shared)
-        return EpisodeState.begin(inner, num_envs)._replace(shared=shared), obs
+        return EpisodeState.begin(inner, num_envs, *agents)._replace(shared=shared), obs
 
     def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
@@ -162,18 +167,19 @@ def auto_reset(
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        _check_step(out, state.episode_length.shape)
+        _check_step(out, state.episode_return.shape)
         terminated = jnp.asarray(out.terminated, bool)
         truncated = jnp.asarray(out.truncated, bool)
         if time_limit is not None:
-            truncated |= state.episode_length + 1 >= time_limit
+            truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)
         truncated &= ~terminated
-        ended = terminated | truncated
+        ended = jnp.all(terminated | truncated, axis=tuple(range(1, truncated.ndim)))
         stepped = without_weak_types((out.state, out.obs))
         operands = reset_key, ended, stepped, state.shared
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
         fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
-        return state.advance(inner, ended, jnp.asarray(out.reward, jnp.float32), info=out.info, **fields)
+        fields |= {"info": out.info, "mask": out.mask, "ended": ended if agents else None}
+        return state.advance(inner, ended, jnp.asarray(out.reward, jnp.float32), **fields)
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None
@@ -184,5 +190,5 @@ def auto_reset(
 
     drawn = None if render is None else render_first
     optional: dict[str, Any] = {"render": drawn, "privileged_space": privileged_space, "zero_sum": zero_sum}
-    env = Env(reset_all, step_all, observation_space, action_space, evaluation, **optional)
+    env = Env(reset_all, step_all, observation_space, action_space, evaluation, num_agents, **optional)
     return env

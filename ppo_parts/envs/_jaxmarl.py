@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from .._base.batching import cond_any
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
-from .._base.trees import without_weak_types
-from ._env import Array, Env, Observation, Transition, check_interface, check_known
-from ._episodes import EpisodeState, choose
+from ._env import Array, Env, Observation, check_interface, check_known
+from ._episodes import Step, auto_reset
 from ._spaces import Box, Discrete, array_shape, count_numbers, is_discrete, is_tree, make_action_struct
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
@@ -97,12 +95,12 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         masks = [jnp.ones(n, bool) for n in options] if family.available is None else family.available(env, inner)
         return Observation(stacked, jnp.stack([jnp.pad(mask, (0, max(options) - mask.size)) for mask in masks]))
 
-    def reset_one(key: Array) -> Any:
+    def reset(key: Array) -> tuple[Any, Observation]:
         """Reset one environment; its state is that of the game, and which agents are present."""
         obs, inner = env.reset(key)
-        return (without_weak_types(inner), jnp.ones(len(agents), bool)), observe(obs, inner)
+        return (inner, jnp.ones(len(agents), bool)), observe(obs, inner)
 
-    def step_one(key: Array, state: Any, action: Array) -> Any:
+    def step(key: Array, state: Any, action: Array) -> Step:
         inner, alive = state
         by_agent = {agent: action[i] for i, agent in enumerate(agents)}
         obs, inner, reward, done, _ = env.step_env(key, inner, by_agent)
@@ -113,33 +111,18 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         died = gone & ~jnp.all(gone)  # at the end of an episode all agents are done
         truncated = ended & jnp.asarray(over_time(inner)) & alive & ~died
         rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
-        fields = {
-            "reward": jnp.where(alive, rewards, 0),  # those that left may still be given some
-            "terminated": (gone | ended | ~alive) & ~truncated,
-            "truncated": truncated,
-            "mask": None if family.end_together else alive,
-            "ended": ended,
-            "info": {} if family.won is None else {"won": family.won(env, inner)},
-        }
-        return ((without_weak_types(inner), alive & ~gone), observe(obs, inner)), fields
-
-    def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
-        inner, obs = jax.vmap(reset_one)(jax.random.split(key, num_envs))
-        return EpisodeState.begin(inner, num_envs, len(agents)), obs
-
-    def begin(keys: Array, ended: Array, stepped: Any) -> Any:
-        return choose(ended, jax.vmap(reset_one)(keys), stepped)
-
-    def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
-        step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
-        stepped, fields = jax.vmap(step_one)(step_keys, state.inner, action)
-        ended = fields["ended"]
-        inner, obs = cond_any(ended, begin, lambda keys, ended, stepped: stepped, reset_keys, ended, stepped)
-        return state.advance(inner, ended, obs=obs, final_obs=stepped[1], **fields)
+        return Step(
+            (inner, alive & ~gone),
+            observe(obs, inner),
+            reward=jnp.where(alive, rewards, 0),  # those that left may still be given some
+            terminated=(gone | ended | ~alive) & ~truncated,
+            truncated=truncated,
+            info={} if family.won is None else {"won": family.won(env, inner)},
+            mask=None if family.end_together else alive,
+        )
 
     action_space = Discrete(max(options)) if discrete else spaces[0]
-    wrapped = Env(reset, step, Box((obs_size,)), action_space, lambda state: wrapped, num_agents=len(agents))
-    return wrapped
+    return auto_reset(reset, step, Box((obs_size,)), action_space, num_agents=len(agents))
 
 
 def _read_spaces(env: Any) -> tuple[list[Any], int]:
