@@ -75,33 +75,39 @@ def make_gym(
 
 
 class _SyncVectorEnv(SyncVectorEnv):
-    """Gymnasium's, but observations keep their dtypes, which `from_gymnasium` checks, and `info` is a dict for each.
+    """Gymnasium's, but observations keep their dtypes, which `from_gymnasium` checks, and `info` has lists.
 
-    Merging four numbers of each of eight environments takes about 100 us.
+    Gymnasium makes an array for each entry: for four numbers of each of eight environments, that takes about 100 us.
     """
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         started = [env.reset(seed=seed + i, options=options) for i, env in enumerate(self.envs)]
         each, infos = zip(*started, strict=True)
-        return self._stacked(each), infos
+        return self._stacked(each), _merged(infos)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         each = []
         for env, action in zip(self.envs, iterate(self.action_space, actions), strict=True):
             obs, reward, terminated, truncated, info = env.step(action)
+            final_obs, final_info = None, {}
             if terminated or truncated:
-                final = {"final_obs": obs, "final_info": info}
+                final_obs, final_info = obs, info
                 obs, info = env.reset()
-                info = info | final
-            each.append((obs, reward, terminated, truncated, info))
-        seen, *fields = zip(*each, strict=True)
-        return self._stacked(seen), *fields
+            each.append((obs, reward, terminated, truncated, info, final_obs, final_info))
+        seen, *fields, infos, final_obs, final_infos = zip(*each, strict=True)
+        final = {"final_obs": final_obs, "final_info": _merged(final_infos)}
+        return self._stacked(seen), *fields, _merged(infos) | final
 
     def render(self) -> tuple[Any]:
         return (self.envs[0].render(),)  # the others would not be shown
 
     def _stacked(self, each: Sequence[Any]) -> Any:
         return map_space(lambda space, *x: np.asarray(x), self.single_observation_space, *each)
+
+
+def _merged(infos: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the entries of all environments by name; None: nothing."""
+    return {name: [one.get(name) for one in infos] for name in {name for one in infos for name in one}}
 
 
 def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), **kwargs: Any) -> Env:

@@ -118,7 +118,7 @@ class GymnasiumVector:
 
     def _read_info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        final = tuple(self._read_entry("final_info", info)) if isinstance(info, tuple) else info.get("final_info", {})
+        final = info.get("final_info", {})
         numbers = np.full(self.num_envs, np.nan, np.float32)
         given = zip(over, self._read_entry(name, final), self._read_entry(name, info), strict=True)
         for i, x in enumerate(last if ended else now for ended, last, now in given):
@@ -129,15 +129,14 @@ class GymnasiumVector:
                     raise UserTypeError(f"{says}: leave it out of info=, or reduce it to a number in a wrapper")
                 numbers[i] = cast_exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
-            reports = _list_names(info, final, hidden={name, "final_obs", "final_info"})
+            names = {*info, *final} - {name, "final_obs", "final_info"}
+            reports = ", ".join(sorted(each for each in names if not each.startswith("_"))) or "nothing"
             says = f"environment {missing[0]} ended an episode without a number info[{name!r}], which info= asks for"
             raise UserValueError(f"from_gymnasium: {says}; it reports {reports}")
         return numbers
 
     def _read_entry(self, name: str, info: Any) -> list[Any]:
-        """Return what each environment reports as `info[name]`, in one dict for all or one for each; None: nothing."""
-        if isinstance(info, tuple):
-            return [one.get(name) if one else None for one in info]
+        """Return what each environment reports as `info[name]`; None: nothing."""
         if not isinstance(info, Mapping) or name not in info:
             return [None] * self.num_envs
         there = info.get(f"_{name}", np.ones(self.num_envs, bool))
@@ -219,9 +218,3 @@ def cast_numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, st
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
         raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
     return cast_exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
-
-
-def _list_names(*infos: Any, hidden: Any = ()) -> str:
-    every = [one for info in infos for one in (info if isinstance(info, tuple) else (info,))]
-    keys = {key for one in every for key in one or () if not key.startswith("_")}
-    return ", ".join(sorted(keys.difference(hidden))) or "nothing"
