@@ -64,8 +64,7 @@ class _Games:
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         for index in range(self.num_envs):
-            self._new_game(index, seed + index)
-            self._begin(index)
+            self._begin(index, seed=seed + index)
         return self.obs, {}
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
@@ -78,12 +77,10 @@ class _Games:
             terminated |= (self.lives > 0) & (self.lives < lives)
         final_obs = self.obs.copy()
         for index in map(int, np.flatnonzero(terminated | truncated)):
-            if ended[index]:
-                self._new_game(index)
-                self._begin(index)
-            else:
-                more, ended[index] = self._begin(index, life=True)
+            more, over = self._begin(index, life=not ended[index])
+            if not ended[index]:
                 reward[index] += more
+                ended[index] = over
         return self.obs, reward, terminated, truncated & ~terminated, {"final_obs": final_obs}
 
     def _receive(self, index: int) -> tuple[Any, Any, Any]:
@@ -93,25 +90,21 @@ class _Games:
         self.lives[index] = info["lives"][0]
         return reward[0], terminated[0], truncated[0]
 
-    def _new_game(self, index: int, seed: int | None = None) -> None:
-        frame, info = self.games[index].reset(seed=seed)
-        self.obs[index], self.lives[index] = frame[0], info["lives"][0]
-
-    def _begin(self, index: int, life: bool = False) -> tuple[int, bool]:
-        """Play the first frames of a game or of a further life; return their reward, and whether the game is over."""
-        total, over = 0, False
+    def _begin(self, index: int, life: bool = False, seed: int | None = None) -> tuple[int, bool]:
+        """Begin a game or a further life; return the reward of its first frames, and whether the game ended in them."""
+        if not life:
+            frame, info = self.games[index].reset(seed=seed)
+            self.obs[index], self.lives[index] = frame[0], info["lives"][0]
+        total = 0
         for action in (0, *self.first_actions) if life else self.first_actions:
             self.games[index].ale.send(np.array([action], np.int32), np.ones(1, np.float32))
             reward, terminated, truncated = self._receive(index)
             total += reward
             if terminated or truncated:
-                over = True
-                self._new_game(index)
-                if life:
-                    self._begin(index)
-                break
+                self._begin(index)
+                return total, True
         self.obs[index] = self.obs[index, -1]
-        return total, over
+        return total, False
 
     def render(self) -> list[np.ndarray]:
         """Draw the latest frame that the policy sees, because the games render nothing else."""
