@@ -38,12 +38,7 @@ class ShardMoments(NamedTuple):
     def of_rows(self, number: int) -> Moments:
         """Return for each of `number` rows the moments that its shard has seen, `[number, ...]`."""
         each = jax.vmap(Moments.appended, (None, 0))(self.before, self.since)
-        shards = len(self.since.seen)
-
-        def rows(x: Array) -> Array:
-            return jax.lax.collapse(jnp.broadcast_to(x[:, None], (shards, number // shards, *x.shape[1:])), 0, 2)
-
-        return jax.tree.map(rows, each)
+        return jax.tree.map(lambda x: jnp.repeat(x, number // len(x), axis=0), each)
 
     def whole(self) -> Moments:
         """Return the moments of all rows at the end of a rollout, in which the shards are merged."""
