@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -101,36 +103,35 @@ def action_distribution(
         raise UserValueError(
             f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"
         )
-    if is_tree(space):
-        if hasattr(available, "shape"):
-            raise UserTypeError(f"action_distribution: available is one array, but needs one per entry of {space}")
-        at = {"head": 0, "log_std": 0}  # how much of each has been used
+    if is_tree(space) and hasattr(available, "shape"):
+        raise UserTypeError(f"action_distribution: available is one array, but needs one per entry of {space}")
+    heads = _split(head, [action_size(each) for each in list_spaces(space)])
+    log_stds = _split(log_std, [real_size(each) for each in list_spaces(space)])
 
-        def of_entry(each: Any, mask: Any) -> Any:
-            def part(name: str, x: Any, number: int) -> Any:
-                at[name] += number
-                whole = x is None or not jnp.ndim(x)  # one number is that of all entries
-                return x if whole else x[..., at[name] - number : at[name]]
+    def of_entry(each: Any, mask: Any) -> Any:
+        x, its_log_std = next(heads), next(log_stds)
+        if options := count_options(each):
+            logits = x if mask is None else distributions.mask_logits(x, mask)
+            several = hasattr(each, "nvec")
+            return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
+        if mask is not None:
+            raise UserValueError(f"action_distribution: available must be None, because actions are continuous, {each}")
+        if its_log_std is None:
+            raise UserTypeError(
+                "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
+            )
+        if features is None:
+            policy = distributions.Normal(x, jnp.broadcast_to(jnp.exp(its_log_std), x.shape))
+        else:
+            policy = distributions.StateDependentNormal(x, jax.lax.stop_gradient(features), jnp.exp(its_log_std))
+        return distributions.TanhNormal(policy, each.low, each.high) if squash else policy
 
-            x, its_log_std = part("head", head, action_size(each)), part("log_std", log_std, real_size(each))
-            if is_discrete(each):
-                return action_distribution(each, x, available=mask)
-            return action_distribution(each, x, its_log_std, available=mask, squash=squash, features=features)
+    made = map_space(of_entry, space, available)
+    return distributions.Joint(made) if is_tree(space) else made
 
-        return distributions.Joint(map_space(of_entry, space, available))
-    options = count_options(space)
-    if options:
-        logits = head if available is None else distributions.mask_logits(head, available)
-        several = hasattr(space, "nvec")
-        return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
-    if available is not None:
-        raise UserValueError(f"action_distribution: available must be None, because actions are continuous, {space}")
-    if log_std is None:
-        raise UserTypeError(
-            "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
-        )
-    if features is None:
-        policy = distributions.Normal(head, jnp.broadcast_to(jnp.exp(log_std), head.shape))
-    else:
-        policy = distributions.StateDependentNormal(head, jax.lax.stop_gradient(features), jnp.exp(log_std))
-    return distributions.TanhNormal(policy, space.low, space.high) if squash else policy
+
+def _split(x: Any, sizes: list[int]) -> Iterator[Any]:
+    """Yield what belongs to each entry of a space; None, or one number, belongs to all of them."""
+    if x is None or not jnp.ndim(x):
+        return itertools.repeat(x)
+    return (x[..., end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True))
