@@ -58,15 +58,12 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
     assert python(source, ROOT).split("\n") == ["[] []", *(["[]"] if made else [])]
 
 
-def test_the_core_depends_on_jax_and_optax_and_each_extra_that_errors_name_exists():
+def test_the_core_depends_on_jax_and_optax_and_the_citation_and_each_extra_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     programs = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     named = {*re.findall(r'require_package\("[\w.]+", "(\w+)"\)', programs), *(x.extra for x in SOURCES.values())}
     assert {"train", "track", "ray", "brax"} <= named <= project["optional-dependencies"].keys()
-
-
-def test_the_citation_names_the_version():
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == pp.__version__
 
 
@@ -77,7 +74,11 @@ CURVE = compare.Curve("", "", *np.zeros((2, 1)))
     ("package", "extra", "use"),
     [
         ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
-        ("jaxmarl", "marl", lambda folder: envs.make("jaxmarl:MPE_simple_spread_v3")),
+        *(
+            (source.package.partition(".")[0], source.extra, lambda folder, name=f"{prefix}:any": envs.make(name))
+            for prefix, source in SOURCES.items()
+            if source.package != "jax"
+        ),
         ("flax", "train", lambda folder: networks.actor_critic),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
@@ -94,15 +95,12 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
         use(tmp_path)
 
 
-def test_a_command_line_without_its_packages_ends_with_one_sentence(monkeypatch):
+def test_what_lacks_a_package_names_it_on_a_command_line_and_inside_another_one(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tyro", None)
     config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
     says = r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
     with pytest.raises(SystemExit, match=says):
         training.main(lambda config: None, {"default": config}, [])
-
-
-def test_a_package_that_lacks_one_of_its_own_names_it(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     says = r"half_installed needs no_such_dependency, which is not installed: .*\[envs\]"
@@ -121,6 +119,7 @@ learner = pp.learner(context.evaluate, pipeline, optax.sgd(.1))
 state, _ = jax.jit(learner.update)(jax.random.key(0), learner.init(context.params), batch)
 moved = jax.tree.map(lambda x, y: bool(jnp.any(x != y)), state.params, context.params)
 print(all(jax.tree.leaves(moved)), "ppo_parts" in sys.modules, pp.__version__, training.read_versions()["ppo_parts"])
+import ppo_parts  # beside it
 """
 
 

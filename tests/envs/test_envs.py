@@ -1,8 +1,5 @@
 """Environments by name, spaces, images, and the wrappers of actions and rewards."""
 
-import sys
-import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnax
@@ -28,13 +25,11 @@ def packages(monkeypatch):
 
 
 TYPICAL = ("Breakout-MinAtar", "FrozenLake-misc")  # other tests play CartPole-v1 and Pendulum-v1
+OTHERS = [name for name in gymnax.registered_envs if name not in TYPICAL]
 
 
 @pytest.mark.lenient_ranks  # gymnax
-@pytest.mark.parametrize(
-    "env_id",
-    [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.slow) for name in gymnax.registered_envs],
-)
+@pytest.mark.parametrize("env_id", [*TYPICAL, *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)])
 def test_every_gymnax_environment_steps(env_id):
     try:
         env = envs.make(env_id)
@@ -70,19 +65,7 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
 )
 
 
-def test_settings_may_follow_the_name():
-    given = []
-    envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
-    env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),words=(async, a),text='a=in, b',times=3"
-    expected = {"flag": False, "word": "async", "pair": (-np.inf, 2.5), "words": ("async", "a"), "text": "a=in, b"}
-    expected |= {"times": 3, "more": 4}
-    envs.make(env_id, more=4)
-    assert given == [("CartPole-v1", expected)]
-    with pytest.raises(pp.errors.UserValueError, match="times is also given as an argument"):
-        envs.make(env_id, times=9.8)
-
-
-def test_a_prefix_of_your_own():
+def test_a_prefix_of_your_own_and_settings_after_the_name():
     envs.register("mine", lambda name, **settings: envs.make("CartPole-v1") if name == "walk" else settings)
     assert envs.make("mine:walk").observation_space.shape == (4,)
     assert "mine" in envs.list_prefixes()
@@ -93,16 +76,15 @@ def test_a_prefix_of_your_own():
         envs.make("mine:walk")
     with pytest.raises(pp.errors.UserValueError, match=r"^mine:walk does not have .* settings {'size': 3}: .*'size'"):
         envs.make("mine:walk", size=3)
-
-
-@pytest.mark.parametrize(("prefix", "source"), [x for x in _registry.SOURCES.items() if x[1].package != "jax"])
-def test_a_missing_package_is_named_with_its_extra(prefix, source, monkeypatch):
-    monkeypatch.setitem(sys.modules, source.package.partition(".")[0], None)
-    monkeypatch.setitem(sys.modules, source.package, None)
-    with pytest.raises(pp.errors.MissingPackage, match=rf'pip install "ppo_parts\[{source.extra}\]"'):
-        envs.make(f"{prefix}:anything")
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert source.extra in project["optional-dependencies"]
+    given = []
+    envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
+    env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),words=(async, a),text='a=in, b',times=3"
+    expected = {"flag": False, "word": "async", "pair": (-np.inf, 2.5), "words": ("async", "a"), "text": "a=in, b"}
+    expected |= {"times": 3, "more": 4}
+    envs.make(env_id, more=4)
+    assert given == [("CartPole-v1", expected)]
+    with pytest.raises(pp.errors.UserValueError, match="times is also given as an argument"):
+        envs.make(env_id, times=9.8)
 
 
 class Old(type(gymnax.make("CartPole-v1")[0])):
@@ -160,15 +142,12 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
 )
 
 
-def test_sizes_of_spaces():
-    assert envs.count_numbers(GYMNAX.Discrete(3)) == 1
-    assert envs.count_numbers(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
-
-
-def test_boxes_are_equal_if_their_bounds_are():
+def test_spaces_have_sizes_and_are_equal_if_their_bounds_are():
     box, same = envs.Box((2,), np.zeros(2), 1.0), envs.Box((2,), 0.0, np.ones(1))
     assert {box, same} == {box} != {envs.Box((2,), 0.0, np.array([1.0, 2.0]))}
     assert {envs.Dict({"a": box, "b": same}), envs.Dict({"b": box, "a": same})} == {envs.Dict({"a": same, "b": box})}
+    assert envs.count_numbers(GYMNAX.Discrete(3)) == 1
+    assert envs.count_numbers(GYMNAX.Box(0, 1, (10, 10, 4))) == 400
 
 
 def test_clipped_rewards_are_signs_and_returns_are_not():
