@@ -89,8 +89,6 @@ def draws(draw, axis="step"):
 
 
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
-
-
 SHORT = pp.within(GAE, name="short", write={"advantage": "extras.short"})
 
 
@@ -135,7 +133,6 @@ def doubled(*fields):
 
 
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
-ESTIMATORS = {"gae": GAE, "vtrace": VTRACE}
 VALUE_ERRORS = {
     # the order of a chain
     "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
@@ -152,11 +149,10 @@ VALUE_ERRORS = {
     "replay must be the first part of its chain, but scale is: put scale before":
         lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     # what parts read and write
-    "gae writes advantage and target, and no part after it reads them": (GAE, FULL, SURROGATE, GAE),
+    "gae writes advantage and target, and no part after it reads them, because there is no loss: put one, such as cli":
+        (GAE, FULL, SURROGATE, GAE),
     "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
-    "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()":
-        lambda: learner(pp.chain(GAE, FULL, pp.advantage_normalize())),
     "no loss after the sampler depends on the parameters":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
@@ -246,14 +242,10 @@ VALUE_ERRORS = {
     "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
+    **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
     **{
-        f"batch.{field} is missing": functools.partial(update, batch=given(**{field: None}))
-        for field in ("obs", "action", "log_prob")
-    },
-    **{
-        f"{name}: batch.{field} is missing": functools.partial(update, part, FULL, VALUE, batch=given(**{field: None}))
-        for name, part in ESTIMATORS.items()
-        for field in ("reward", "terminated", "next_value", "value")
+        f"{part.name}: batch.{field} is missing": (part, FULL, VALUE, given(**{field: None}))
+        for part in (GAE, VTRACE) for field in ("reward", "terminated", "next_value", "value")
     },
     # numbers, schedules and axes
     "gamma must be one number ... (3,) ... vmap":
@@ -437,14 +429,9 @@ SHAPE_ERRORS = {
     "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
     **{
-        f"{field} (6, 4, 1) ... Nothing is broadcast": functools.partial(
-            update, batch=given(**{field: getattr(BATCH, field)[..., None]})
-        )
-        for field in ("value", "reward", "terminated", "truncated", "next_value", "mask", "log_prob")
-    },
-    **{
-        f"{field} (5, 4)": functools.partial(update, VTRACE, FULL, VALUE, batch=given(**{field: BATCH.value[1:]}))
-        for field in ("reset", "log_ratio", "advantage", "target")
+        f"{field} (5, 4) ... Nothing is broadcast": (VTRACE, FULL, VALUE, given(**{field: BATCH.value[1:]}))
+        for field in ("value", "reward", "terminated", "truncated", "next_value", "mask", "log_prob", "reset",
+                      "log_ratio", "advantage", "target")
     },
 }  # fmt: skip
 

@@ -346,7 +346,7 @@ def test_of_two_estimators_the_last_explains_variance():
     np.testing.assert_allclose(metrics["explained_variance"], expected, rtol=1e-5)
 
 
-def test_a_large_number_in_a_masked_place_has_no_gradient():
+def test_masked_steps_may_be_attended_to_and_have_no_gradient():
     """With minibatches that keep time, where other numbers in masked places stay; its square is infinite."""
 
     def to_the_fourth(params, batch):
@@ -358,8 +358,6 @@ def test_a_large_number_in_a_masked_place_has_no_gradient():
     pipeline = pp.chain(GAE, pp.segment_minibatches(1), SURROGATE, VALUE)
     assert_same(run(pipeline, huge, policy=to_the_fourth), run(pipeline, batch, policy=to_the_fourth))
 
-
-def test_a_policy_may_attend_to_masked_steps():
     def attending(params, batch):
         return evaluate(params, batch.replace(obs=batch.obs + jnp.cumsum(batch.obs, axis=0)))
 
@@ -387,7 +385,7 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
 CLIPPED = pp.clipped_value_loss(clip_eps=0.2)
 
 
-def test_within_clips_the_value_of_a_critic_around_its_own():
+def test_within_reads_and_writes_where_its_paths_lead():
     batch, now, old = rollout(masked=False), rollout(1).value, rollout(2).value
     batch = batch.replace(extras={"old": old}, target=batch.reward)
     batch = batch.replace(current=pp.Current(None, batch.log_prob, batch.value, {"now": now}))
@@ -395,9 +393,6 @@ def test_within_clips_the_value_of_a_critic_around_its_own():
     out, _ = lens.update(batch, lens.init(None), CONTEXT)
     expected = pp.functional.clipped_value_loss(now, old, batch.reward, clip_eps=0.2)
     assert_same(out.losses["second/value"], expected)
-
-
-def test_within_writes_where_its_path_leads():
     batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
     expected = GAE.update(batch, (), CONTEXT)[0].advantage
     lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")
@@ -515,23 +510,16 @@ def test_the_first_epoch_may_evaluate_the_rollout_of_an_older_policy(refresh, mo
     np.testing.assert_allclose(metrics["moved"], moves * jnp.max(jnp.abs(log_prob - batch.log_prob)), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("trains", "moved"),
-    [
-        (None, {"actor", "critic"}),
-        ("critic", {"critic"}),
-        (lambda params: {"actor": {"policy": False}, "critic": {"value": True}}, {"critic"}),
-    ],
-)
-def test_a_phase_trains_what_it_says(trains, moved):
+@pytest.mark.parametrize("trains", [None, "critic", lambda p: {"actor": {"policy": False}, "critic": {"value": True}}])
+def test_a_phase_trains_what_it_says(trains):
     """To the bit, although the optimizer also moves what has no gradient."""
     phase = pp.phase(pp.chain(pp.full_batch(2), SURROGATE, VALUE), trains=trains)
     decaying = {"p": optax.adamw(0.1, weight_decay=0.5)}
     params = two_entries() if callable(trains) else FrozenDict(two_entries())
     state, _ = run(pp.chain(GAE, pp.phases(p=phase)), optimizer=decaying, params=params, policy=both)
     (policy, value), (old_policy, old_value) = (jax.tree.leaves(x) for x in (state.params, two_entries()))
-    changed = {"actor": not np.array_equal(policy, old_policy), "critic": not np.array_equal(value, old_value)}
-    assert {name for name, has in changed.items() if has} == moved
+    assert not np.array_equal(value, old_value)
+    assert np.array_equal(policy, old_policy) == (trains is not None)
 
 
 def test_a_phase_that_does_not_run_does_not_finish():

@@ -18,7 +18,6 @@ from tests.registry import BEYOND, CASES, ELSEWHERE, given_batch, subject
 
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 with_numbers = pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
-FIELDS = tuple(pp.Batch.__dataclass_fields__)
 EXCEPT = {
     pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
     pp.within: {_laws.reads_what_it_declares},  # the part inside reads fields under other names
@@ -53,10 +52,6 @@ def test_a_part_has_the_signatures_and_the_place_it_documents(case):
     assert part.reads is not None or case.make in (pp.stateless, pp.symmetry.mirror_segments)  # which read anything
     with pytest.raises(TypeError):
         case.part(nonsense=1)
-
-
-def test_a_difference_is_located_beside_a_shared_nan():
-    assert _laws.compare([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
 
 
 @every_part
@@ -225,8 +220,7 @@ FAULTY = {
     "writes_what_it_provides": [
         (reward(twice, provides=()), "it writes reward but does not declare it"),
         (reward(twice, provides=("reward", "value")), "it does not write value"),
-        (part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"), "it writes stop"),
-    ],
+        (part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"), "it writes stop")],
     "reads_what_it_declares": [
         (reward(twice, reads=()), "it reads reward"),
         (part(after_writing, provides=("reward",), reads=("value",)), "it reads log_prob but does not declare it"),
@@ -234,26 +228,21 @@ FAULTY = {
         (reward(lambda b: b.extras["own"], reads=("extras.other",)), "it reads extras.own but does not declare it"),
         (state(lambda: jnp.zeros(()), reads=(), finish=lambda b, s, c: s + b.value[0, 0]), "it reads value but does"),
         (pp.stateless(lambda b: b.add_extras(x=2 * b.extras["own"]), name="faulty", provides=("extras.x",), reads=()),
-         "extras.own but does not declare it"),
-    ],
+         "extras.own but does not declare it")],
     "no_mask_is_a_full_mask": [
         (counting(lambda b: 0.0 if b.mask is None else 1.0), "a mask of ones changes the result"),
-        (reward(lambda b: b.reward * (1 if b.mask is None else 2)), "a mask of ones changes the result"),
-    ],
-    "finite_inputs_give_finite_numbers": [
-        (metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite")
-    ],
+        (reward(lambda b: b.reward * (1 if b.mask is None else 2)), "a mask of ones changes the result")],
+    "finite_inputs_give_finite_numbers":
+        [(metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite")],
     "steps_equal_a_rollout": [
         (reward(lambda b: jnp.cumsum(b.reward, axis=0)),
-         "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)"),
-    ],
+         "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)")],
     "losses_are_elementwise": [
         (loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True), "depends on other elements"),
         (loss(lambda b: b.current.log_prob * (b.advantage - jnp.mean(b.advantage)), elementwise=True),
          "other elements"),
         (part(lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
-              place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element"),
-    ],
+              place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element")],
     "masked_elements_are_neutral": [
         (faulty, "depends on masked elements")
         for faulty in (
@@ -265,8 +254,7 @@ FAULTY = {
             metric(lambda b: jnp.mean(b.reward)),
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
             reward(lambda b: b.reward + jnp.mean(b.extras["own"]), requires=("extras.own",)),
-        )
-    ],
+        )],
     "state_is_stable": [
         (state(lambda: jnp.zeros((), int), lambda s: s + 1.0), "update changes its state from"),
         (state(lambda: jnp.zeros(3), finish=lambda b, s, c: 1.0), "finish changes its state from"),
@@ -274,17 +262,14 @@ FAULTY = {
         (state(lambda: 1.0, lambda s: 0.9 * s),
          "its state holds the Python number 1.0: make it an array, as in jnp.float32(1.0)"),
         (state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)),
-         "changes its state from weak float32[] to float32[], so no loop can carry it"),
-    ],
-    "float_dtype_is_kept": [
-        (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "it returns float32 as reward: convert it with .astype(")
-    ],
+         "changes its state from weak float32[] to float32[], so no loop can carry it")],
+    "float_dtype_is_kept":
+        [(reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "returns float32 as reward: convert it with .astype(")],
     "inputs_are_not_mutated": [(part(mutating), "it writes into its inputs")],
     "jit_and_vmap_equal_eager": [
         (part(counted), "two calls with the same inputs differ, "),
         (reward(lambda b: b.reward * (1 + isinstance(b.reward, jax.core.Tracer))), "jit with vmap gives another"),
-        (reward(lambda b: negated_under_vmap(b.reward)), "jit with vmap gives another result"),
-    ],
+        (reward(lambda b: negated_under_vmap(b.reward)), "jit with vmap gives another result")],
 }  # fmt: skip
 
 
@@ -297,19 +282,19 @@ FAULTY = {
     ],
 )
 def test_each_law_is_broken_by_some_part(law, faulty, says):
-    with pytest.raises(
-        pp.errors.UserValueError, match=rf"check_part: faulty breaks {law.__name__}: .*{re.escape(says)}"
-    ):
+    says = rf"check_part: faulty breaks {law.__name__}: .*{re.escape(says)}"
+    with pytest.raises(pp.errors.UserValueError, match=says):
         testing.check_part(faulty, laws=[law])
 
 
 NEEDS_A_VALUE = r"faulty breaks \w+: it needs the value of an array .*NumPy"
 
 
-def test_check_part_does_not_advise_what_was_given():
+def test_what_laws_say_locates_a_difference_and_does_not_advise_what_was_given():
     wrong = loss(lambda b: b.current.aux["cost"])
     with pytest.raises(pp.errors.UserError, match=r"faulty raised TypeError: .* not subscriptable$"):
         testing.check_part(wrong, batch=testing.example_batch, context=lambda *given: testing.example_context(*given))
+    assert _laws.compare([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
 
 
 @pytest.mark.parametrize(
@@ -344,9 +329,8 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
     with pytest.raises(pp.errors.UserValueError, match="nothing to check"):
         testing.check_hyperparameters(pp.value_loss)
     for read, raised in ((lambda coef, _: coef, "TypeError for a schedule"), (lambda coef, _: float(coef), "Err")):
-        with pytest.raises(
-            pp.errors.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"
-        ):
+        says = f"raises .*{raised}.* evaluate a schedule with context.step"
+        with pytest.raises(pp.errors.UserValueError, match=says):
             testing.check_hyperparameters(functools.partial(of_head, read=read), context=context_with_cost, coef=0.5)
 
     def of_first_step(scale):

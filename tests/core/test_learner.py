@@ -135,13 +135,10 @@ def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
     """Of continuous actions, whose samples have gradients, and of discrete ones, whose log-probabilities do."""
     batch, part = rollout(masked=False), pp.entropy_bonus(coef=0.5)
     shape = (TIME, SEGMENTS, 3)
-    kinds = {
-        "normal": lambda x: distributions.Normal(jnp.zeros(shape), jnp.exp(jnp.broadcast_to(x, shape))),
-        "categorical": lambda x: distributions.Categorical(jnp.broadcast_to(x, shape)),
-    }
 
     def bonus(x, kind, known):
-        distribution = kinds[kind](x)
+        x = jnp.broadcast_to(x, shape)
+        distribution = kind(jnp.zeros(shape), jnp.exp(x)) if kind is distributions.Normal else kind(x)
         if not known:
             distribution = SimpleNamespace(log_prob=distribution.log_prob, sample=distribution.sample, **hidden)
         current = pp.Current(distribution, batch.log_prob, batch.value)
@@ -152,7 +149,7 @@ def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
 
         return tuple(map(jnp.mean, jax.vmap(after)(jax.random.split(CONTEXT.key, 1000))))
 
-    for kind in kinds:
+    for kind in (distributions.Normal, distributions.Categorical):
         told = jax.jit(jax.value_and_grad(bonus, has_aux=True), static_argnums=(1, 2))
         exact, estimated = (told(jnp.array([0.0, 1.0, 2.0]), kind, known) for known in (True, False))
         assert_close(estimated, exact, rtol=0, atol=0.03)
@@ -278,13 +275,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
 
 
 def test_only_what_counts_is_counted():
-    batch = rollout().replace(
-        mask=jnp.ones((TIME, SEGMENTS)).at[0, 0].set(0), terminated=jnp.zeros((TIME, SEGMENTS)).at[1, 1].set(1)
-    )
-    spoil = {
-        name: getattr(batch, name).at[[0, 1, 2], [0, 1, 2]].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
-        for name in ("reward", "log_prob", "value", "next_value")
-    }
+    none, wrong = jnp.zeros((TIME, SEGMENTS)), jnp.array([jnp.nan, jnp.inf, -jnp.inf])
+    batch = rollout().replace(mask=(none + 1).at[0, 0].set(0), terminated=none.at[1, 1].set(1))
+    names = ("reward", "log_prob", "value", "next_value")
+    spoil = {name: getattr(batch, name).at[[0, 1, 2], [0, 1, 2]].set(wrong) for name in names}
     pipeline = pp.chain(pp.full_batch(), probe("x", lambda batch, context: jnp.zeros(())), growing_loss())
     counted = jax.jit(lambda batch: run(pipeline, batch)[1])
     metrics = counted(batch.replace(**spoil))
@@ -296,14 +290,15 @@ def test_only_what_counts_is_counted():
         assert counted(batch.replace(**{name: flag}))["nonfinite/log_prob"] == count, name
 
 
-def test_the_report_names_phases_and_parts_of_ones_own():
-    report = pp.nonfinite_report(
-        {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
-    )
-    assert report == (
-        "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
-        "then in mine (1 minibatch)"
-    )
+def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
+    counts = {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
+    says = "value (2 elements), then in actor/gradient (2 minibatches), then in mine (1 minibatch)"
+    assert pp.nonfinite_report(counts) == f"non-finite numbers arose first in {says}"
+    pipeline = pp.chain(pp.full_batch(), pp.entropy_bonus(coef=0.1), pp.kl_early_stop(lambda step: 0.1 - step))
+    learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
+    state = learner.init(make_params())._replace(step=jnp.int32(1))
+    _, metrics = jax.jit(learner.update)(jax.random.key(0), state, rollout())
+    assert pp.nonfinite_report(metrics) == "non-finite numbers arose first in target_kl of early_stop_kl (1 minibatch)"
 
 
 def policy(params, batch):
@@ -474,15 +469,7 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
     assert sound == 0
 
 
-def test_a_threshold_out_of_range_is_named_in_the_report():
-    pipeline = pp.chain(pp.full_batch(), pp.entropy_bonus(coef=0.1), pp.kl_early_stop(lambda step: 0.1 - step))
-    learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
-    state = learner.init(make_params())._replace(step=jnp.int32(1))
-    _, metrics = jax.jit(learner.update)(jax.random.key(0), state, rollout())
-    assert pp.nonfinite_report(metrics) == "non-finite numbers arose first in target_kl of early_stop_kl (1 minibatch)"
-
-
-def test_a_schedule_is_not_refused_for_steps_it_may_never_reach():
+def test_schedules_are_refused_at_their_ends_only():
     for schedule in (
         pp.linear_schedule(0.2, 0.0, 100),  # annealed to what it may not be
         lambda step: 0.2 * (1 - step / 1000),  # of a run of 1000 updates
@@ -495,8 +482,6 @@ def test_a_schedule_is_not_refused_for_steps_it_may_never_reach():
     check_number("here", "gamma", pp.linear_schedule(0.9, jnp.float32(1) + 1e-7, 10))  # rounding
     check_number("here", "beta", jax.jit(lambda step: jnp.minimum(1.0, 0.2 + step / 10)))
 
-
-def test_a_schedule_of_a_traced_number_is_left_to_run_time():
     def end(rate):
         beta = check_number("here", "beta", pp.linear_schedule(0.2, rate, 10))
         return beta(jnp.int32(0)), beta(jnp.int32(10))
@@ -505,10 +490,7 @@ def test_a_schedule_of_a_traced_number_is_left_to_run_time():
     assert jnp.allclose(first, 0.2)
     assert last[0] == 0.5
     assert jnp.isnan(last[1])
-
-
-def test_the_end_of_a_schedule_is_accepted_without_jit():
-    """As with jit: a value may be annealed to an open end, and may be above 1 by a rounding error."""
+    # As with jit: a value may be annealed to an open end, and may be above 1 by a rounding error.
     batch, context = example_batch(after_sampler=True), example_context()
     context = context.replace(step=jnp.asarray(100))
     annealed = pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 100))

@@ -37,10 +37,8 @@ GIVEN: dict[str, Any] = {  # the arguments of those that take others than number
     "stateless": (lambda updates, params: updates,),
     "stateless_with_tree_map": (lambda update, param: update,),
 }
-KEYWORDS: dict[str, Any] = {
-    "add_noise": {"key": KEY}, "noisy_sgd": {"key": KEY}, "sam": {"opaque_mode": True},
-    "selective_transform": {"freeze_mask": MATRIX},
-}  # fmt: skip
+KEYWORDS: dict[str, Any] = {"add_noise": {"key": KEY}, "noisy_sgd": {"key": KEY}, "sam": {"opaque_mode": True}}
+KEYWORDS["selective_transform"] = {"freeze_mask": MATRIX}
 UNDECLARED = {"dog", "dowg", "hutchinson_estimator_diag_hessian", "scale_by_factored_rms"}
 RUN = {"adam", "lbfgs", "polyak_sgd", "adaptive_grad_clip", "set_to_zero", "reduce_on_plateau"}
 ERRORS = {  # what the error says to do

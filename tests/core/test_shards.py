@@ -4,6 +4,7 @@ The same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes.
 """
 
 import functools
+import itertools
 from types import SimpleNamespace
 
 import jax
@@ -17,20 +18,8 @@ from benchmarks.devices import read_collectives
 from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import (
-    DEVICES,
-    OBS,
-    Categorical,
-    P,
-    alone,
-    assert_close,
-    estimator_inputs,
-    evaluate,
-    make_params,
-    mesh_of_all,
-    rollout,
-)
-from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
+from tests.common import DEVICES, OBS, P, alone, assert_close, estimator_inputs, mesh_of_all
+from tests.core.common import GAE, KEY, SURROGATE, VALUE, Categorical, evaluate, make_params, rollout, run
 from tests.envs import test_host_envs
 from tests.envs.common import bit_game
 
@@ -142,9 +131,8 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
 
 def test_an_index_outside_its_shard_is_nan():
     batch = pp.Batch(log_prob=ROWS * 1.0, mask=jnp.ones((T, N)).at[:, jnp.array([7, 15])].set(0), shards=2)
-    sampler = pp.sampler(
-        "own", lambda *_: jnp.zeros(1), lambda *_: (jnp.array([0, N]), None), num_minibatches=1, axis="segment"
-    )
+    drawn = jnp.array([0, N]), None
+    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), lambda *_: drawn, num_minibatches=1, axis="segment")
     minibatch = sampler.take(batch, *sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY)))
     np.testing.assert_array_equal(jnp.isnan(minibatch.log_prob[0]), [False, True, False, True])
     np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
@@ -202,9 +190,8 @@ def test_replay_keeps_rollouts_within_their_shard():
         return part.update(second, part.finish(first, part.init(None), context), context)[0]
 
     batch = replayed(*latest)
-    for shard, (steps, segments) in enumerate(
-        zip(np.split(batch.log_prob, SHARDS, 1), np.split(batch.per_segment["i"], SHARDS), strict=True)
-    ):
+    each = zip(np.split(batch.log_prob, SHARDS, 1), np.split(batch.per_segment["i"], SHARDS), strict=True)
+    for shard, (steps, segments) in enumerate(each):
         own = np.arange(shard * 4, shard * 4 + 4)
         np.testing.assert_array_equal(steps[0], [*own, *(own + 1000)])
         np.testing.assert_array_equal(segments, [*own, *own])
@@ -307,8 +294,6 @@ def test_explained_variance_of_shards_is_that_of_all():
 
 
 LARGE = (32, 64)
-SAMPLERS = ("shuffled", "segments", "prioritized")
-REFRESHES = ("rollout", "epoch", "minibatch")
 COVERING = [("segments", "epoch"), ("prioritized", "minibatch")]
 MINIBATCHES = 4
 
@@ -413,7 +398,8 @@ def check_recurrent():
 
 @pytest.mark.slow
 def test_devices_with_every_sampler_and_refresh():
-    alone(check_learner, [(sampler, refresh) for sampler in SAMPLERS for refresh in REFRESHES])
+    samplers, refreshes = ("shuffled", "segments", "prioritized"), ("rollout", "epoch", "minibatch")
+    alone(check_learner, [*itertools.product(samplers, refreshes)])
 
 
 def shard_map(function, in_specs, out_specs):
@@ -481,13 +467,9 @@ def check_one_gamma_for_each_device(columns):
 def check_a_learner_for_each_device():
     """On its own columns."""
     losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
-    often = pp.chain(
-        pp.shuffled_minibatches(2), pp.advantage_normalize(), *losses, pp.policy_diagnostics(), pp.kl_early_stop(0.01)
-    )
-    phases = {
-        "often": pp.phase(often, trains=None),
-        "seldom": pp.phase(pp.chain(pp.full_batch(), pp.value_loss()), trains=None, every=2),
-    }
+    losses = pp.advantage_normalize(), *losses, pp.policy_diagnostics(), pp.kl_early_stop(0.01)
+    often, seldom = pp.chain(pp.shuffled_minibatches(2), *losses), pp.chain(pp.full_batch(), VALUE)
+    phases = {"often": pp.phase(often, trains=None), "seldom": pp.phase(seldom, trains=None, every=2)}
     pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.phases(**phases))
     learner = pp.learner(evaluate, pipeline, dict.fromkeys(phases, optax.adam(0.1)))
     state, key = learner.init(make_params()), jax.random.key(0)
