@@ -15,7 +15,7 @@ import scipy.stats
 
 import ppo_parts as pp
 from ppo_parts import distributions, envs, networks
-from ppo_parts.distributions import Beta, Categorical, Joint, MultiCategorical, Normal, TanhNormal
+from ppo_parts.distributions import Beta, Categorical, Joint, MultiCategorical, Normal, StateDependentNormal, TanhNormal
 from tests import common
 
 KEY = jax.random.key(0)
@@ -36,7 +36,7 @@ def made(kind, seed=0, dtype=jnp.float32):
     features, std = jnp.asarray(rng.normal(size=(BATCH, 4)), dtype), jnp.asarray(rng.uniform(1, 2, (4, 2)), dtype)
     return {
         "Normal": lambda: Normal(loc, jnp.exp(log_std)),
-        "StateDependentNormal": lambda: distributions.StateDependentNormal(loc, features, std),
+        "StateDependentNormal": lambda: StateDependentNormal(loc, features, std),
         "TanhNormal": lambda: squashed(loc, log_std - 1),  # without edges
         "Beta": lambda: Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: Categorical(logits[0]),
@@ -150,7 +150,7 @@ BETA_EXTREMES = [(x, y) for x in (TINY, 1e-6, 1.0, 1e9, HUGE) for y in (TINY, 1e
 EXTREME = {
     "Normal": (Normal, (jnp.array([1e6, -1e6, 0.0]), jnp.array([1e-6, 1e6, 1.0]))),
     "StateDependentNormal":
-        (lambda loc, std: distributions.StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
+        (lambda loc, std: StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
          (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]]))),
     "TanhNormal":
         (lambda *x: TanhNormal(Normal(*x)), (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
@@ -234,71 +234,49 @@ class Mine:
 
 
 WIDE, HALF = jnp.ones((4, 3)), jnp.ones(1, jnp.bfloat16)
-EMPTY, INFINITE = {"low": 1.0, "high": 1.0}, {"low": -jnp.inf, "high": jnp.inf}
 GSDE_SHAPES = ((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))
 SHAPES = r"must have the shape of (loc|alpha), \(3,\) or \(\)"
-WRONG = [
-    (Normal, (jnp.zeros(()), 1.0), {}, "Normal: loc is a single number"),
-    (Beta, (jnp.ones(()), 1.0), {}, "Beta: alpha is a single number"),
-    *((make, (WIDE, jnp.ones(size)), {}, SHAPES) for make in (Normal, Beta) for size in ((4,), (4, 1), (1, 3))),
-    (Beta, (WIDE, WIDE, jnp.zeros(2)), {}, "low must have the shape of alpha"),
-    *((Beta, (WIDE, WIDE), box, "the box must be finite, with low < high") for box in (EMPTY, INFINITE)),
-    (TanhNormal, (Normal(WIDE, 1.0),), EMPTY, "TanhNormal: the box must be finite"),
-    (Beta, (HALF, HALF, 100.0, 101.0), {}, "Beta: bfloat16 cannot resolve the box"),
-    *((Normal, (WIDE, x), {}, f"Normal: scale must be greater than 0, got {x}") for x in (-1.0, 0.0)),
-    (Beta, (WIDE, -WIDE), {}, "Beta: beta must be greater than 0, got -1"),
-    (Beta, (0 * WIDE, WIDE), {}, "Beta: alpha must be greater than 0, got 0"),
-    (distributions.StateDependentNormal, (WIDE, WIDE, -WIDE[:3]), {}, "std must be at least 0, got -1"),
-    *((TanhNormal, (Normal(WIDE, 1.0),), {"eps": x}, rf"eps must lie in \[0, 0.999\], got {x}") for x in (1.0, np.nan)),
-    (TanhNormal, (Normal(WIDE, 1.0),), {"eps": 0 * WIDE}, "eps must be one number, got an array of shape"),
-    *(
-        (distributions.StateDependentNormal, map(jnp.zeros, x), {}, r"loc must be \[..., D\], features")
-        for x in GSDE_SHAPES
-    ),
-    *((Categorical, (jnp.zeros(x),), {}, "the last axis of logits must be that of the actions") for x in ((), (3, 0))),
-    (MultiCategorical, (WIDE,), {}, "one array of shape .* give nvec"),
-    (MultiCategorical, (WIDE,), {"nvec": (4, -1)}, "nvec must contain whole numbers"),
-    (MultiCategorical, (WIDE,), {"nvec": (2, 4)}, r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 3\)"),
-    (MultiCategorical, ([],), {}, "no arrays"),
-    (MultiCategorical, ([jnp.zeros((4, 2)), jnp.zeros((5, 2))],), {}, r"all axes but the last, got \(4, 2\), \(5, 2\)"),
-    (MultiCategorical([jnp.zeros(2)] * 2).log_prob, (jnp.zeros(3, int),), {}, "nothing is broadcast"),
-    (Joint, ({},), {}, "parts must be a dict or a tuple of distributions, got {}"),
-    *((Joint, ({"a": x},), {}, "Joint: a distribution needs log_prob") for x in ("logits", None)),
-    (Joint, ({"a": {}},), {}, "parts must be a dict or a tuple of distributions"),
-    (distributions.check_distribution, ("x", made("Beta"), ("draw",)), {}, "needs must be among log_prob, .*'draw'"),
-    *(
-        (distributions.check_distribution, ("rollout", Mine(), (need,)), {}, f"rollout: a distribution {says}")
-        for need, says in {
-            "log_prob": r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distributions",
-            "mode": r"needs mode\(\), but Mine has no mode",
-            "sample": r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed",
-        }.items()
-    ),
-    (made("Joint").log_prob, ({"move": 0},), {}, "value must have an entry for each part of .*rest.*, got .*'move'"),
-    (Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy, (), {}, r"same batch axes, .* \(3,\), \(1,\)"),
-    (
-        Joint({"a": Normal(ONE, 1)}).kl_divergence,
-        (Joint({"b": Normal(ONE, 1)}),),
-        {},
-        "must have the parts .*a.*got .*b",
-    ),
-    (distributions.mask_logits, (jnp.zeros(4), jnp.ones((1, 4))), {}, "mask_logits: logits have shape"),
-]
+BOXES = {"low": 1.0, "high": 1.0}, {"low": -jnp.inf, "high": jnp.inf}
+needs = functools.partial(distributions.check_distribution, "rollout", Mine())
+test_distributions_say_what_is_wrong = common.refused(
+    (lambda: Normal(jnp.zeros(()), 1.0), "Normal: loc is a single number"),
+    (lambda: Beta(jnp.ones(()), 1.0), "Beta: alpha is a single number"),
+    *((lambda make=make, size=size: make(WIDE, jnp.ones(size)), SHAPES)
+      for make in (Normal, Beta) for size in ((4,), (4, 1), (1, 3))),
+    (lambda: Beta(WIDE, WIDE, jnp.zeros(2)), "low must have the shape of alpha"),
+    *((lambda box=box: Beta(WIDE, WIDE, **box), "the box must be finite, with low < high") for box in BOXES),
+    (lambda: TanhNormal(Normal(WIDE, 1.0), **BOXES[0]), "TanhNormal: the box must be finite"),
+    (lambda: Beta(HALF, HALF, 100.0, 101.0), "Beta: bfloat16 cannot resolve the box"),
+    *((lambda x=x: Normal(WIDE, x), f"Normal: scale must be greater than 0, got {x}") for x in (-1.0, 0.0)),
+    (lambda: Beta(WIDE, -WIDE), "Beta: beta must be greater than 0, got -1"),
+    (lambda: Beta(0 * WIDE, WIDE), "Beta: alpha must be greater than 0, got 0"),
+    (lambda: StateDependentNormal(WIDE, WIDE, -WIDE[:3]), "std must be at least 0, got -1"),
+    *((lambda x=x: TanhNormal(Normal(WIDE, 1.0), eps=x), rf"eps must lie in \[0, 0.99.*{x}") for x in (1.0, np.nan)),
+    (lambda: TanhNormal(Normal(WIDE, 1.0), eps=0 * WIDE), "eps must be one number, got an array of shape"),
+    *((lambda x=x: StateDependentNormal(*map(jnp.zeros, x)), r"loc must be \[..., D\], features") for x in GSDE_SHAPES),
+    *((lambda x=x: Categorical(jnp.zeros(x)), "the last axis of logits must be that of the actions")
+      for x in ((), (3, 0))),
+    (lambda: MultiCategorical(WIDE), "(?s)one array of shape .* give nvec"),
+    (lambda: MultiCategorical(WIDE, nvec=(4, -1)), "nvec must contain whole numbers"),
+    (lambda: MultiCategorical(WIDE, nvec=(2, 4)), r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 3\)"),
+    (lambda: MultiCategorical([]), "no arrays"),
+    (lambda: MultiCategorical([jnp.zeros((4, 2)), jnp.zeros((5, 2))]), r"axes but the last, got \(4, 2\), \(5, 2\)"),
+    (lambda: MultiCategorical([jnp.zeros(2)] * 2).log_prob(jnp.zeros(3, int)), "nothing is broadcast"),
+    (lambda: Joint({}), "parts must be a dict or a tuple of distributions, got {}"),
+    *((lambda x=x: Joint({"a": x}), "Joint: a distribution needs log_prob") for x in ("logits", None)),
+    (lambda: Joint({"a": {}}), "parts must be a dict or a tuple of distributions"),
+    (lambda: distributions.check_distribution("x", made("Beta"), ("draw",)), "needs must be among log_prob, .*'draw'"),
+    (lambda: needs(("log_prob",)), r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distr"),
+    (lambda: needs(("mode",)), r"rollout: a distribution needs mode\(\), but Mine has no mode"),
+    (lambda: needs(("sample",)), r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed"),
+    (lambda: made("Joint").log_prob({"move": 0}), "value must have an entry for each part of .*rest.*, got .*'move'"),
+    (lambda: Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy(), r"same batch axes, .* \(3,\), \(1,\)"),
+    (lambda: Joint({"a": Normal(ONE, 1)}).kl_divergence(Joint({"b": Normal(ONE, 1)})), "have the parts .*a.*got .*b"),
+    (lambda: distributions.mask_logits(jnp.zeros(4), jnp.ones((1, 4))), "mask_logits: logits have shape"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "args", "options", "says"), WRONG)
-def test_distributions_say_what_is_wrong(call, args, options, says):
-    with pytest.raises(pp.errors.UserError, match=rf"(?s){says}"):
-        call(*args, **options)
-
-
-def test_divergence_from_another_box_is_infinite():
-    for kind in ("TanhNormal", "Beta"):
-        one = made(kind)
-        assert jnp.all(divergence(one, jax.tree.map(lambda x: x + 1, one)) == jnp.inf)
-
-
-def test_tanh_normal_is_the_transformed_gaussian():
+def test_tanh_normal_is_the_transformed_gaussian_and_its_edge_begins_at_half_of_eps():
     loc, log_std = jnp.array([0.3, -0.2]), jnp.array([-0.5, 0.1])
     policy = squashed(loc, log_std)
     action = sample(policy, (7,))
@@ -307,9 +285,16 @@ def test_tanh_normal_is_the_transformed_gaussian():
     density = scipy.stats.norm(loc, np.exp(log_std)).logpdf(np.arctanh(x)) - np.log(WIDTH / 2 * (1 - x**2))
     np.testing.assert_allclose(log_prob(policy, action), density.sum(-1), rtol=1e-4)
     np.testing.assert_allclose(policy.mode(), middle + WIDTH / 2 * np.tanh(loc), rtol=1e-6)
+    # Samples are at most 1 - eps, or 1: an action that rounding moved is still told from the edge.
+    policy, far = TanhNormal(Normal(jnp.zeros(1), jnp.ones(1)), eps=0.1), 0.9
+    u = np.arctanh(far)
+    inside, at_edge = scipy.stats.norm.logpdf(u) - np.log(1 - far**2), scipy.stats.norm.logcdf(-u)
+    for x, expected in ((0.9, inside), (0.949, inside), (0.951, at_edge), (1.0, at_edge)):
+        for action in (x, -x):
+            assert float(log_prob(policy, jnp.array([action]))) == pytest.approx(expected, rel=1e-5)
 
 
-def test_tanh_normal_has_the_probability_of_all_that_is_beyond_at_an_edge():
+def test_tanh_normal_has_at_an_edge_all_that_is_beyond_and_is_finite_there():
     """A mean far outside: most samples are the edge itself, and inside and edge together have probability 1."""
     policy = TanhNormal(Normal(jnp.array([7.0]), jnp.array([0.5])), -1.0, 3.0)
     at_edge = np.exp(float(log_prob(policy, jnp.array([3.0]))))
@@ -319,19 +304,6 @@ def test_tanh_normal_has_the_probability_of_all_that_is_beyond_at_an_edge():
     action = 1 + 2 * np.tanh(u)
     inside = np.trapezoid(np.exp(np.asarray(log_prob(policy, jnp.asarray(action, jnp.float32)[:, None]))), action)
     assert inside + at_edge == pytest.approx(1.0, abs=0.02)
-
-
-def test_the_edge_of_tanh_normal_begins_at_half_of_eps():
-    """Samples are at most 1 - eps, or 1: an action that rounding moved is still told from the edge."""
-    policy, far = TanhNormal(Normal(jnp.zeros(1), jnp.ones(1)), eps=0.1), 0.9
-    u = np.arctanh(far)
-    inside, at_edge = scipy.stats.norm.logpdf(u) - np.log(1 - far**2), scipy.stats.norm.logcdf(-u)
-    for x, expected in ((0.9, inside), (0.949, inside), (0.951, at_edge), (1.0, at_edge)):
-        for action in (x, -x):
-            assert float(log_prob(policy, jnp.array([action]))) == pytest.approx(expected, rel=1e-5)
-
-
-def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
     measure = jax.jit(jax.value_and_grad(lambda loc, action: squashed(loc, jnp.zeros(2)).log_prob(action)))
     for action in (HIGH, LOW, HIGH + 1e-3):
         value, gradient = measure(jnp.zeros(2), action)
@@ -419,14 +391,6 @@ def test_samples_of_beta_have_reparameterized_gradients():
     np.testing.assert_allclose(found, np.array([2 * b, -2 * a]) / (a + b) ** 2, rtol=0.05)
 
 
-def test_beta_has_no_negative_divergence_and_no_density_for_a_negative_alpha():
-    sizes = jnp.logspace(-6, 9, 12)
-    alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[sizes] * 4))
-    assert jnp.min(divergence(Beta(alpha, beta), Beta(other_alpha, other_beta))) >= 0
-    density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers are refused
-    assert np.isnan(density(-jnp.ones(1)))
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_samples_of_beta_are_in_the_box_and_have_the_density_of_where_they_are(dtype):
     alpha, beta = (jnp.array([1e-4, 1e-4, 1e6, 1.0], dtype), jnp.array([1e-4, 1e6, 1e-4, 1.0], dtype))
@@ -440,15 +404,20 @@ def test_samples_of_beta_are_in_the_box_and_have_the_density_of_where_they_are(d
     assert set(np.asarray(action[:, 0] > 0.1)) == {False, True}
 
 
-def test_mode_of_beta_is_the_most_probable_action_or_the_mean():
+def test_beta_has_a_mode_no_negative_divergence_and_no_density_for_a_negative_alpha():
     alpha, beta = jnp.array([2.0, 30.0, 1.0, 0.5, 3.0, 1.0]), jnp.array([4.0, 11.0, 1.0, 0.5, 0.5, 4.0])
     policy = Beta(alpha, beta, 0.0, 1.0)
     np.testing.assert_allclose(policy.mode(), [1 / 4, 29 / 39, 1 / 2, 1 / 2, 6 / 7, 1 / 5], rtol=1e-6)
     for gradient in jax.tree.leaves(jax.grad(lambda p: p.mode().sum())(policy)):
         assert np.isfinite(gradient).all()
+    sizes = jnp.logspace(-6, 9, 12)
+    alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[sizes] * 4))
+    assert jnp.min(divergence(Beta(alpha, beta), Beta(other_alpha, other_beta))) >= 0
+    density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers are refused
+    assert np.isnan(density(-jnp.ones(1)))
 
 
-def test_divergences_of_neighbours_keep_their_digits():
+def test_divergences_of_neighbours_keep_their_digits_and_from_another_box_is_infinite():
     """After a gradient step they are 1e-8; float32 near 1 has none, and log-gammas of a narrow Beta are about 1000."""
     first, second = np.float32(1.0), np.float32(1.0001)
     r = np.float64(first) / np.float64(second)
@@ -461,6 +430,9 @@ def test_divergences_of_neighbours_keep_their_digits():
     da, db, trigamma = other_alpha - a, other_beta - b, functools.partial(scipy.special.polygamma, 1)
     expected = 0.5 * (trigamma(a) * da**2 + trigamma(b) * db**2 - trigamma(a + b) * (da + db) ** 2)
     np.testing.assert_allclose(ours, expected, rtol=0.02, atol=8e-9)
+    for kind in ("TanhNormal", "Beta"):
+        one = made(kind)
+        assert jnp.all(divergence(one, jax.tree.map(lambda x: x + 1, one)) == jnp.inf)
 
 
 def test_masked_logits_take_no_part():
@@ -557,7 +529,7 @@ def test_gsde_is_that_of_stable_baselines3(monkeypatch):
     # StateDependentNoiseDistribution(2, learn_features=False, epsilon=1e-6, squash_output=...) of 2.9.2, in float64.
     std = jnp.exp(jnp.array([[-1.0, 0.5], [0.0, -0.5], [0.25, 1.0]]))
     loc, features = jnp.array([[0.1, -0.2], [1.0, 0.0]]), jnp.array([[0.5, -1.0, 0.25], [2.0, 0.0, -0.75]])
-    plain = distributions.StateDependentNormal(loc, features, std)
+    plain = StateDependentNormal(loc, features, std)
     np.testing.assert_allclose(plain.entropy(), [3.1078328762841476, 4.385088732166956], rtol=1e-6)
     inside = np.array([[0.5, 0.75], [-0.9, 0.3]])
     # It adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.

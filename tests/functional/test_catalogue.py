@@ -32,9 +32,7 @@ LOG_RATIO, ADVANTAGE = np.meshgrid(GRID, [-2.0, -0.3, 0, 1.5])
 PAIRS, RATIOS = {"log_ratio": LOG_RATIO, "advantage": ADVANTAGE}, {"log_ratio": LOG_RATIO}
 ERRORS = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])  # both sides of every bound
 VALUES = {"value": ERRORS[0], "target": ERRORS[1]}
-THREE_VALUES = {
-    name: RNG.normal(0, scale, (20, 3)) for name, scale in {"value": 1, "old_value": 1, "target": 2}.items()
-}
+THREE_VALUES = {name: RNG.normal(0, x, (20, 3)) for name, x in {"value": 1, "old_value": 1, "target": 2}.items()}
 QUANTILES = {"quantiles": RNG.normal(size=(5, 4, 3)), "target": RNG.normal(size=(5, 4))}
 QUANTILES["quantiles"][0] *= 1e4
 LOGITS = {"logits": RNG.normal(size=(6, 4, len(SUPPORT))), "target": RNG.normal(size=(6, 4))}
@@ -362,7 +360,7 @@ def test_gradients_of_critics_are_finite_up_to_float_range(entry):
 EXTREME = np.array([-1e38, -200, -1, 0, 1, 90, 1e38], np.float32)
 
 
-def test_weighted_log_probabilities():
+def test_weighted_log_probabilities_and_k3_plus():
     """Value -wA and slope -wA for every finite log-ratio, and nothing from a masked one."""
     log_ratio, advantage = np.concatenate([EXTREME, [0]]), np.array([2, -1, 3, -2, 1, 1, 0, np.nan], np.float32)
     mask = np.array([1, 1, 1, 1, 1, 1, 1, 0])
@@ -379,6 +377,10 @@ def test_weighted_log_probabilities():
             value, pull = jax.vjp(lambda x, loss=loss: loss(x, jnp.asarray(advantage), mask=mask), given)
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-30)
             np.testing.assert_allclose(pull(jnp.ones(8))[0], expected, rtol=1e-6, atol=1e-30)
+    log_ratio = jnp.array([-80.0, -1, 0.5, 80, 200])  # k3 overflows
+    value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
+    np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
+    np.testing.assert_array_equal(back(jnp.ones(5))[0], log_ratio)
 
 
 def test_losses_of_sequences_are_finite_where_their_docstrings_say():
@@ -411,14 +413,7 @@ def test_clip_cov_draws_as_many_as_it_says():
     assert np.any(dropped(0, 0.05) != dropped(1, 0.05))
 
 
-def test_k3_plus_has_the_gradient_of_k2():
-    log_ratio = jnp.array([-80.0, -1, 0.5, 80, 200])  # k3 overflows
-    value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
-    np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
-    np.testing.assert_array_equal(back(jnp.ones(5))[0], log_ratio)
-
-
-def test_target_distributions_have_the_mean_of_the_target():
+def test_heads_are_rescaled_and_target_distributions_have_the_mean_of_the_target():
     target = jnp.asarray(LOGITS["target"], jnp.float32)
     inside = jnp.clip(target, -4, 4)
     probs = _value_losses.two_hot(target, jnp.asarray(SUPPORT, jnp.float32))
@@ -426,9 +421,6 @@ def test_target_distributions_have_the_mean_of_the_target():
     fine = jnp.linspace(-8, 8, 161)
     smooth = _value_losses.hl_gauss(inside, fine, 0.3)
     np.testing.assert_allclose(f.categorical_value(jnp.log(smooth), fine), inside, atol=1e-4)
-
-
-def test_rescale_head_keeps_the_value():
     rng = np.random.default_rng(0)
     kernel, bias, x = rng.normal(size=(4, 1)), rng.normal(size=1), rng.normal(size=(5, 4))
     with jax.enable_x64(True):

@@ -63,15 +63,12 @@ def scores(orders):
     return out
 
 
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [
-        (160, 5000),
-        (139, 5000),  # a prime: cycle walking
-        *(pytest.param(size, 100_000, marks=pytest.mark.slow) for size in (129, 131, 200, 256)),
-        *(pytest.param(size, 40_000, marks=pytest.mark.slow) for size in (512, 1000)),
-    ],
-)
+FEW = {160: 5000, 139: 5000}  # a prime: cycle walking
+SLOW = dict.fromkeys((129, 131, 200, 256), 100_000) | dict.fromkeys((512, 1000), 40_000)
+EACH = [*FEW.items(), *(pytest.param(*x, marks=pytest.mark.slow) for x in SLOW.items())]
+
+
+@pytest.mark.parametrize(("size", "count"), EACH)
 def test_large_permutations_have_the_statistics_of_random_orders(size, count):
     assert {name: z for name, z in scores(orders_of(size, count)).items() if not abs(z) < 4.5} == {}
 

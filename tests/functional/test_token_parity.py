@@ -109,10 +109,8 @@ def test_losses_of_other_libraries(losses, numbers, atol):
 
         @jax.jit
         def all_of_them(x):
-            return {
-                name: jax.value_and_grad(lambda x, c=case: f.aggregate(c[0](x), **c[1], **c[2]) * c[3])(x)
-                for name, case in cases.items()
-            }
+            total = lambda x, loss, mask, by, factor: f.aggregate(loss(x), **mask, **by) * factor  # noqa: E731
+            return {name: jax.value_and_grad(total)(x, *case) for name, case in cases.items()}
 
         found = all_of_them(jnp.asarray(numbers["input/log_prob"].T))
     known = {name.replace("/", "/loss/", 1).lstrip("/") for name in cases}
@@ -164,7 +162,7 @@ def test_advantages_of_verl_and_trl():
     np.testing.assert_allclose(lite, centered / score.std(), rtol=1e-6)  # of Lite PPO
 
 
-def test_skipping_is_removing():
+def test_skipping_is_removing_and_padding_has_nothing_to_bootstrap_from():
     """Masked steps change nothing, whatever they hold; the slow reference gets the steps without them."""
     rng = np.random.default_rng(2)
     mask = rng.random((T, 3)) < 0.6
@@ -192,9 +190,6 @@ def test_skipping_is_removing():
         np.testing.assert_allclose(out.target[kept, n], target, rtol=1e-5, atol=1e-5)
         assert not np.any(out.advantage[~kept, n])
         assert not np.any(out.target[~kept, n])
-
-
-def test_padding_has_nothing_to_bootstrap_from():
     mask = np.array([1, 0, 1, 0, 0])
     steps = (jnp.ones(5), jnp.ones(5), jnp.ones(5))
     estimate = functools.partial(f.gae, *steps, gamma=1.0, gae_lambda=1.0, mask=mask, mask_mode="skip")
