@@ -186,10 +186,8 @@ class Nim:
 
 def install(monkeypatch):
     """The packages take the places of those in `sys.modules`."""
-    config, walk = (
-        type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])}),
-        Craftax.Params(),
-    )
+    config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
+    walk = Craftax.Params()
     fakes = {
         "brax.envs": {"_envs": {"walk": Brax}, "get_environment": lambda name, **settings: Brax(**settings)},
         "mujoco_playground.registry": {
@@ -198,10 +196,7 @@ def install(monkeypatch):
             "load": lambda name, config: Brax(as_dict=True) if config["impl"] == "jax" else None,
         },
         "craftax.craftax_env": {"make_craftax_env_from_name": lambda name, auto_reset: Craftax()},
-        "jumanji": {
-            "registered_environments": lambda: ["Walk-v0"],
-            "make": lambda name, **settings: Jumanji(**settings),
-        },
+        "jumanji": {"registered_environments": lambda: ["Walk-v0"], "make": lambda name, **more: Jumanji(**more)},
         "pgx": {"available_envs": lambda: ("nim",), "make": lambda name: Nim()},
         "xminigrid": {"registered_environments": lambda: ("Walk-v0",), "make": lambda name: (XMiniGrid(), walk)},
     }

@@ -44,6 +44,16 @@ def echo(space):
     return made
 
 
+def altered(env, **changes):
+    """The environment with transitions of which some fields are functions of what they were."""
+
+    def step(*given):
+        state, out = env.step(*given)
+        return state, out._replace(**{name: change(out) for name, change in changes.items()})
+
+    return env._replace(step=step)
+
+
 def bit_game(mortal=False):
     """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
 

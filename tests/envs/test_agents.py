@@ -13,7 +13,7 @@ from ppo_parts import envs, networks, training
 from ppo_parts.envs import _registry
 from ppo_parts.recipes import ippo
 from tests.common import compiled, refused
-from tests.envs.common import AGENTS, bit_game
+from tests.envs.common import AGENTS, altered, bit_game
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
@@ -93,14 +93,7 @@ def showing(agents, shape):
     return env
 
 
-def test_agents_whose_observations_are_pictures_have_no_number_appended():
-    env = showing(3, (3, 4, 1))
-    assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
-    with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
-        envs.fold_agents(env, agent_id=True)
-
-
-def test_agents_can_be_folded_without_a_change_of_observations():
+def test_agents_are_folded_without_a_change_of_observations_or_with_a_number_appended():
     """Then a policy can be exported: there is nothing to apply to an observation."""
     env = showing(1, (3,))
     for agent_id in (False, True):
@@ -114,6 +107,10 @@ def test_agents_can_be_folded_without_a_change_of_observations():
     for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
         with pytest.raises(ValueError, match="observe takes the observations of all agents"):
             normalized.observe(state, obs)
+    env = showing(3, (3, 4, 1))
+    assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
+    with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
+        envs.fold_agents(env, agent_id=True)
 
 
 def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
@@ -137,18 +134,10 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
     np.testing.assert_array_equal(folded.privileged, privileged.reshape(-1, 4))
 
 
-def without_ended():
-    def step(*given):
-        state, out = bit_game().step(*given)
-        return state, out._replace(ended=None)
-
-    return bit_game()._replace(step=step)
-
-
 test_what_does_not_fit_several_agents_is_refused = refused(
     (lambda: envs.fold_agents(envs.fold_agents(bit_game())), "one agent already"),
     (lambda: envs.fold_agents(bit_game()).reset(jax.random.key(0), 5), "counts agents .* multiple of 2, got 5: give 6"),
-    (lambda: envs.check(without_ended()), r"ended must be booleans .* got None: where the episode of all agents ended"),
+    (lambda: envs.check(altered(bit_game(), ended=lambda out: None)), r"ended must be .* got None: where the episode"),
 )
 
 

@@ -20,6 +20,7 @@ from ppo_parts.envs._wrappers import with_observations
 from tests import env_fakes
 from tests.common import compiled, refused
 from tests.env_fakes import LIMIT
+from tests.envs.common import altered
 
 pytestmark = pytest.mark.lenient_ranks  # the packages'
 KEY = jax.random.key(0)
@@ -80,19 +81,14 @@ def two_places(**broken):
         x = x + jnp.stack([action.astype(int), 1])
         return envs.Step(x, x.astype(jnp.float32), action, terminated=False)
 
-    def changed(key, state, action):
-        state, out = env.step(key, state, action)
-        return state, out._replace(**{name: change(out) for name, change in broken.items()})
-
-    env = envs.auto_reset(reset, step, envs.Box((2,)), envs.Discrete(2), time_limit=4)
-    made = env._replace(step=changed, evaluation=lambda state: made)
+    env = altered(envs.auto_reset(reset, step, envs.Box((2,)), envs.Discrete(2), time_limit=4), **broken)
+    made = env._replace(evaluation=lambda state: made)
     return made
 
 
 def masked(available):
-    return with_observations(
-        two_places(), lambda obs: envs.Observation(obs, available(jnp.repeat(obs[:, :1], 2, axis=1)))
-    )
+    see = lambda obs: envs.Observation(obs, available(jnp.repeat(obs[:, :1], 2, axis=1)))  # noqa: E731
+    return with_observations(two_places(), see)
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +112,8 @@ def seated(seat=lambda seat: seat, next_seat=lambda seat: seat):
 
     def info(played):
         moved = 2.0 * (played.out.episode_length % 2) - 1
-        return played._replace(
-            env=played.env._replace(zero_sum=True),
-            out=played.out._replace(info={"seat": seat(moved), "next_seat": next_seat(-moved)}),
-        )
+        out = played.out._replace(info={"seat": seat(moved), "next_seat": next_seat(-moved)})
+        return played._replace(env=played.env._replace(zero_sum=True), out=out)
 
     return info
 
@@ -146,35 +140,28 @@ def unscaled(by):
 UNLAWFUL = {
     "reproducible": [
         (lambda p: p._replace(again=(p.first, out(reward=lambda out: out.reward + 1)(p).out)), r"^step returns differ"),
-        (lambda p: p._replace(again=(p.first + 1, p.out)), r"^reset returns different results .* same key: draw all"),
-    ],
+        (lambda p: p._replace(again=(p.first + 1, p.out)), r"^reset returns different results .* same key: draw all")],
     "separate": [(lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split")],
     "finite": [(out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity")],
     "integers": [
         (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are int64"),
-        (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
-    ],
+        (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space")],
     "masks": [
         (available(False, True), r"^obs\.available leaves no action in step 0"),
-        (available(True, False), r"^obs\.available leaves no action in step 1"),
-    ],
-    "flags": [
-        (out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), r"ended is True in step 3")
-    ],
+        (available(True, False), r"^obs\.available leaves no action in step 1")],
+    "flags":
+        [(out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in step")],
     "final_observation": [
         (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
-        (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0"),
-    ],
+        (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0")],
     "episode_length": [(out(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0")],
-    "episode_return": [
-        (unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*evaluation\(state\) must not scale")
-    ],
+    "episode_return":
+        [(unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*evaluation\(state\) must not scale")],
     "seats": [
         (seated(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
         (seated(next_seat=lambda x: 2 * x), r"info\['next_seat'\] is -2 in step 0"),
-        (seated(next_seat=lambda x: -x), r"'next_seat'\] in step 0 .* not the info\['seat'\]"),
-    ],
-}
+        (seated(next_seat=lambda x: -x), r"'next_seat'\] in step 0 .* not the info\['seat'\]")],
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
@@ -186,12 +173,6 @@ def test_each_law_names_what_breaks_it_with_the_remedy(followed, law):
     for change, says in UNLAWFUL[law.__name__]:
         broken = law(change(followed))
         assert re.search(says, broken or "nothing is wrong"), broken
-
-
-def reset_alike(key, num_envs):
-    """All environments begin with the same draw."""
-    state, obs = two_places().reset(key, 1)
-    return jax.tree.map(lambda x: jnp.repeat(x, num_envs, axis=0), (state, obs))
 
 
 def impure():
@@ -228,19 +209,17 @@ def field(name, value, says):
     return lambda: two_places(**{name: lambda out: value}), says
 
 
+alike = lambda key, n: jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), two_places().reset(key, 1))  # noqa: E731
 test_what_breaks_a_law_is_refused = refused(
     (impure, r"step returns different results .* same key: draw all random numbers from the key"),
-    (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
+    (lambda: like(reset=alike), r"same first observation.*jax\.random\.split"),
     (lambda: like(evaluation=lambda state: two_places(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
     (lambda: like(reset=lambda key, n: None), r"reset must return \(state, obs\), got NoneType"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, two_places().step(*x)[1])), r"step must keep .* the state"),
     (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* returns \(2,\)"),
-    (
-        lambda: like(evaluation=lambda state: two_places(reward=lambda out: None)),
-        "reward must be floats of .* got None",
-    ),
+    (lambda: like(evaluation=lambda state: two_places(reward=lambda out: None)), "reward must be floats .* got None"),
     (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) returns: None is not an environment"),
     (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
     (lambda: like(action_space=object()), r"not a space of arrays.*check\(env, action="),
@@ -273,16 +252,6 @@ def test_random_actions_lie_in_the_box():
     np.testing.assert_allclose(action.max(axis=0), [3, 7, -3, 1], atol=0.02)
 
 
-def test_episodes_are_counted():
-    """An end with both flags counts as a termination, and is noted."""
-    seen = envs.check_laws(two_places(), num_envs=3, num_steps=9)
-    assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
-    seen = envs.check_laws(two_places(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
-    assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
-    says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
-    assert [note[: len(says)] for note in seen.notes] == [says]
-
-
 def notes_of(length, ended, cut):
     length, ended, cut = (np.asarray(x)[:, None] for x in (length, ended, cut))
     ones = np.ones((len(length), 1), np.float32)
@@ -290,7 +259,7 @@ def notes_of(length, ended, cut):
     return list_notes(SimpleNamespace(ended=ended, out=out, first=ones[0]))
 
 
-def test_what_is_often_a_mistake_is_noted():
+def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
     """Flags may be swapped, a time limit may be reported as a failure, or no episode ends."""
     length, ended = np.array([1, 2, 1, 2, 3, 4] * 4), np.array([0, 1, 0, 0, 0, 1] * 4, bool)
     assert notes_of(length, ended, ended & (length == 4)) == ()
@@ -305,6 +274,13 @@ def test_what_is_often_a_mistake_is_noted():
         assert [note.partition(" were")[0] for note in notes_of(length, ended, ended & False)] == expected
     (note,) = notes_of(length, ended & False, ended & False)
     assert "no episode ended in 32 steps" in note
+    # An end with both flags counts as a termination, and is noted.
+    seen = envs.check_laws(two_places(), num_envs=3, num_steps=9)
+    assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
+    seen = envs.check_laws(two_places(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
+    assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
+    says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
+    assert [note[: len(says)] for note in seen.notes] == [says]
 
 
 def test_only_as_many_new_episodes_are_computed_as_asked_for():
@@ -340,15 +316,13 @@ def test_environments_may_be_vmapped_with_their_parameters():
     starts = jnp.array([0.0, 10.0])
     state = jax.vmap(lambda start: make(start).reset(KEY, 2)[0])(starts)
     stepped = jax.jit(jax.vmap(lambda start, state, action: make(start).step(KEY, state, action)))
-    for action, expected, resets in (
-        ([[0, 0], [0, 0]], [[1, 1], [11, 11]], 0),
-        ([[0, 1], [0, 0]], [[1, 0], [11, 11]], 1),
-    ):
+    for ended in (0, 1):
+        action, expected = [[0, ended], [0, 0]], [[1, 1 - ended], [11, 11]]
         jax.effects_barrier()
         calls.clear()
         after, out = stepped(starts, state, jnp.array(action))
         jax.effects_barrier()
-        assert len(calls) == resets
+        assert len(calls) == ended
         assert after.inner.tolist() == out.obs[..., 0].tolist() == expected
         np.testing.assert_array_equal(out.terminated, action)
 
@@ -383,7 +357,7 @@ def starting():
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=2, shared=SHARED)
 
 
-def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tracing_again():
+def test_shared_state_stays_whole_and_is_seen_by_later_episodes_only_without_tracing_again():
     env, action = starting(), jnp.zeros(N, int)
     state, first = env.reset(KEY, N)
     assert set(first[:, 0].tolist()) <= {0, 10, 20, 30}
@@ -400,9 +374,6 @@ def test_shared_state_that_is_replaced_is_seen_by_later_episodes_only_without_tr
     for other in (None, SHARED | {"start": jnp.zeros(3)}):
         with pytest.raises(pp.errors.UserTypeError, match=r"^auto_reset: shared must stay like .*float32\[4\].*, got"):
             env.step(KEY, state._replace(shared=other), action)
-
-
-def test_shared_state_stays_whole_when_environments_are_divided_over_devices():
     rollout = pp.rollout(starting(), lambda params, batch: None, num_envs=N, num_steps=3)
     spec = jax.tree.map(lambda x: x.spec, rollout.sharding(jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")))
     assert set(jax.tree.leaves(spec.env_state.shared)) == {jax.sharding.PartitionSpec()}
@@ -437,7 +408,7 @@ def test_policy_and_critic_may_see_different_entries_of_the_observations():
         envs.check(env._replace(privileged_space=None))
 
 
-def test_combinations_of_choices_become_one_action():
+def test_choices_become_one_action_or_stay_choices_with_a_mask_each(monkeypatch):
     env = envs.make("jumanji:Walk-v0")
     assert (env.action_space.n, set(env.observation_space.spaces)) == (6, {"place", "time"})
     reset, step = compiled(env)
@@ -446,16 +417,11 @@ def test_combinations_of_choices_become_one_action():
     _, out = step(jax.random.key(0), state, jnp.arange(6))
     np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
     assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
-
-
-def test_choices_with_a_mask_each_stay_choices(monkeypatch):
-    """And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available."""
+    # And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available.
     mask = jnp.array([[True, False, True], [False, False, False]])
-
+    seen = lambda self, state: env_fakes.Seen(state.x, state.replace(obs=state.x), mask)  # noqa: E731
     monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([3, 3])))
-    monkeypatch.setattr(
-        env_fakes.Jumanji, "seen", lambda self, state: env_fakes.Seen(state.x, state.replace(obs=state.x), mask)
-    )
+    monkeypatch.setattr(env_fakes.Jumanji, "seen", seen)
     env = envs.make("jumanji:Walk-v0")
     assert env.action_space == envs.MultiDiscrete((3, 3))
     reset, step = compiled(env)

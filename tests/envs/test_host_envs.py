@@ -72,12 +72,8 @@ def test_a_rollout_records_what_happened_on_the_host():
     total, length = 10 * episode * limit + limit * (limit + 1) / 2, np.broadcast_to(limit, over.shape)
     for i, measured in enumerate(metrics):
         ended = over & (step // 5 == i)
-        expected = {
-            "episodes": ended.sum(),
-            "episode_return": total[ended].mean(),
-            "episode_length": length[ended].mean(),
-        }
-        assert measured == pytest.approx(expected)
+        means = {"episode_return": total[ended].mean(), "episode_length": length[ended].mean()}
+        assert measured == pytest.approx({"episodes": ended.sum(), **means})
 
 
 def test_vmapped_seeds_step_environments_of_their_own():
@@ -124,13 +120,12 @@ def test_a_state_on_the_host_is_stepped_once():
     jax.tree.map(np.testing.assert_array_equal, first, again)
     env.step(KEY, first[0], action)
     foreign = state._replace(inner=state.inner._replace(instance=jnp.int32(9)))
-    for old, says in (
-        (state, r"from step 0, but .* is at step 2 and cannot go back: .* env\.restart"),
-        (foreign, r"another process, or by another Env: .* env\.restart"),
-    ):
+    late = r"from step 0, but .* is at step 2 and cannot go back: .* env\.restart"
+    other = r"another process, or by another Env: .* env\.restart"
+    for old, says in ((state, late), (foreign, other)):
         with pytest.raises(pp.errors.UserValueError, match=says), envs.host_errors():
             env.step(KEY, old, action)
-    with pytest.raises(pp.errors.UserValueError, match=r"another process, or by another Env: .* env\.restart"):
+    with pytest.raises(pp.errors.UserValueError, match=other):
         env.render(foreign)
 
 
@@ -157,10 +152,7 @@ def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
     action = jnp.zeros(2, int)
     state, _ = env.reset(KEY, 2)
     state, _ = env.step(KEY, state, action)
-    for error, says in (
-        (RuntimeError, "the simulator crashed"),
-        (pp.errors.UserValueError, "an earlier step of this environment failed"),
-    ):
+    for error, says in ((RuntimeError, "the simulator crashed"), (pp.errors.UserValueError, "an earlier step of this")):
         with pytest.raises(error, match=says), envs.host_errors():
             env.step(KEY, state, action)
 
@@ -257,14 +249,10 @@ def test_masks_are_those_of_the_options_that_the_environment_makes_available(nam
     np.testing.assert_array_equal(out.final_obs.available[~over], out.obs.available[~over])
 
 
-@pytest.mark.parametrize(
-    ("space", "nvec", "start"),
-    [
-        (spaces.MultiDiscrete([2, 3], start=[4, 5]), (2, 3), [4, 5]),
-        (spaces.MultiBinary(3), (2, 2, 2), 0),
-        (spaces.Discrete(2, start=5), None, 5),
-    ],
-)
+CHOICES = [(spaces.MultiDiscrete([2, 3], start=[4, 5]), (2, 3), [4, 5]), (spaces.MultiBinary(3), (2, 2, 2), 0)]
+
+
+@pytest.mark.parametrize(("space", "nvec", "start"), [*CHOICES, (spaces.Discrete(2, start=5), None, 5)])
 def test_choices_arrive_in_the_integers_of_the_environment(space, nvec, start):
     one = Scripted(action_space=space)
     env = host(one)
@@ -329,10 +317,6 @@ def masked_as(report):
     return lambda: host(*[masked(report)] * 2, action_mask="action_mask")
 
 
-def reporting(name):
-    return lambda: by_name(lambda: Scripted(2, info=reports), info=name)
-
-
 PIXEL, REALS, INTEGERS = whole(0, 255, np.uint8), whole(-np.inf, np.inf, np.float64), whole(-(2**40), 2**40, np.int64)
 test_what_a_host_environment_must_not_return_is_named = refused(
     (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\], .* must have .*, got None'),
@@ -349,8 +333,8 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (masked_as(lambda mask: mask[0]), r"0 or 1 for each of the options \(2, 3\) .* of environment 0 is array"),
     (masked_as(lambda mask: np.array([1, 1, 0, 0, 0])), r"leaves no action"),
     (lambda: by_name(masked(lambda mask: 1), ",action_mask=action_mask"), r"0 or 1 for each .* environment 0 is 1"),
-    (reporting("success"), r"0 ended an episode without a number info\['success'\].* it reports pair, time, won"),
-    (reporting("pair"), r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info="),
+    (lambda: by_name(lambda: Scripted(2, info=reports), info="success"), r"without .* info\['success'\].* time, won"),
+    (lambda: by_name(lambda: Scripted(2, info=reports), info="pair"), r"info\['pair'\] .* got \(1, 2\): leave it out"),
     # No cast changes a number.
     (lambda: constant(INTEGERS, [3_000_000_000]), "obs of reset contains 3000000000, which int32"),
     (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 does not have: the observation space is Box"),
@@ -379,18 +363,7 @@ def test_numbers_that_fit_arrive_as_they_are(space, given):
     assert float(obs[0, 0]) == float(out.final_obs[-1, 0, 0]) == float(expected[0])
 
 
-def test_reals_do_not_become_integers_silently():
-    env = host(Scripted(action_space=spaces.Box(0, 5, (2,), np.int64)))
-    with pytest.raises(pp.errors.UserTypeError, match=r"takes int64 .* actions are float32"):
-        play(env, 1, [(0.0, 0.0)])
-    play(env, 1, [(0, 0)])
-
-
-def test_the_laws_show_what_the_host_raises():
-    with pytest.raises(pp.errors.ShapeError, match=r"reward of step must have shape \(2,\), got \(\)"):
-        envs.check_laws(changed(reward=np.float64(1))(), num_envs=2, num_steps=2)
-
-
+WHOLE = Scripted(action_space=spaces.Box(0, 5, (2,), np.int64))
 GYM, MATRIX = "gym:CartPole-v1", spaces.MultiDiscrete([[2, 3], [2, 2]])
 INFO = r"(make|from_gymnasium): info must be a string or a tuple of strings"
 
@@ -405,6 +378,8 @@ test_environments_that_would_be_played_wrongly_are_refused = refused(
     *((lambda info=info: envs.make(GYM, info=info), INFO) for info in (3, None, (1,))),
     (lambda: envs.make(f"{GYM},gravity=1"), r"gym:CartPole-v1 does not have all of the settings .*'gravity'"),
     (lambda: envs.make(f"{GYM},max_episode_steps=0"), "^CartPole-v1: max_episode_steps must be a positive integer"),
+    (lambda: play(host(WHOLE), 1, [(0, 0), (0.0, 0.0)]), r"takes int64 .* actions are float32"),
+    (lambda: envs.check_laws(changed(reward=np.float64(1))(), num_envs=2, num_steps=2), "reward of step must have sh"),
 )
 
 

@@ -14,11 +14,8 @@ from tests.common import assert_close, assert_same, refused
 
 STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
 KEY = jax.random.key(0)
-LAYOUTS = {
-    "one agent": (1, False, [slice(0, 1)]),
-    "shared": (2, False, [slice(0, 2)]),
-    "per agent": (2, True, [slice(0, 1), slice(1, 2)]),
-}
+LAYOUTS = {"one agent": (1, False, [slice(0, 1)]), "shared": (2, False, [slice(0, 2)])}
+LAYOUTS["per agent"] = (2, True, [slice(0, 1), slice(1, 2)])
 """The number of agents, whether each has its own statistics, and which agents share statistics."""
 
 

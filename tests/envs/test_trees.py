@@ -106,10 +106,8 @@ def test_the_entropy_is_estimated_only_for_the_parts_without_a_closed_form():
     keys, both = jax.random.split(KEY, 4000), distributions.Joint((move, squashed))
     estimated, of_part = (jnp.mean(jax.vmap(lambda key, x=x: entropy_of(x, key))(keys), 0) for x in (both, squashed))
     np.testing.assert_allclose(estimated, np.log(3) + of_part, atol=0.05)
-    hybrid, action = (
-        distributions.Joint({"move": move, "arm": arm}),
-        {"move": jnp.arange(4) % 3, "arm": jnp.ones((4, 2))},
-    )
+    hybrid = distributions.Joint({"move": move, "arm": arm})
+    action = {"move": jnp.arange(4) % 3, "arm": jnp.ones((4, 2))}
     np.testing.assert_allclose(hybrid.entropy(), move.entropy() + arm.entropy(), rtol=1e-6)
     log_prob = move.log_prob(action["move"]) + arm.log_prob(action["arm"])
     np.testing.assert_allclose(hybrid.log_prob(action), log_prob, rtol=1e-6)
@@ -207,9 +205,8 @@ def test_what_is_discrete_alone_or_privileged_is_encoded_and_not_standardized():
         return envs.Step(x + 1, seen(x + 1), 1.0, x > 3)
 
     critic = envs.Dict({"card": envs.Discrete(4), "speed": envs.Box((2,))})
-    env = envs.auto_reset(
-        lambda key: (jnp.zeros(()), seen(0.0)), step, envs.Discrete(500), envs.Discrete(2), privileged_space=critic
-    )
+    reset = lambda key: (jnp.zeros(()), seen(0.0))  # noqa: E731
+    env = envs.auto_reset(reset, step, envs.Discrete(500), envs.Discrete(2), privileged_space=critic)
     prepared = envs.prepare(env, normalize=True, gamma=0.9)
     envs.check(prepared)
     assert prepared.observation_space == envs.Discrete(500)
