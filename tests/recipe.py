@@ -48,7 +48,6 @@ def draw(state):
 def make_train(config: Config) -> training.Train:
     env = envs.prepare(walk(draw if config.drawn else None), normalize=True, gamma=0.9)
     policy = networks.actor_critic(env, (4,), shared=config.memory is not None, memory=config.memory)
-    pipeline = pp.chain(
-        pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5)
-    )
+    losses = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5)
+    pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), *losses)
     return training.Train.of(config, env, policy, pipeline, pp.clipped_adam(config.learning_rate, 0.5))

@@ -109,12 +109,9 @@ def test_registered_loss_equals_tunix(registry):
         np.testing.assert_allclose(value, TUNIX[f"loss/{recorded}"], rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(gradient, TUNIX[f"gradient/{recorded}"], rtol=1e-6, atol=1e-6)
         assert np.isfinite(aux["kl"])
-    for expected, settings in (
-        (plain, {"beta": 0.5}),
-        (plain - 0.1 * entropy, {"beta": 0.5, "entropy_coef": 0.1}),
-        (penalized, {"beta": 0.5, "kl_coef": 0.04}),
-    ):
-        value, aux = loss_of(registry, **settings)(NEW)
+    rewarded = ((plain, {}), (plain - 0.1 * entropy, {"entropy_coef": 0.1}), (penalized, {"kl_coef": 0.04}))
+    for expected, settings in rewarded:
+        value, aux = loss_of(registry, beta=0.5, **settings)(NEW)
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(aux["loss/entropy"], entropy, rtol=1e-6)
 
@@ -145,13 +142,6 @@ def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatc
         assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # one of the options that were not taken
 
 
-def test_losses_of_sequences_refuse_packed_ones(registry):
-    packed = example(segment_ids=jnp.ones(given("tool_mask").shape))
-    with pytest.raises(ValueError, match=r"ppo_parts/gspo: .* several sequences into a row"):
-        loss_of(registry, "ppo_parts/gspo", packed)(NEW)
-    loss_of(registry, "ppo_parts/cispo", packed)(NEW)
-
-
 def test_registered_losses_measure_what_learners_log(registry):
     _, aux = loss_of(registry, "ppo_parts/clipped_surrogate", loss_agg_mode="token-mean")(NEW)
     undefined = {"pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"}
@@ -179,7 +169,7 @@ def test_an_estimator_of_tunix_in_a_chain(registry):
     np.testing.assert_array_equal(out.advantage, [[-1, 1], [-1, 0]])
 
 
-def test_what_cannot_be_registered_is_refused_at_once(registry):
+def test_what_cannot_be_registered_is_refused_at_once_and_packed_sequences_later(registry):
     """And rewards that are not those of whole groups, when they are given."""
     cispo = pp.functional.cispo
     for wrong, says in (
@@ -193,3 +183,7 @@ def test_what_cannot_be_registered_is_refused_at_once(registry):
     bridge.register_advantage("mine")
     with pytest.raises(ValueError, match=r"^mine: num_generations=2 must divide the 5 rewards"):
         registry.get("advantage_estimator", "mine")(jnp.arange(5.0), num_generations=2)
+    packed = example(segment_ids=jnp.ones(given("tool_mask").shape))
+    with pytest.raises(ValueError, match=r"ppo_parts/gspo: .* several sequences into a row"):
+        loss_of(registry, "ppo_parts/gspo", packed)(NEW)
+    loss_of(registry, "ppo_parts/cispo", packed)(NEW)

@@ -98,10 +98,9 @@ def ippo_learner(config: Any, order: np.ndarray) -> pp.Learner:
 
 def rollout(z: traces.Arrays) -> pp.Batch:
     """The peer's trajectories, with an axis of agents after ours."""
-    fields = ("obs", "action", "log_prob", "value", "reward", "next_value")
-    return pp.Batch(
-        **{name: time_major(z[f"traj/{name}"]) for name in fields}, terminated=per_agent(z["traj/terminated"])
-    )
+    names = ("obs", "action", "log_prob", "value", "reward", "next_value")
+    fields = {name: time_major(z[f"traj/{name}"]) for name in names}
+    return pp.Batch(**fields, terminated=per_agent(z["traj/terminated"]))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -21,8 +21,6 @@ import pytest
 import ppo_parts as pp
 from tests import golden_traces as traces
 
-CASES = ("single", "multi", "lrzero")
-MUON_EPS = 1e-12
 SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
     "loss": "loss", "aux/actor_loss": "policy_loss", "aux/value_loss": "value_loss", "aux/entropy": "entropy",
     "aux/approx_KL": "approx_kl_k2", "aux/explained_variance": "peer_explained_variance",
@@ -80,7 +78,7 @@ def rollout(z: traces.Arrays) -> pp.Batch:
     return pp.Batch(**given, terminated=jnp.asarray(fields["done"]), next_value=next_value)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["single", "multi", "lrzero"])
 def test_learner_reproduces_jaxdem(case):
     z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
     config, shape, start = settings(z), z["epoch0/init/value"].shape, traces.sub(z, "epoch0/params_before/")
@@ -89,7 +87,7 @@ def test_learner_reproduces_jaxdem(case):
     optimizer = optax.chain(
         traces.record_steps(int(config["num_minibatches"]), SCALARS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
-        optax.contrib.muon(rate, eps=MUON_EPS),
+        optax.contrib.muon(rate, eps=1e-12),
     )
 
     def make_learner(indices: Any, weights: Any) -> pp.Learner:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
 DISCRETE, HEAD = SimpleNamespace(n=3, shape=()), jnp.zeros((4, 3))
 PAIR = envs.Dict({"a": envs.Box((2,)), "b": envs.Discrete(1)})
-CHOICES = envs.MultiDiscrete((2, 3))
+CHOICES, KEYS = envs.MultiDiscrete((2, 3)), jax.random.split(jax.random.key(0), 3)
 
 
 def env(action_space, shape=(5,), num_agents=None):
@@ -111,9 +111,8 @@ def test_the_critic_sees_what_the_policy_does_not(memory):
     normalized = envs.normalize_observation(game)
     policy = networks.actor_critic(normalized, hidden=(4,), memory=memory)
     rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
-    _, batch, _ = jax.jit(rollout.collect)(
-        jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
-    )
+    state = rollout.init(jax.random.key(2))
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), policy.init(jax.random.key(1)), state)
     assert batch.obs.privileged["two"].shape == (6, 2, 2)
     assert jnp.all(jnp.isfinite(batch.next_value))
 
@@ -196,9 +195,8 @@ def test_no_nan_passes_a_reset(cell, on_gpu, monkeypatch):
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
 def test_independent_agents_play_by_parameters_of_their_own(memory):
-    policy = networks.multi_agent_actor_critic(
-        env(DISCRETE, num_agents=2), hidden=(4,), memory=memory, independent=True
-    )
+    settings = {"hidden": (4,), "memory": memory}
+    policy = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), **settings, independent=True)
     params = jax.jit(policy.init)(jax.random.key(0))
     assert set(params) == {"actor", "critic"}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
@@ -209,7 +207,7 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
     both = jax.jit(policy.evaluate)(params, batch)
     assert both.value.shape == (6, 2, 2)
     assert not both.distribution.probs[..., 0, 1].any()  # it is not available
-    shared = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(4,), memory=memory)
+    shared = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), **settings)
     evaluate = jax.jit(shared.evaluate)
     for agent in range(2):
         alone = evaluate(jax.tree.map(lambda x, i=agent: x[i], params), batch)
@@ -218,28 +216,24 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
         np.testing.assert_allclose(*logits, atol=1e-6)
 
 
-def test_a_central_critic_sees_what_all_agents_see():
+def test_a_central_critic_sees_what_all_agents_see_of_any_shape():
     seen = envs.share_observations(jnp.arange(12.0).reshape(2, 3, 2))
     np.testing.assert_array_equal(seen[1], [[6, 7, 8, 9, 10, 11]] * 3)
-    own, central = (
-        networks.multi_agent_actor_critic(env(BOX, num_agents=2), inputs, (4,))
-        for inputs in (lambda obs: (obs, obs), lambda obs: (obs, envs.share_observations(obs)))
-    )
     obs = jax.random.normal(jax.random.key(1), (3, 2, 5))
     other = obs.at[:, 1].add(1.0)
-    for policy, moves in ((own, False), (central, True)):
+    for inputs, moves in ((lambda obs: (obs, obs), False), (lambda obs: (obs, envs.share_observations(obs)), True)):
+        policy = networks.multi_agent_actor_critic(env(BOX, num_agents=2), inputs, (4,))
         params = jax.jit(policy.init)(jax.random.key(0))
         evaluate = jax.jit(policy.evaluate)
         one, two = (evaluate(params, pp.Batch(obs=envs.Observation(x))) for x in (obs, other))
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
-
-
-@pytest.mark.parametrize("space", [envs.Box((2, 3)), envs.Discrete(5)], ids=str)
-def test_agents_see_observations_of_any_shape(space):
-    policy = networks.multi_agent_actor_critic(env(BOX, num_agents=2)._replace(observation_space=space), hidden=(4,))
-    obs = jnp.zeros((7, 2, *space.shape), getattr(space, "dtype", jnp.float32))
-    assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
+    for space in (envs.Box((2, 3)), envs.Discrete(5)):
+        policy = networks.multi_agent_actor_critic(
+            env(BOX, num_agents=2)._replace(observation_space=space), hidden=(4,)
+        )
+        obs = jnp.zeros((7, 2, *space.shape), getattr(space, "dtype", jnp.float32))
+        assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
 
 
 def pixels(space, actions=DISCRETE):
@@ -253,24 +247,10 @@ FRAMES, UNCLEAR = (2, 36, 36), "do not tell whether pixels must be divided by 25
 CARRY = r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
 
 
-def critic(*args, **settings):
-    return lambda: networks.actor_critic(*args, **settings)
-
-
-def head(*args, **settings):
-    return lambda: networks.action_distribution(*args, **settings)
-
-
-def cnn(made, **settings):
-    return lambda: networks.nature_cnn(made, **settings)
-
-
-def remember(carry, reset):
-    return lambda: Memory().init(jax.random.key(0), INPUT, carry, reset)
-
-
-def dense(*given, **settings):
-    return lambda: networks.dense_dot_general(jnp.ones((3, 5)), KERNEL, (given, ((), ())), **settings)
+# Calls of these, with arguments that are given later.
+MADE = networks.actor_critic, networks.action_distribution, networks.nature_cnn, networks.dense_dot_general
+remember = functools.partial(functools.partial, Memory().init, KEYS[0], INPUT)
+critic, head, cnn, dense = (functools.partial(functools.partial, function) for function in MADE)
 
 
 def privileged():
@@ -302,10 +282,7 @@ test_networks_say_what_is_wrong = common.refused(
     (head(BOX, HEAD[:, :2], jnp.zeros((5, 2))), r"log_std of shape \(5, 2\) does not fit arrays of shape \(4, 2\)"),
     *((head(DISCRETE, HEAD, x), "log_std must be an array, got") for x in ("x", [0.0])),
     (head(envs.Box((3,)), HEAD, jnp.zeros(2)), r"log_std must have 3 numbers .*, got shape \(2,\)"),
-    (
-        head(envs.MultiDiscrete((2, 3)), jnp.zeros((4, 4))),
-        "head must have 5 numbers along its last axis for Multi.*got",
-    ),
+    (head(CHOICES, jnp.zeros((4, 4))), "head must have 5 numbers along its last axis for Multi.*got"),
     (lambda: networks.multi_agent_actor_critic(env(DISCRETE)), "no axis of agents"),
     (lambda: networks.multi_agent_actor_critic(AGENTS, hidden=(), memory="gru"), "needs hidden"),
     (lambda: networks.multi_agent_actor_critic(AGENTS._replace(observation_space=FLOATS)), "observations are images"),
@@ -314,8 +291,8 @@ test_networks_say_what_is_wrong = common.refused(
     *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, envs.Box(FRAMES), envs.Box(FRAMES, 0, 128))),
     *((remember(*x), CARRY) for x in ((ONE, RESET), ((ONE, ONE[:, :3]), RESET), ((ONE, ONE), RESET[0]))),
     (privileged, r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
-    (dense((0,), (0,)), "only"),
-    (dense((1,), (0,), precision="highest"), "precision"),
+    (dense(KERNEL.T, KERNEL, (((0,), (0,)), ((), ()))), "only"),
+    (dense(KERNEL.T, KERNEL, (((1,), (0,)), ((), ())), precision="highest"), "precision"),
     (lambda: networks.initial_carry("gru", 4), "shape must be a tuple, got 4"),
     (lambda: networks.orthogonal()(KEYS[0], (2, 2), jnp.int32), "dtype must be floating, got int32"),
     (lambda: networks.orthogonal()(KEYS[0], (5,)), r"at least two axes, got shape \(5,\)"),
@@ -347,9 +324,6 @@ def test_nature_cnn_divides_bytes_only_and_evaluates_single_frames():
     for policy, obs in ((of_bytes, frames[1, 2]), (scaled, frames[1, 2] / 255)):
         value = jax.jit(policy.evaluate)(params, pp.Batch(obs=obs)).value
         np.testing.assert_allclose(value, whole.value[1, 2], rtol=1e-4, atol=1e-6)
-
-
-KEYS = jax.random.split(jax.random.key(0), 3)
 
 
 def ranks_of_factorised(function):

@@ -240,14 +240,7 @@ def test_gae_skips_before_and_after_the_sampler_alike():
         np.testing.assert_allclose(out.target, expected.target, rtol=1e-5, atol=1e-6)
 
 
-def test_the_advantage_of_a_group_is_that_of_each_unmasked_token():
-    batch = rollout().replace(mask=jnp.ones((TIME, SEGMENTS)).at[3:, 1].set(0))
-    out, _ = pp.tokens.group_advantage(group=2).update(batch, (), pp.Context(key=jax.random.key(0)))
-    expected = f.group_advantage(jnp.sum(batch.reward * batch.mask, axis=0), jnp.array([0, 0, 1, 1]))
-    close(out.advantage, expected[None] * batch.mask)
-
-
-def test_aggregate_weighs_sequences_as_it_says():
+def test_the_advantage_of_a_group_and_the_mean_over_sequences_are_those_of_functional():
     """The learner's mean over sequences is the function's, though a minibatch has a sequence without a token."""
     batch, context = rollout(), pp.Context(key=jax.random.key(0))
     losses = {"given": jnp.asarray(np.random.default_rng(0).normal(size=(TIME, SEGMENTS)), jnp.float32)}
@@ -257,6 +250,10 @@ def test_aggregate_weighs_sequences_as_it_says():
         assert out.losses["given"].shape == (SEGMENTS,)
         ours = f.masked_mean(out.losses["given"], jnp.any(batch.mask.astype(bool), axis=0))
         np.testing.assert_allclose(ours, f.aggregate(losses["given"], by=by, length=length, mask=batch.mask), rtol=1e-6)
+    batch = rollout().replace(mask=jnp.ones((TIME, SEGMENTS)).at[3:, 1].set(0))
+    out, _ = pp.tokens.group_advantage(group=2).update(batch, (), pp.Context(key=jax.random.key(0)))
+    expected = f.group_advantage(jnp.sum(batch.reward * batch.mask, axis=0), jnp.array([0, 0, 1, 1]))
+    close(out.advantage, expected[None] * batch.mask)
 
 
 def test_normalize_target_averages_over_rollouts():

@@ -31,7 +31,7 @@ def signed(seed, **fields):
     return batch.replace(extras={"seat": jnp.asarray(seats[0]), "next_seat": jnp.asarray(seats[1])})
 
 
-def test_zero_sum_follows_its_equation():
+def test_zero_sum_follows_its_equation_and_has_each_stream_alone():
     batch = signed(0, mask=None)
     out = run(pp.agents.zero_sum(GAE), batch)
     seat, following = (batch.extras[name] for name in envs.SEATS)
@@ -42,20 +42,13 @@ def test_zero_sum_follows_its_equation():
     np.testing.assert_allclose(out.target, expected + batch.value, rtol=1e-5, atol=1e-6)
     for name in ("value", "next_value", "reward"):
         np.testing.assert_array_equal(getattr(out, name), getattr(batch, name))
+    pairs = {name: (1, k) for name, k in (("reward", 1), ("value", 2), ("next_value", 2))}
+    streams = {name: jnp.stack([k * getattr(batch, name) for k in ks], -1) for name, ks in pairs.items()}
+    both = run(pp.agents.zero_sum(GAE), batch.replace(**streams))
+    np.testing.assert_allclose(both.advantage[..., 0], out.advantage, rtol=1e-5, atol=1e-6)
 
 
-def test_zero_sum_has_each_stream_alone():
-    batch = signed(0, mask=None)
-    streams = {
-        name: jnp.stack([getattr(batch, name), 2 * getattr(batch, name)], -1) for name in ("value", "next_value")
-    }
-    both = run(pp.agents.zero_sum(GAE), batch.replace(reward=jnp.stack([batch.reward] * 2, -1), **streams))
-    np.testing.assert_allclose(
-        both.advantage[..., 0], run(pp.agents.zero_sum(GAE), batch).advantage, rtol=1e-5, atol=1e-6
-    )
-
-
-def test_zero_sum_reduces_to_its_estimator_after_the_sampler():
+def test_zero_sum_reduces_to_its_estimator_after_the_sampler_and_takes_a_chain():
     """Where the first player always moves; where the second does, with the rewards of the first, too."""
     batch = example_batch(1, after_sampler=True)
     ones = jnp.ones_like(batch.reward)
@@ -66,10 +59,7 @@ def test_zero_sum_reduces_to_its_estimator_after_the_sampler():
             np.testing.assert_array_equal(getattr(out, name), getattr(plain, name))
         np.testing.assert_array_equal(out.value, batch.value)
         np.testing.assert_array_equal(out.current.value, batch.current.value)
-
-
-def test_zero_sum_of_a_chain_is_not_its_plain_parts():
-    """`chain` flattens chains, and must not take the parts out of what wraps them."""
+    # `chain` flattens chains, and must not take the parts out of what wraps them.
     batch = signed(0)
     part = pp.agents.zero_sum(pp.chain(GAE))
     same = run(pp.chain(part), batch), run(pp.agents.zero_sum(GAE), batch)

@@ -19,6 +19,7 @@ from ppo_parts.recipes import libraries, library_ppo, mujoco_ppo
 from ppo_parts.recipes.libraries import parts
 from ppo_parts.testing import check_part, example_batch
 from ppo_parts.training import _train
+from tests.common import refused
 
 TINY = {"env_id": "Pendulum-v1", "num_envs": 4, "num_steps": 8, "num_minibatches": 2, "hidden": (8,)}
 
@@ -35,12 +36,8 @@ def test_hyperparameters_of_presets_reach_the_libraries(preset, monkeypatch):
     parameters = inspect.signature(update).parameters
     monkeypatch.setattr(libraries, config.library, functools.wraps(update)(lambda **given: given))
     given = library_ppo.make_update(config, envs.make("Pendulum-v1"))
-    fields = {
-        "num_epochs": "update_epochs",
-        "clip_eps": "clip_coef",
-        "value_coef": "vf_coef",
-        "entropy_coef": "ent_coef",
-    }
+    fields = {"num_epochs": "update_epochs", "clip_eps": "clip_coef"}
+    fields |= {"value_coef": "vf_coef", "entropy_coef": "ent_coef"}
     assert {*fields, "gamma", "gae_lambda"} <= given.keys() <= parameters.keys()
     for name in given.keys() - {"num_actions"}:
         assert given[name] == getattr(config, fields.get(name, name)), name
@@ -53,7 +50,7 @@ def test_presets_that_no_other_test_trains_make_a_run(preset):
     assert {"policy_loss", "value_loss", "entropy", "approx_kl", "learning_rate"} <= set(metrics)
 
 
-def test_a_run_records_the_rate_that_follows_the_divergence():
+def test_rates_that_follow_the_divergence_are_recorded_one_for_each_phase():
     """rsl_rl's rate is in the state of the optimizer, and its divergence needs the distribution that acted."""
     config = tiny("rsl_rl", update_epochs=1, learning_rate=1e-4)
     result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
@@ -63,6 +60,11 @@ def test_a_run_records_the_rate_that_follows_the_divergence():
     assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
+    adaptive = pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01)
+    states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
+    rates = _train._find_rates(states, names=())
+    assert rates.names == ("actor/learning_rate",)
+    assert _train._find_rates(states["actor"], names=("learning_rate",)).names == ()
 
 
 def test_rl_games_configuration_of_humanoid():
@@ -84,14 +86,6 @@ def test_noise_steps_hold_the_noise_of_a_preset():
     theta = jax.random.normal(jax.random.split(jax.random.key(1), (8, 2))[4, 0], (4, 8, 1))  # of the last four steps
     noise = jnp.einsum("tnl,nld->tnd", batch.behavior.features[4:], batch.behavior.std[0] * theta)
     np.testing.assert_allclose(batch.action[4:], batch.behavior.loc[4:] + noise, rtol=1e-4, atol=1e-6)
-
-
-def test_each_phase_has_its_own_adapted_rate():
-    adaptive = pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01)
-    states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
-    rates = _train._find_rates(states, names=())
-    assert rates.names == ("actor/learning_rate",)
-    assert _train._find_rates(states["actor"], names=("learning_rate",)).names == ()
 
 
 def test_segments_of_brax_that_are_shorter_than_the_rollout():
@@ -116,33 +110,25 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
     assert np.all(np.abs(after[0]["value"] / after[2]["value"] - 1) > 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("preset", "changes", "says"),
-    [
-        ("tianshou", {"target_kl": 0.1}, r"target_kl must be None, because tianshou has no such option, got 0\.1"),
-        ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
-        ("rsl_rl", {"shared": True}, "shared must be False, because rsl_rl clips the gradients of two networks"),
-        ("rl_games", {"env_id": "CartPole-v1"}, r"the actions of CartPole-v1 are Discrete\(2"),
-        ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
-        ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
-        ("skrl", {"env_id": "CartPole-v1", "noise_steps": 4}, "noise_steps must be None, because gSDE is for cont"),
-    ],
+test_options_that_a_library_does_not_have_are_refused = refused(
+    (tiny("tianshou", target_kl=0.1), r"target_kl must be None, because tianshou has no such option, got 0\.1"),
+    (tiny("skrl", reward_scale=2.0), r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
+    (tiny("rsl_rl", shared=True), "shared must be False, because rsl_rl clips the gradients of two networks"),
+    (tiny("rl_games", env_id="CartPole-v1"), r"the actions of CartPole-v1 are Discrete\(2"),
+    (tiny("brax", segment_length=5), "segment_length must divide the 8 steps of a rollout, got 5"),
+    (tiny("rl_games", num_minibatches=3), "num_minibatches must divide the 4 environments, got 3"),
+    (tiny("skrl", env_id="CartPole-v1", noise_steps=4), "noise_steps must be None, because gSDE is for cont"),
+    by=library_ppo.make_train,
 )
-def test_options_that_a_library_does_not_have_are_refused(preset, changes, says):
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        library_ppo.make_train(tiny(preset, **changes))
 
 
-def test_an_own_chain_need_not_fit_the_actions_of_rl_games():
-    own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
-    config = tiny("rl_games", env_id="CartPole-v1", target_kl=None)
-    assert "policy_loss" not in library_ppo.make_train(config, pipeline=own).shapes[1]
-
-
-def test_a_library_takes_the_hyperparameters_of_another_but_no_tuple_as_chain():
+def test_a_library_takes_the_hyperparameters_of_another_and_a_chain_of_your_own():
     library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
+    own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
+    config = tiny("rl_games", env_id="CartPole-v1", target_kl=None)
+    assert "policy_loss" not in library_ppo.make_train(config, pipeline=own).shapes[1]
 
 
 def test_the_gradient_need_not_be_clipped():
@@ -195,42 +181,29 @@ def continuous(seed=0, dtype=jnp.float32):
     return example_batch(seed, dtype, after_sampler=True, continuous=True).replace(current=None)
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_part_obeys_the_laws(name):
-    gaussian = name == "divergence_since_last_epoch"
-    check_part(PARTS[name], batch=continuous if gaussian else None)
+def test_every_part_obeys_the_laws():
+    for name, part in PARTS.items():
+        check_part(part, batch=continuous if name == "divergence_since_last_epoch" else None)
+    functions = {name: f.__annotations__ for name, f in vars(parts).items() if inspect.isfunction(f)}
+    assert {name for name, hints in functions.items() if hints.get("return") == "pp.Part"} == set(PARTS)
 
 
-def test_every_part_is_checked():
-    made = {
-        name
-        for name, f in vars(parts).items()
-        if inspect.isfunction(f) and f.__annotations__.get("return") == "pp.Part"
-    }
-    assert made == set(PARTS)
-
-
-def test_moments_need_a_counted_element():
+def test_moments_need_a_counted_element_and_next_values_no_memory():
     before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
     masked = parts.append_sample(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
     np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))
     one = parts.append_sample(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # has no spread
     np.testing.assert_allclose(jax.tree.leaves(one), [3.0, (3 * 5 + 6**2 * 5 / 6) / 6, 6.0])
+    part, batch = parts.evaluate_next_obs(), example_batch()
+    with pytest.raises(pp.errors.UserValueError, match="evaluate_next_obs: the policy has a memory"):
+        part.update(batch.replace(carry=jnp.zeros((1, 2))), part.init(None, None), pp.Context(key=jax.random.key(0)))
 
 
 @pytest.mark.parametrize("name", ["truncate_at_current_value", "ignore_truncations", "one_more_step"])
 def test_a_batch_without_truncations_has_none(name):
     batch = example_batch(after_sampler=name == "one_more_step")
     context = pp.Context(key=jax.random.key(0))
-    outs = [
-        PARTS[name].update(batch.replace(truncated=truncated), PARTS[name].init(None, None), context)[0]
-        for truncated in (None, jnp.zeros_like(batch.value))
-    ]
+    batches = [batch.replace(truncated=x) for x in (None, jnp.zeros_like(batch.value))]
+    outs = [PARTS[name].update(each, PARTS[name].init(None, None), context)[0] for each in batches]
     for field in PARTS[name].provides:
         np.testing.assert_array_equal(*(getattr(out, field) for out in outs))
-
-
-def test_next_observations_of_a_policy_with_memory_are_refused():
-    part, batch = parts.evaluate_next_obs(), example_batch()
-    with pytest.raises(pp.errors.UserValueError, match="evaluate_next_obs: the policy has a memory"):
-        part.update(batch.replace(carry=jnp.zeros((1, 2))), part.init(None, None), pp.Context(key=jax.random.key(0)))

@@ -86,11 +86,8 @@ def adam(params, gradient, moments, step, fault):
     rate = RATE * (1 - step / 10) if fault == "rate decays per step" else RATE
     after, kept = {}, {}
     for name, g in gradient.items():
-        m, v = (
-            b * old + (1 - b) * x
-            for b, old, x in zip((b1, b2), moments[name], (scale * g, (scale * g) ** 2), strict=True)
-        )
-        kept[name] = m, v
+        m, v = moments[name]
+        kept[name] = m, v = b1 * m + (1 - b1) * scale * g, b2 * v + (1 - b2) * (scale * g) ** 2
         count = step + 1 if fault != "moments reset in each epoch" else step % MINIBATCHES + 1
         corrections = (1.0, 1.0) if fault == "no bias correction" else (1 - b1**count, 1 - b2**count)
         decay = 0.01 * params[name] if fault == "weight decay" else 0

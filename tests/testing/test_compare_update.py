@@ -9,6 +9,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing._choices import CHOICES, Update, evaluate_text, read_calls
+from tests.common import refused
 from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
 
@@ -44,8 +45,6 @@ def test_only_what_is_recorded_is_needed():
     first = compared(recorded("not standardized", without)).first
     assert (first.stage, first.step) == ("loss", 0)
 
-
-def test_parameters_after_the_last_step_alone():
     def last(fault):
         record = recorded(fault, ("gradient/policy", "gradient/value"))
         return {x: y[-1] if "params_after" in x else y for x, y in record.items()}
@@ -80,29 +79,21 @@ def test_masked_divergence_and_nan():
 
 
 def test_choices_read_numbers_that_are_expressions():
-    for coef, number in (
-        ("1/2", 0.5),
-        ("pp.linear_schedule(1.0, 0.0, 9)", None),
-        ("lambda step: 0.5 + 0 * step", None),
-    ):
+    numbers = {"1/2": 0.5, "pp.linear_schedule(1.0, 0.0, 9)": None, "lambda step: 0.5 + 0 * step": None}
+    for coef, number in numbers.items():
         update = Update(read_calls(f"pp.chain(pp.full_batch(), pp.value_loss(coef={coef}))"), ())
         assert update.read_number("value_loss", "coef") == number
         assert evaluate_text(update.change(*CHOICES).find("value_loss")).name == "value_loss"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("pp.clipped_adam(3e-4, 0.5, nonsense=3)", "unexpected keyword argument 'nonsense'; it takes .*max_grad_norm"),
-        ("pp.clipped_adam(3e-4)", "missing a required argument: 'max_grad_norm'"),
-        ("optax.adam(b1=0.8)", "missing a required argument: 'learning_rate'"),
-        ("pp.value_loss(coef=0.5, coef=1.0)", "keyword argument repeated: coef"),
-        ("pp.value_loss(0.5, 1)", "too many positional arguments; it takes .coef, name"),
-    ],
+test_text_with_wrong_arguments_is_an_error = refused(
+    ("pp.clipped_adam(3e-4, 0.5, nonsense=3)", "unexpected keyword argument 'nonsense'; it takes .*max_grad_norm"),
+    ("pp.clipped_adam(3e-4)", "missing a required argument: 'max_grad_norm'"),
+    ("optax.adam(b1=0.8)", "missing a required argument: 'learning_rate'"),
+    ("pp.value_loss(coef=0.5, coef=1.0)", "keyword argument repeated: coef"),
+    ("pp.value_loss(0.5, 1)", "too many positional arguments; it takes .coef, name"),
+    by=read_calls,
 )
-def test_text_with_wrong_arguments_is_an_error(text, says):
-    with pytest.raises(pp.errors.UserError, match=says):
-        read_calls(text)
 
 
 def test_record_that_lacks_something_is_an_error():
