@@ -1,7 +1,6 @@
 """Exported policies say what JAX says."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +16,7 @@ from ppo_parts.errors import UserValueError
 from tests import recipe
 from tests.envs.common import bit_game
 from tests.networks.test_flax_networks import asymmetric
+from tests.runs import ROOT
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -32,10 +32,8 @@ def trained(env, policy):
 
 
 def frames():
-    pixels = jnp.zeros((1, 4, 36, 36), jnp.uint8)
-    return envs.make("CartPole-v1")._replace(
-        observation_space=envs.Box((4, 36, 36), 0, 255), reset=lambda key, n: ((), jnp.repeat(pixels, n, 0))
-    )
+    reset = lambda key, n: ((), jnp.zeros((n, 4, 36, 36), jnp.uint8))  # noqa: E731
+    return envs.make("CartPole-v1")._replace(observation_space=envs.Box((4, 36, 36), 0, 255), reset=reset)
 
 
 def agents():
@@ -43,13 +41,10 @@ def agents():
     return envs.fold_agents(envs.clip_action(bit_game()._replace(action_space=envs.Box((1,), 0.0, 0.1))), agent_id=True)
 
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 POLICIES = {  # an environment, a network, and how many observations are compared
     "discrete": (lambda: envs.make("CartPole-v1"), {"activation": "relu"}, 10_000),
     "squashed": (lambda: envs.make("Pendulum-v1"), {"shared": True, "squash": True, "activation": "gelu"}, 10_000),
-    **{
-        cell: (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": cell}, 10_000) for cell in ("mingru", "lru")
-    },
+    **{x: (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": x}, 10_000) for x in ("mingru", "lru")},
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}, 10_000),
     "pixels": (frames, {"features": 64}, 100),
     "privileged": (lambda: envs.normalize_observation(asymmetric()), {"hidden": (4,)}, 100),  # only the critic sees it
@@ -84,7 +79,7 @@ def test_actions_and_carries_follow_an_episode(tmp_path):
     env = envs.prepare(raw, normalize=True, gamma=0.9, rescale=True)
     train, state = trained(env, networks.actor_critic(env, (8,), shared=True, memory="lstm"))
     (tmp_path / "policy.onnx").write_bytes(export.to_onnx(train, state).SerializeToString())
-    (program,) = re.findall(r"```python\n(import numpy.*?)```", DEPLOY.read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(import numpy.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
     exec(program, page := {})
     controllers = [page["Controller"](tmp_path / "policy.onnx") for _ in range(2)]
     frozen, policy = env.evaluation(state.rollout.env_state), train.policy
@@ -105,21 +100,12 @@ def test_actions_and_carries_follow_an_episode(tmp_path):
 @pytest.mark.parametrize(("wrap", "greatest"), [(envs.clip_action, 0.5), (lambda env: env, 3.91)])
 def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
     env = wrap(recipe.walk())
-    policy = Policy(
-        lambda key: jnp.full(1, 3.0), lambda p, batch: (distributions.Normal(p + batch.obs[..., :1], 1.0), None)
-    )
+    evaluate = lambda p, batch: (distributions.Normal(p + batch.obs[..., :1], 1.0), None)  # noqa: E731
+    policy = Policy(lambda key: jnp.full(1, 3.0), evaluate)
     run = session_of(export.to_onnx(*trained(env, policy)))
     out = run(obs=np.asarray([[0, 0], [-7.82, 0], [-3.91, 0]], np.float32))
     np.testing.assert_allclose(out["action"], [[greatest], [-greatest], [0.0]], atol=1e-5)
     np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
-
-
-def test_any_nan_is_a_difference():
-    policy = Policy(lambda key: jnp.ones(1), lambda p, batch: (distributions.Normal(batch.obs[..., :1], p), None))
-    train, state = trained(recipe.walk(), policy)
-    model = export.to_onnx(train, state)
-    state.learner.params = jnp.full(1, jnp.nan)  # only the scale, which is the last output
-    assert np.isnan(export.measure_difference(model, train, state, 1))
 
 
 def test_beta_is_exported_with_its_parameters():
@@ -167,7 +153,12 @@ def test_the_command_writes_a_model_and_says_how_exact_it_is(folder, tmp_path, c
     np.testing.assert_allclose(loc, expected, atol=1e-6)
 
 
-def test_a_model_that_differs_is_not_written(folder, tmp_path, monkeypatch):
+def test_a_model_that_differs_is_not_written_and_any_nan_is_a_difference(folder, tmp_path, monkeypatch):
+    policy = Policy(lambda key: jnp.ones(1), lambda p, batch: (distributions.Normal(batch.obs[..., :1], p), None))
+    train, state = trained(recipe.walk(), policy)
+    model = export.to_onnx(train, state)
+    state.learner.params = jnp.full(1, jnp.nan)  # only the scale, which is the last output
+    assert np.isnan(export.measure_difference(model, train, state, 1))
     monkeypatch.setattr(export, "measure_difference", lambda *arguments: 1e-3)
     with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):
         export.main([str(folder), "--output", str(tmp_path / "policy.onnx")])

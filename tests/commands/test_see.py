@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -152,22 +153,6 @@ def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
-def test_one_seed_has_an_interval_over_its_episodes():
-    ended, length = np.ones((1, 4), bool), np.full((1, 4), 7)
-    returns = np.asarray([[1.0, 2.0, 3.0, 10.0]])
-    result = evaluate.summarize(training.EpisodeResults(returns, length, ended, ~ended))
-    assert result["episode_return"]["per_episode"] == [1.0, 2.0, 3.0, 10.0]
-    assert result["episode_return"]["iqm"] == 2.5
-    assert "over episodes" in evaluate.describe(result)
-    agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
-    assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
-    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # what comes after the seeds is one sample
-    seeds.episode_return[1] *= 3
-    result = evaluate.summarize(seeds)
-    assert result["episode_return"]["per_seed"] == [5.0, 15.0]
-    assert (result["episode_length"], result["terminated"], result["truncated"]) == (7.0, 8, 0)
-
-
 def test_commands_end_with_one_sentence(folder, capsys):
     for command, argv, says in (
         (evaluate, ["/nowhere"], "error: /nowhere holds no run"),
@@ -186,7 +171,7 @@ def test_commands_end_with_one_sentence(folder, capsys):
         assert says in capsys.readouterr().err
 
 
-def test_statistics_are_those_of_rliable():
+def test_statistics_are_those_of_rliable_and_one_seed_has_an_interval_over_its_episodes():
     x = np.random.default_rng(0).normal(100, 20, size=(8, 1, 3))  # rliable 1.2.0, with 20,000 samples
     center, low, high = _statistics.iqm_interval(x[:, 0].T, samples=20_000)
     np.testing.assert_allclose(center, [99.54996759958557, 92.84587558378865, 99.74000615063537], rtol=1e-12)
@@ -197,6 +182,19 @@ def test_statistics_are_those_of_rliable():
     assert compare.make_table(curves)[1]["better_than_first"] == pytest.approx(0.7291666666666666)
     _, low, high = _statistics.iqm_interval(np.ones((2, 1)))
     assert np.isnan([low, high]).all()
+    ended, length = np.ones((1, 4), bool), np.full((1, 4), 7)
+    returns = np.asarray([[1.0, 2.0, 3.0, 10.0]])
+    result = evaluate.summarize(training.EpisodeResults(returns, length, ended, ~ended))
+    assert result["episode_return"]["per_episode"] == [1.0, 2.0, 3.0, 10.0]
+    assert result["episode_return"]["iqm"] == 2.5
+    assert "over episodes" in evaluate.describe(result)
+    agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
+    assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
+    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # what comes after the seeds is one sample
+    seeds.episode_return[1] *= 3
+    result = evaluate.summarize(seeds)
+    assert result["episode_return"]["per_seed"] == [5.0, 15.0]
+    assert (result["episode_length"], result["terminated"], result["truncated"]) == (7.0, 8, 0)
 
 
 def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str = "walk", updates: int = 40) -> Path:
@@ -249,10 +247,7 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
         ([f"x={a},{b}"], "x: the runs use several environments, a, b"),
         ([f"x={a},{a}"], "two runs have the same seed"),
         ([a, "--metric", "won"], "no row has the metric won; available: env_steps, episode_return, update"),
-        (
-            [a, "--metric", "evaluation/won"],
-            "no row has the metric evaluation/won; .*; evaluations .* need --eval-every",
-        ),
+        ([a, "--metric", "evaluation/won"], "the metric evaluation/won; .*; evaluations .* need --eval-every"),
         ([a, "--output", "x.foo"], r"x\.foo must end with .* or \.png or "),
         ([none], "there are no metrics yet"),
         ([part], "has not been measured in every seed"),
@@ -275,7 +270,7 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
     assert greys == [0, 50, 100] * 2
 
 
-def test_watch_and_evaluations_carry_a_memory(capsys):
+def test_watch_and_evaluations_carry_a_memory_and_begin_alike_whatever_the_limit(capsys):
     train = recipe.make_train(recipe.Config(memory="lstm"))
     state = train.jitted_init(jax.random.key(0))
     assert len(list(watch.render_frames(train, state, max_steps=2, mode=True))) == 2
@@ -283,15 +278,12 @@ def test_watch_and_evaluations_carry_a_memory(capsys):
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
     assert played.episode_length.tolist() == [3, 3, 3]
 
-
-def test_watch_begins_alike_whatever_the_limit():
     def step(key, x, action):
         return envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)
 
     reset = lambda key: (jax.random.uniform(key), jnp.zeros(2))  # noqa: E731
-    env = envs.auto_reset(
-        reset, step, envs.Box((2,)), envs.Box((1,)), render=lambda x: np.full((2, 2, 3), 255 * x, np.uint8)
-    )
+    render = lambda x: np.full((2, 2, 3), 255 * x, np.uint8)  # noqa: E731
+    env = envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((1,)), render=render)
     policy, space = networks.actor_critic(env, (4,)), types.SimpleNamespace
     train = space(policy=policy, env=space(evaluation=lambda state: env))
     state = space(rollout=space(env_state=None), learner=space(params=policy.init(jax.random.key(0))))
@@ -302,21 +294,18 @@ def test_watch_begins_alike_whatever_the_limit():
 def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
     state = jax.tree.map(lambda x: x[0], training.load(folder).state)
     train = recipe.make_train(recipe.Config(drawn=False))
-    with pytest.raises(UserValueError, match=r"this environment cannot be rendered: give its Env a render"):
-        next(watch.render_frames(train, state))
+    write = watch.write_animation
     for bad, says in (
+        (lambda: next(watch.render_frames(train, state)), "environment cannot be rendered: give its Env a render"),
         (lambda: watch.render_frames(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
-        (lambda: watch.write_animation(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
-        (lambda: watch.write_animation(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
+        (lambda: write(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
+        (lambda: write(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
+        (lambda: write(Path("a.png"), []), r"a\.png must end with \.gif or \.mp4"),
+        *((lambda x=x: write(tmp_path / x, []), "there are no frames to write") for x in ("a.gif", "a.mp4")),
         (lambda: evaluate.play_episodes(training.load(folder), 1, seed=2**32), "seed must be .* got 4294967296"),
     ):
         with pytest.raises(UserValueError, match=says):
             bad()
-    with pytest.raises(UserValueError, match=r"a\.png must end with \.gif or \.mp4"):
-        watch.write_animation(Path("a.png"), [])
-    for name in ("a.gif", "a.mp4"):
-        with pytest.raises(UserValueError, match="there are no frames to write"):
-            watch.write_animation(tmp_path / name, [])
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingPackage, match=r'pip install "ppo_parts\[watch\]"'):
@@ -344,12 +333,7 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
         log = lambda record, step: records.append((step, record))  # noqa: E731
         return types.SimpleNamespace(log=log, finish=lambda exit_code=0: finished.append(exit_code))
 
-    def stop(rows):
-        raise training.StopRun
-
-    def fail(rows):
-        raise ZeroDivisionError
-
+    stop, fail = (mock.Mock(side_effect=error) for error in (training.StopRun, ZeroDivisionError))
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
         training.run(train, config, new)

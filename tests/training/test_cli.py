@@ -168,7 +168,7 @@ def test_config_file_sets_what_flags_do_not(tmp_path):
     assert (config.env_id, config.num_envs, config.num_steps, config.anneal_lr) == ("Pendulum-v1", 2, 2048, False)
 
 
-def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
+def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, monkeypatch):
     path = tmp_path / "mine.yaml"
     for content, says in (
         ("preset: contiuous", "--preset must be one of 'discrete', 'continuous', 'golf', got 'contiuous'"),
@@ -188,15 +188,9 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, capsys):
     ends_with("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     ends_with("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
     ends_with("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
-    for content, says in (
-        ("num_env: 3", "--num-envs"),  # the nearest option
-        ("num_envs: 2.5", "'2.5' is not a whole number"),
-    ):
+    for content, says in {"num_env: 3": "--num-envs", "num_envs: 2.5": "'2.5' is not a whole number"}.items():
         path.write_text(content)
         ended_by_tyro(["--config", str(path)], says, capsys)
-
-
-def test_flags_that_would_be_ignored_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cleanrl_ppo, "make_train", lambda config: pytest.fail("traced"))
     stored = {"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1}
     (tmp_path / "config.json").write_text(json.dumps(stored))

@@ -85,13 +85,9 @@ def check_refusals():
     with pytest.raises(ValueError, match=r"distributed needs jax.distributed.initialize"):
         go(train, Path("unused"), "run", config=CONFIG, distributed=True)
 
-    for argv, shards in (
-        (["--num-devices", "2"], 2),
-        (["--num-devices", "2", "--shards", "4"], 4),
-        (["--num-devices", "2", "--num-seeds", "2"], None),
-        ([], None),
-    ):
-        assert reached(*argv)[0].shards == shards
+    for flags, shards in {"": 2, "--shards 4": 4, "--num-seeds 2": None}.items():
+        assert reached("--num-devices", "2", *flags.split())[0].shards == shards
+    assert reached()[0].shards is None
 
 
 def check_one_ahead(place):

@@ -37,7 +37,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert known.tolist() == [False, False, False, False, True]
 
 
-def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
+def test_load_says_why_it_cannot(train, make_train, whole, tmp_path, broken):
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
     for folder, made_by, which, message in (
         (whole[0], make_train, np.int64(5), r"no checkpoint 5 in .*: there are 8, 12"),
@@ -53,6 +53,16 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
         with pytest.raises((FileNotFoundError, ValueError, TypeError), match=message):
             training.load(folder, made_by, checkpoint=which)
     assert steps(whole[0]) == [8, 12]
+    empty = '"config": {}, "versions": {}, "steps_per_update": 1'
+    for content, message in (
+        ("[", r"config\.json cannot be read: "),
+        ("[]", r"config\.json is damaged: it has no valid config"),
+        (f'{{{empty}, "run": {{}}}}', r"it has no valid num_seeds"),
+        (f'{{{empty}, "run": {{"num_seeds": "x"}}}}', r"config\.json: run: num_seeds must be a whole number, got 'x'"),
+    ):
+        (broken / "config.json").write_text(content)
+        with pytest.raises((ValueError, TypeError), match=message):
+            training.load(broken, lambda config: train)
 
 
 def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, capsys):
@@ -67,10 +77,8 @@ def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, caps
                 go(train, tmp_path, name, config, init_from=Path(whole[0].name))
     with open_run(train, config, RunOptions(name="other", directory=tmp_path)) as (_, done, state):
         assert (done, state) == (0, None)  # a new run does not continue what is left of it
-    assert sorted(path.name.split("-")[0] for path in (tmp_path / "other" / "aside").iterdir()) == [
-        "checkpoints",
-        "metrics.jsonl",
-    ]
+    aside = sorted(path.name.split("-")[0] for path in (tmp_path / "other" / "aside").iterdir())
+    assert aside == ["checkpoints", "metrics.jsonl"]
     with pytest.raises(Crash):
         go(train, tmp_path, "run", config, init_from=Path(whole[0].name), program=acting(2, crash))
     monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
@@ -135,13 +143,11 @@ def full_disk(*args, **given):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("where", "what", "says"),
-    [
-        (_files, "format_rows", "device; the latest checkpoint is 5"),
-        (Checkpoints, "_open_checkpointer", "10 could not be written: .*No space left"),
-    ],
-)
+ROWS = _files, "format_rows", "device; the latest checkpoint is 5"
+CHECKPOINT = Checkpoints, "_open_checkpointer", "10 could not be written: .*No space left"
+
+
+@pytest.mark.parametrize(("where", "what", "says"), [ROWS, CHECKPOINT])
 def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path, where, what, says):
     """The run ends as if there had been room; and checkpoints need not divide it."""
     with monkeypatch.context() as patch:
@@ -178,10 +184,8 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     assert result["config"] == dataclasses.asdict(tiny())
     stored = json.loads(path.read_text())["run"]
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
-    assert (
-        "was started with jax_enable_x64 True (now False): results may differ in the last bits"
-        in capsys.readouterr().err
-    )
+    says = "was started with jax_enable_x64 True (now False): results may differ in the last bits"
+    assert says in capsys.readouterr().err
     assert list(runs.evaluations(broken)) == [12]
 
 
@@ -245,16 +249,3 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
         go(train, None, "", resume=folder)
     after = json.loads((folder / "result.json").read_text())
     assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
-
-
-def test_resume_with_a_damaged_config_says_so(train, broken):
-    empty = '"config": {}, "versions": {}, "steps_per_update": 1'
-    for content, message in (
-        ("[", r"config\.json cannot be read: "),
-        ("[]", r"config\.json is damaged: it has no valid config"),
-        (f'{{{empty}, "run": {{}}}}', r"it has no valid num_seeds"),
-        (f'{{{empty}, "run": {{"num_seeds": "x"}}}}', r"config\.json: run: num_seeds must be a whole number, got 'x'"),
-    ):
-        (broken / "config.json").write_text(content)
-        with pytest.raises((ValueError, TypeError), match=message):
-            training.load(broken, lambda config: train)

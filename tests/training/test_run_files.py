@@ -104,7 +104,7 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     assert "no episode ended" in caplog.messages
 
 
-def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, place, tmp_path):
+def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train, whole, place, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     for options, kind, message in (
@@ -114,9 +114,15 @@ def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, p
     ):
         with pytest.raises(kind, match=message), open_run(train, tiny(), RunOptions(**options)):
             pass
+    monkeypatch.setattr(time, "strftime", lambda format: "now")
+    folders = []
+    for _ in range(2):
+        with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
+            folders.append(folder.path.name)
+    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
 
 
-def test_run_has_one_writer(train, tmp_path):
+def test_run_has_one_writer_and_ends_if_its_log_is_removed(train, tmp_path):
     def again():
         with pytest.raises(FileExistsError, match="is being written by another process"):
             go(train, None, "", resume=tmp_path / "run")
@@ -126,23 +132,16 @@ def test_run_has_one_writer(train, tmp_path):
 
     with pytest.raises(runs.Crash):
         go(train, tmp_path, "run", program=acting(2, again))
+    remove = acting(6, lambda: (tmp_path / "other" / "metrics.jsonl").unlink())
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):
+        go(train, tmp_path, "other", program=remove)
 
 
-def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
-    monkeypatch.setattr(time, "strftime", lambda format: "now")
-    folders = []
-    for _ in range(2):
-        with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
-            folders.append(folder.path.name)
-    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
-
-
-INF = float("inf")
 IN_JSON = "config: {} .* could not be read back"
 NEEDED = "needs eval_episodes"
 REFUSED = [  # changes of the configuration, options, and what is said
     ({"target_kl": np.ones(2)}, {}, IN_JSON.format("target_kl")),
-    ({"target_kl": INF}, {}, IN_JSON.format("target_kl")),
+    ({"target_kl": np.inf}, {}, IN_JSON.format("target_kl")),
     ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
     ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"seed must be such that all seeds lie in \[0, 2\*\*32\)"),
     ({}, {"checkpoint_every": -1}, "run: checkpoint_every must be at least 1, got -1"),
@@ -168,6 +167,12 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
     ):
         with pytest.raises(ValueError, match=message):
             run(train, tiny(), RunOptions(resume=Path("a/run"), **where))
+    unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
+    for name, given in (("config", ({"seed": 1},)), ("config", (unseeded,)), ("options", (tiny(), {"num_seeds": 1}))):
+        with pytest.raises(UserError, match=f"^run: {name} must be "):
+            run(train, *given)
+    with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):
+        dataclasses.replace(train, num_updates=0)
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
@@ -212,23 +217,13 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
     assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
     program = training.Program(train, 1, RunOptions())
     assert program.updates == 1
-    for updates, seconds, fitting in (
-        (1, 0.025, 10),  # not 20: the first one may have been a short one
-        (10, 0.25, 20),
-        (20, 2.0, 5),
-        (1, 15.0, 1),
-    ):
+    # 10 and not 20: the first one may have been a short one.
+    for updates, seconds, fitting in ((1, 0.025, 10), (10, 0.25, 20), (20, 2.0, 5), (1, 15.0, 1)):
         program.adapt(updates, seconds)
         assert program.updates == fitting
 
 
-def test_log_that_is_removed_meanwhile_ends_the_run(train, tmp_path):
-    remove = acting(6, lambda: (tmp_path / "run" / "metrics.jsonl").unlink())
-    with pytest.raises(RunFolderError, match=r"metrics.jsonl could not be written: No such file"):
-        go(train, tmp_path, "run", program=remove)
-
-
-def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
+def test_timing_is_that_of_updates_and_speed_that_of_the_call_without_compiling(train, tmp_path, monkeypatch):
     clock, played = itertools.count(), _run.Program.evaluate
 
     def evaluate(self, state, update):
@@ -240,15 +235,30 @@ def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
     monkeypatch.setattr(_run.Program, "evaluate", evaluate)
     _, result = go(train, tmp_path, "timed", eval_episodes=1, eval_every=4)
     assert 0 < result["timing"]["seconds"] < 1000
+    # Two records of one call share its time, and of the first call the beginning is unknown.
+    clock, written = iter([100.0, 102.0]), []
+    monkeypatch.setattr(_reports.time, "perf_counter", lambda: next(clock))
+    options = training.RunOptions(log_every=1)
+    listen = _reports.make_records(train, options, lambda record, step: written.append(record))
+    for updates in ([0], [1, 2]):
+        listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
+    assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]
 
 
-def test_metrics_that_are_damaged_end_before(tmp_path):
+def test_metrics_that_are_damaged_end_before_and_are_columns(tmp_path):
     path = tmp_path / "metrics.jsonl"
     good = [{"update": i, "loss": float(i)} for i in range(4)]
     lines = format_rows(good).splitlines(keepends=True)
     for rest in (b"\x00\xff\n", lines[3].rstrip(b"\n"), lines[2], lines[1], b"[1]\n", b"{}\n", b'{"update": "3"}\n'):
         path.write_bytes(b"".join([*lines[:3], rest]))
         assert training.read_metrics(path) == good[:3]
+    table = [{"update": 0, "x": 1.0}, {"update": 1, "y": 0.0}]
+    np.testing.assert_array_equal(training.select_metric(table, "x"), [1.0, np.nan])
+    np.testing.assert_array_equal(training.select_metric([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
+    with pytest.raises(UserValueError, match=r"^no row has the metric z; available: update, x, y$"):
+        training.select_metric(table, "z")
+    with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
+        training.select_metric([{"x": [1, 2]}, {"x": 3}], "x")
 
 
 def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(train, make_train, broken, whole, tmp_path):
@@ -274,25 +284,6 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
     assert_same(checkpoint(folder), checkpoint(whole[0]))
 
 
-def test_metrics_as_columns():
-    table = [{"update": 0, "x": 1.0}, {"update": 1, "y": 0.0}]
-    np.testing.assert_array_equal(training.select_metric(table, "x"), [1.0, np.nan])
-    np.testing.assert_array_equal(training.select_metric([{}, {"x": [1, None]}], "x"), [[np.nan, np.nan], [1, np.nan]])
-    with pytest.raises(UserValueError, match=r"^no row has the metric z; available: update, x, y$"):
-        training.select_metric(table, "z")
-    with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
-        training.select_metric([{"x": [1, 2]}, {"x": 3}], "x")
-
-
-def test_arguments_of_a_run_are_named(train):
-    unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
-    for name, given in (("config", ({"seed": 1},)), ("config", (unseeded,)), ("options", (tiny(), {"num_seeds": 1}))):
-        with pytest.raises(UserError, match=f"^run: {name} must be "):
-            run(train, *given)
-    with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):
-        dataclasses.replace(train, num_updates=0)
-
-
 @pytest.mark.slow
 def test_memory_of_a_run_does_not_grow(train, tmp_path):
     """100,000 updates, whose numbers cost nothing, after 20,000 to warm up."""
@@ -312,14 +303,3 @@ def test_memory_of_a_run_does_not_grow(train, tmp_path):
     warm, end = np.mean(resident[18:20]), np.max(resident[20:])
     print(f"{warm * 4 / 1024:.1f} MB after 20,000 updates, at most {end * 4 / 1024:.1f} after")
     assert end < 1.02 * warm
-
-
-def test_speed_is_that_of_the_call_without_compiling(train, monkeypatch):
-    """Two records of one call share its time, and of the first call the beginning is unknown."""
-    clock, written = iter([100.0, 102.0]), []
-    monkeypatch.setattr(_reports.time, "perf_counter", lambda: next(clock))
-    options = training.RunOptions(log_every=1)
-    listen = _reports.make_records(train, options, lambda record, step: written.append(record))
-    for updates in ([0], [1, 2]):
-        listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
-    assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]

@@ -70,20 +70,7 @@ def test_signal_usr1_saves_and_continues(train, whole, tmp_path):
     assert_same_run(folder, whole[0])
 
 
-def test_signal_again_ends_the_process(monkeypatch):
-    """But not within a moment: a wrapper may forward what a terminal sends, too."""
-    ended = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    with Interrupt() as interrupt:
-        for pause in (0.0, 0.0, 1.1 * _processes.TOGETHER):
-            assert ended == []
-            time.sleep(pause)
-            signal.raise_signal(signal.SIGINT)
-    assert ended == [128 + signal.SIGINT]
-    assert interrupt.reason == {"interrupted_by": "SIGINT"}
-
-
-def test_signals_that_stop():
+def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_on(monkeypatch):
     """Not the one that nohup ignores; and a handler that Python did not set is replaced by the default."""
     for name in _processes.STOP:
         with Interrupt() as interrupt:
@@ -96,13 +83,20 @@ def test_signals_that_stop():
     interrupt._before = {signal.SIGHUP: None}
     interrupt.__exit__()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-
-
-def test_signal_while_processes_agree_counts_in_the_next_call(monkeypatch):
-    """The other processes have not heard of it, so this one may not stop alone."""
+    # The other processes have not heard of it, so this one may not stop alone.
     interrupt = Interrupt()
     monkeypatch.setattr(_processes, "take_largest", lambda number: interrupt.ask("SIGTERM") or [number])
     assert [interrupt.agree(), interrupt.agree()] == [False, True]
+    # A second one ends the process, but not within a moment: a wrapper may forward what a terminal sends, too.
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with Interrupt() as interrupt:
+        for pause in (0.0, 0.0, 1.1 * _processes.TOGETHER):
+            assert ended == []
+            time.sleep(pause)
+            signal.raise_signal(signal.SIGINT)
+    assert ended == [128 + signal.SIGINT]
+    assert interrupt.reason == {"interrupted_by": "SIGINT"}
 
 
 def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
@@ -194,9 +188,7 @@ def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_pa
     assert all(np.isfinite(x).all() for x in kept.values() if np.issubdtype(np.asarray(x).dtype, np.floating))
     assert (result["skipped_minibatches"], result["skipped_share"]) == (2, 1 / 6)
     assert "2 minibatches (17%) had no effect" in capsys.readouterr().out
-    before, after = (
-        {name: x for name, x in checkpoint(folder, step).items() if name.startswith("learner")} for step in (2, 3)
-    )
+    before, after = ({k: x for k, x in checkpoint(folder, i).items() if k.startswith("learner")} for i in (2, 3))
     assert (before.pop("learner.step"), after.pop("learner.step")) == (2, 3)
     assert_same(before, after)
 
@@ -210,9 +202,7 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
         return new._replace(params=jax.tree.map(lambda x: x + poison, new.params)), metrics
 
     poisoned = dataclasses.replace(train, learner=train.learner._replace(update=update))
-    message = (
-        r"^update 6: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
-    )
+    message = r"^update 6: non-finite numbers arose first in parameters \(\d+ elements\)\. .*, of update 4, is"
     with pytest.raises(FloatingPointError, match=message):
         go(poisoned, tmp_path, "run", checkpoint_every=2)
     assert steps(tmp_path / "run") == [2, 4]

@@ -56,13 +56,7 @@ def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch):
         assert f"f32[{shape}] = sin" in str(jax.make_jaxpr(scaled)(x, factor))
 
 
-def test_train_takes_one_key(train):
-    for keys, says in ((0, r"got 0"), (jax.random.split(jax.random.key(0)), r"got keys of shape \(2,\)")):
-        with pytest.raises(TypeError, match=rf"train: key must be one key, such as jax\.random\.key\(0\), {says}"):
-            train(keys)
-
-
-def test_train_traces_one_update_when_it_is_made(monkeypatch):
+def test_train_takes_one_key_and_traces_one_update_when_it_is_made(monkeypatch, train):
     """Not a whole run; what compiles the update later need not trace it again, nor a sweep that makes a run."""
     traced, step = [], training.Train.step
     monkeypatch.setattr(training.Train, "step", lambda self, state: traced.append(1) or step(self, state))
@@ -72,6 +66,9 @@ def test_train_traces_one_update_when_it_is_made(monkeypatch):
     assert train.shapes[1]["loss"].shape == ()
     jax.eval_shape(lambda key: cleanrl_ppo.make_train(tiny())(key), jax.random.key(0))
     assert traced == [1, 1]
+    for keys, says in ((0, r"got 0"), (jax.random.split(jax.random.key(0)), r"got keys of shape \(2,\)")):
+        with pytest.raises(TypeError, match=rf"train: key must be one key, such as jax\.random\.key\(0\), {says}"):
+            train(keys)
 
 
 def coin(params, batch):
