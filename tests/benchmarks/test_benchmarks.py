@@ -19,22 +19,20 @@ import scipy.stats
 
 from benchmarks import __main__ as command_line
 from benchmarks import (
-    _figures,
     _pages,
-    _runs,
     _shared,
     _tables,
     atari,
     classic,
     explain,
-    hosts,
     house,
     learning,
     parts,
     report,
     reproduce,
     train,
-)
+)  # fmt: skip
+from benchmarks._runs import make_keys, measure_training, train_in_stages
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
@@ -65,10 +63,13 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
 
 
-def test_the_floor_depends_on_the_number_of_the_repeat():
+def test_repeats_differ_and_wrong_numbers_are_not_timed():
     """Otherwise XLA adds to a few numbers once, however often that is repeated."""
     repeated = parts._timing.repeat(jax.numpy.add, numbered=True)
     np.testing.assert_array_equal(jax.jit(repeated)(5, jax.numpy.ones(6)), np.full(6, 1.0 + 4))
+    for wrong in (1.1, float("nan")):
+        with pytest.raises(AssertionError, match="wrong differs from ours"):
+            parts.check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
 
 
 @pytest.mark.slow
@@ -80,12 +81,6 @@ def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch
     assert {"rollout", "backward", "optimizer"} < {row["piece"] for row in pieces}
     assert whole["floor_ms"] == pytest.approx(sum(row["floor_ms"] for row in pieces))
     assert all(row["ms"] > row["floor_ms"] > 0 for row in (whole, *pieces) if row["piece"] != "backward")
-
-
-def test_wrong_numbers_are_not_timed():
-    for wrong in (1.1, float("nan")):
-        with pytest.raises(AssertionError, match="wrong differs from ours"):
-            parts.check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
 
 
 def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
@@ -137,14 +132,14 @@ def test_outcomes_are_those_of_the_training():
     """The same seed in a run that stops at several stages."""
     sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
     train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
-    stages = list(_runs.train_in_stages(train, _runs.make_keys(range(3, 5)), 3))
+    stages = list(train_in_stages(train, make_keys(range(3, 5)), 3))
     ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are no multiple of 3
     assert [(stage.env_steps, stage.last) for stage in stages] == ends
     with pytest.raises(ValueError, match="a run of 16 updates cannot stop 17 times"):
-        next(_runs.train_in_stages(train, _runs.make_keys(range(1)), 17))
+        next(train_in_stages(train, make_keys(range(1)), 17))
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
-    found = jax.jit(functools.partial(_runs.measure_training, train))(3)
+    found = jax.jit(functools.partial(measure_training, train))(3)
     over_training = np.nansum(returns * episodes) / episodes.sum()
     np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
 
@@ -162,10 +157,8 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "make_programs", some)
     written = ("--json", f"{tmp_path / 'train.jsonl'}#cpu")
-    compiled, compile_cold = [], train._timing.compile_cold
-    monkeypatch.setattr(
-        train._timing, "compile_cold", lambda f, *x, **y: compiled.append(f) or compile_cold(f, *x, **y)
-    )
+    compiled, cold = [], train._timing.compile_cold
+    monkeypatch.setattr(train._timing, "compile_cold", lambda f, *x, **y: compiled.append(f) or cold(f, *x, **y))
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
     assert len(compiled) == 3 * 2
     assert len(set(compiled[::2])) == 2  # not always the same first
@@ -196,7 +189,7 @@ def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch)
     assert (steps[0], steps[-1], set(np.diff(steps))) == (4 * 512, 976 * 512, {4 * 512})
 
 
-def test_records_are_added_and_replaced_by_name(tmp_path):
+def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp_path):
     path = tmp_path / "new.jsonl"
     assert _shared.read(path) == {}
     for name, number in (("b", 1), ("a", 2), ("b", 3)):
@@ -204,31 +197,6 @@ def test_records_are_added_and_replaced_by_name(tmp_path):
     assert [(name, record["results"]) for name, record in _shared.read(path).items()] == [("a", [2]), ("b", [3])]
     with pytest.raises(ValueError, match="a record needs a name"):
         _shared.store(path, {})
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "learning acrobot cartpole --seeds 1",
-        "kuhn --seeds 1",
-        "mujoco Hopper-v5 --seeds 1",
-        "libraries HalfCheetah-v5 --steps 3e5 --variant brax",
-        "differences Ant-v5 --steps 3e5",
-        "levels",
-        "study breakout",
-        "population cartpole --seeds 1",
-        "gallery PPO --seeds 1",
-        "atari ale:pong",
-    ],
-)
-def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, command):
-    with pytest.raises(
-        SystemExit, match=r"results/\w+.jsonl#.* is a record of 2.*: --results benchmarks/results replaces"
-    ):
-        run(monkeypatch, *command.split())
-
-
-def test_a_run_replaces_a_record_where_it_is_told_to_write(tmp_path):
     for folder in (str(tmp_path), "benchmarks/results"):
         options = argparse.Namespace(results=folder)
         assert _shared.claim("kuhn.jsonl", "kuhn", options) == f"{folder}/kuhn.jsonl#kuhn"
@@ -236,10 +204,21 @@ def test_a_run_replaces_a_record_where_it_is_told_to_write(tmp_path):
     assert _shared.claim("kuhn.jsonl", "another", options) == f"{_shared.RESULTS}/kuhn.jsonl#another"
 
 
+RECORDED = """learning acrobot cartpole --seeds 1; kuhn --seeds 1; mujoco Hopper-v5 --seeds 1; levels; study breakout
+libraries HalfCheetah-v5 --steps 3e5 --variant brax; differences Ant-v5 --steps 3e5; population cartpole --seeds 1
+gallery PPO --seeds 1; atari ale:pong"""
+
+
+@pytest.mark.parametrize("command", re.split("; |\n", RECORDED))
+def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, command):
+    says = r"results/\w+.jsonl#.* is a record of 2.*: --results benchmarks/results replaces"
+    with pytest.raises(SystemExit, match=says):
+        run(monkeypatch, *command.split())
+
+
 def test_code_that_the_gallery_runs_is_among_the_uncommitted_files(monkeypatch):
-    monkeypatch.setattr(
-        _shared.subprocess, "run", lambda args, **_: argparse.Namespace(stdout=" ".join(map(str, args)))
-    )
+    ran = lambda args, **_: argparse.Namespace(stdout=" ".join(map(str, args)))  # noqa: E731
+    monkeypatch.setattr(_shared.subprocess, "run", ran)
     spec = importlib.util.spec_from_file_location("benchmarks.copied", _shared.__file__)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)
@@ -275,7 +254,7 @@ def test_imports_between_packages_may_take_several_lines(tmp_path):
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     printed = "global_step=10, episodic_return=[1.]\nSPS: 7\nglobal_step=90, episodic_return=[-3.]\nSPS: 9\n"
     given = []
-    monkeypatch.setattr(hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
+    monkeypatch.setattr(atari.hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
     config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
     theirs = atari.train_cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
@@ -297,7 +276,7 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
     for found, exact in ((_pages.compare_means(now, before), welch), (_pages.compare_pairs(now[:7], before), paired)):
         assert found["95"] == pytest.approx(exact.confidence_interval())
         assert [_pages.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
-    low, high = _figures.compute_band(np.array([[*before, np.nan]]))
+    low, high = report._figures.compute_band(np.array([[*before, np.nan]]))
     assert [*low, *high] == pytest.approx(scipy.stats.t.interval(0.95, 6, before.mean(), scipy.stats.sem(before)))
     assert _pages.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
 
@@ -309,10 +288,8 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     assert reproduce.compare(old, new) == ["2 of 4 numbers are equal; 1 are missing", "  returns/mean: 1.5, now 2.5"]
     assert reproduce.parse_records('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
     assert reproduce.parse_records('{"results":1}\n{"loss":2}\n{"results":3}\n') == [{"results": 1}, {"results": 3}]
-    for name, error in {
-        "humanoid.jsonl#ablation": "stands for several: its results name each SEED and VARIANT",
-        "devices.jsonl#devices": "devices.jsonl#devices names no command",
-    }.items():
+    several = "stands for several: its results name each SEED and VARIANT"
+    for name, error in (("humanoid.jsonl#ablation", several), ("devices.jsonl#devices", "names no command")):
         with pytest.raises(SystemExit, match=error):
             run(monkeypatch, "reproduce", name)
 
@@ -346,21 +323,13 @@ def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, ca
     assert expected in capsys.readouterr().out
 
 
-COMMAND = re.compile(r"python -m benchmarks (\w+)((?: +[^\s`<|#][^\s`<|]*)+)")
-DOCUMENTED = sorted(
-    {
-        (name, arguments)
-        for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.py")]
-        for name, arguments in COMMAND.findall(path.read_text())
-        if path.name not in ("CHANGELOG.md", "__main__.py")
-    }
-)
-
-
 def test_documented_commands_parse(monkeypatch):
     class Parsed(Exception):
         pass
 
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.py")]
+    text = "\n".join(path.read_text() for path in pages if path.name not in ("CHANGELOG.md", "__main__.py"))
+    documented = set(re.findall(r"python -m benchmarks (\w+)((?: +[^\s`<|#][^\s`<|]*)+)", text))
     parse = argparse.ArgumentParser.parse_known_args
 
     def parse_only(parser, *args):
@@ -369,8 +338,8 @@ def test_documented_commands_parse(monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_only)
-    assert len(DOCUMENTED) > 20
-    for name, arguments in DOCUMENTED:
+    assert len(documented) > 20
+    for name, arguments in documented:
         with pytest.raises(Parsed):
             run(monkeypatch, name, *shlex.split(arguments))
 
@@ -385,7 +354,7 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
         assert f"argument {option}: invalid" in capsys.readouterr().err
 
 
-def test_evaluation_gives_each_seed_a_key_of_its_own():
+def test_learning_runs_with_changed_settings_and_a_key_for_each_seed():
     class Fake:
         def evaluate_policy(self, key, state, episodes, *, mode):
             nothing = jnp.zeros(episodes, bool)
@@ -396,9 +365,6 @@ def test_evaluation_gives_each_seed_a_key_of_its_own():
     found = learning.evaluate_seeds(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
     assert found.shape == (3,)
     assert len(np.unique(found)) == 3
-
-
-def test_learning_runs_with_changed_settings():
     config = learning.change_config(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
 

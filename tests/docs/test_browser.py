@@ -39,17 +39,13 @@ def browser():
     if found is None:
         pytest.skip("no browser is installed")
     home = SITE / "README.html"
-    sources = [
-        ROOT / "README.md",
-        *(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py", ".js", ".css")),
-    ]
-    sources = [path for path in sources if "generated" not in path.parts]
+    sources = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py", ".js", ".css")]
+    sources = [ROOT / "README.md", *(path for path in sources if "generated" not in path.parts)]
     if not home.exists() or home.stat().st_mtime < max(path.stat().st_mtime for path in sources):
         pytest.skip("build/site is missing or older than a page: run .ci/site first")
     with playwright.sync_playwright() as driver:
-        page = driver.chromium.launch(executable_path=found, args=["--no-sandbox"]).new_page(
-            viewport={"width": 360, "height": 800}, is_mobile=True
-        )
+        launched = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = launched.new_page(viewport={"width": 360, "height": 800}, is_mobile=True)
         page.complaints = []
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("console", lambda said: page.complaints.append(said.text) if said.type in ("error", "assert") else None)
@@ -90,12 +86,17 @@ def test_a_page_loads_by_itself_and_fits_on_a_phone(open_page, page):
     assert browser.evaluate(TOO_WIDE) == []
 
 
-def test_formulas_are_read_as_in_tex(open_page):
+def test_formulas_are_read_as_in_tex_and_the_gallery_shows_the_rows_that_are_sought(open_page):
     browser = open_page("docs/generated/ppo_parts.regularizers.smoothness_loss.html")
     assert browser.locator("mover").count() == 2
     assert browser.locator("munderover > mi:first-child").count() == 0  # an index belongs beside an accented letter
     browser = open_page("docs/generated/ppo_parts.distributions.Normal.html")
     assert set(browser.locator("mfrac > mn").all_text_contents()) == {"1", "2"}
+    browser = open_page("docs/gallery/README")
+    assert browser.locator("svg.thumbnail").count() == len(DRAWN["docs/gallery/README"])
+    assert "12" not in browser.locator("mfrac > mn:first-child").all_text_contents()  # \frac12 is one half
+    browser.fill("#interactive-filter input", "gaussian critic_loss")
+    assert browser.locator("tbody tr:visible td:first-child").all_inner_texts() == ["HL-Gauss"]
 
 
 def test_the_explorer_works_with_the_keyboard(open_page):
@@ -181,9 +182,8 @@ def test_breakout_goes_on_as_in_python(open_page):
         return jax.tree.map(lambda x, y: jnp.where(done, x, y), first, after), (action, obs.ravel(), done, first.ball_x)
 
     _, start = task.reset_env(jax.random.key(0), settings)
-    _, (actions, observed, over, places) = jax.jit(lambda keys: jax.lax.scan(step, start, keys))(
-        jax.random.split(jax.random.key(1), 1000)
-    )
+    play, keys = jax.jit(lambda keys: jax.lax.scan(step, start, keys)[1]), jax.random.split(jax.random.key(1), 1000)
+    actions, observed, over, places = play(keys)
     assert 3 < over.sum() < 50
     seen = browser.evaluate(f"""{{
       const {{ start, step, over, observe }} = ENVIRONMENTS["Breakout-MinAtar"];
@@ -198,14 +198,6 @@ def test_breakout_goes_on_as_in_python(open_page):
     }}""")
     for (cells, ended), obs, done in zip(seen, observed, over, strict=True):
         assert (cells, ended) == (np.flatnonzero(obs).tolist(), bool(done))
-
-
-def test_the_gallery_shows_the_rows_that_are_sought(open_page):
-    browser = open_page("docs/gallery/README")
-    assert browser.locator("svg.thumbnail").count() == len(DRAWN["docs/gallery/README"])
-    assert "12" not in browser.locator("mfrac > mn:first-child").all_text_contents()  # \frac12 is one half
-    browser.fill("#interactive-filter input", "gaussian critic_loss")
-    assert browser.locator("tbody tr:visible td:first-child").all_inner_texts() == ["HL-Gauss"]
 
 
 def test_search_finds_the_page_that_answers(browser):

@@ -79,10 +79,8 @@ def of_humanoid():
     rows = [row for preset in presets for row in preset["curve"] if row["env_steps"] in (786_432, 794_624)]
     reached = sorted(x for row in rows for x in row["evaluation"])
     yield f"{len(reached)} seeds of the preset are between {reached[0]:,.0f} and {reached[-1]:,.0f}."
-    runs = {
-        name.removeprefix("humanoid"): [seed["evaluation"][3] for seed in seeds.values()]  # after 800,000 steps
-        for name, seeds in results("humanoid", "ablation")["variants"].items()
-    }
+    variants = results("humanoid", "ablation")["variants"].items()  # after 800,000 steps
+    runs = {name.removeprefix("humanoid"): [x["evaluation"][3] for x in seeds.values()] for name, seeds in variants}
     for name in ("-all", "+noise", "-noise", "-network"):
         *some, last = (f"{x:,.0f}" for x in runs[name])
         yield f"{', '.join(some)} and {last}" if some else last

@@ -77,21 +77,15 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(there), f"{name_of(page)}: {target}"
 
 
-def test_the_reference_lists_each_public_name_once():
+def test_the_reference_lists_each_public_name_once_and_the_index_every_page():
     listed = re.findall(r"^   (\w+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
     families = [path for path in (ROOT / "ppo_parts").glob("[a-z]*") if path.stem not in NOT_LISTED]
     modules = {path.stem for path in families if path.suffix == ".py" or (path / "__init__.py").exists()}
     names = {name for name in vars(pp) if name[0] != "_" and not isinstance(getattr(pp, name), types.ModuleType)}
     assert sorted(listed) == sorted(names | modules)
-
-
-def test_every_page_is_linked_from_the_index():
-    """Or from the README.md of its folder, which is itself linked from the index."""
+    # A page is linked from the index, or from the README.md of its folder, which is linked from the index.
     index = ROOT / "docs" / "index.md"
     indices = [index, *(ROOT / "docs").glob("*/README.md")]
-    linked = {
-        (page.parent / target.partition("#")[0]).resolve()
-        for page in indices
-        for target in LINK.findall(page.read_text())
-    }
+    targets = ((page, link.partition("#")[0]) for page in indices for link in LINK.findall(page.read_text()))
+    linked = {(page.parent / target).resolve() for page, target in targets}
     assert [name_of(page) for page in PAGES if page.parent != ROOT and page != index and page not in linked] == []

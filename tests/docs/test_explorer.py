@@ -96,15 +96,12 @@ def judged():
     return {tuple(names): message(pp.chain, *map(built, names)) for names in random_chains()}
 
 
-def test_each_rule_of_the_table_is_an_error_of_chain():
+def test_the_script_applies_the_rules_each_of_which_is_an_error_of_chain():
     errors = judged().values()
     assert sum(error is None for error in errors) > 200
     for rule in (rule["says"] for group in table()["rules"] for rule in group):
         pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(rule))
         assert any(error and re.fullmatch(pattern, error) for error in errors), rule
-
-
-def test_the_script_applies_the_rules():
     given = {"rules": table()["rules"], "chains": [parts_of(names) for names in judged()]}
     assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
 
@@ -115,9 +112,8 @@ def random_declarations(number=1000):
     for _ in range(number):
         parts = [explorer.stub("sampler", divides=True, reads=())]
         for name in "abcd":
-            requires, provides, reads = (
-                tuple(dict.fromkeys(draw.choices(fields, k=draw.randint(0, 2)))) for _ in range(3)
-            )
+            chosen = (draw.choices(fields, k=draw.randint(0, 2)) for _ in range(3))
+            requires, provides, reads = (tuple(dict.fromkeys(each)) for each in chosen)
             provides = draw.choice([provides, ("losses",)])
             reads = draw.choices([reads, None], [9, 1])[0]
             declared = {"requires": requires, "provides": provides, "reads": reads}
@@ -140,14 +136,11 @@ def test_the_script_knows_what_learner_refuses():
     assert run_script("given.chains.map((parts) => learnerError(given.says, parts))", given) == expected
 
 
-def test_the_text_makes_the_chain_that_is_shown():
+def test_the_text_makes_the_chain_that_is_shown_and_a_part_is_put_where_it_raises_no_error():
     chains = [row["chain"] for row in table()["measured"]["rows"]] + [[name] for name in table()["parts"]]
     texts = run_script("given.map(pythonText)", [parts_of(names) for names in chains])
     for text, names in zip(texts, chains, strict=True):
         assert repr(evaluated(text, "pipeline")) == repr(pp.chain(*map(built, names)))
-
-
-def test_a_new_part_is_put_where_it_raises_no_error():
     base = table()["measured"]["rows"][0]["chain"]
     for name, place in {"entropy_bonus": 6, "advantage_normalize": 3, "vtrace": 1, "tokens.reward_to_go": 1}.items():
         given = {"table": table(), "parts": parts_of(base), "part": table()["parts"][name]}
@@ -188,10 +181,8 @@ def places(text):
     return {re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", each) for each in found}
 
 
-WITHOUT = {
-    "docs/gallery/README": {"TIS, IcePop", "SimPLe", "PFSP", "HAPPO"},
-    "docs/tokens": {"GAE over the tokens of the policy"},
-}
+WITHOUT = {"docs/gallery/README": {"TIS, IcePop", "SimPLe", "PFSP", "HAPPO"}}
+WITHOUT["docs/tokens"] = {"GAE over the tokens of the policy"}
 
 
 @pytest.mark.parametrize("page", thumbnails.DRAWN)

@@ -137,10 +137,6 @@ def chosen(logits, action):
     return jnp.take_along_axis(log_probs(logits), action[..., None], axis=-1)[..., 0]
 
 
-def entropy_of(logits):
-    return -jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
-
-
 def kl_of(first, second):
     """The divergence of two categorical distributions, from their logits."""
     return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
@@ -158,7 +154,8 @@ def ppo(logits, value, d, entropy=0.01, critic=0.25, eps=0.2, normalize=True):
     """What PPO's three losses sum to, of each element; `d` may have clips of its own."""
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
     policy = clipped(ratio_of(logits, d), advantage, d.get("low", eps), d.get("high", eps))
-    return policy - entropy * entropy_of(logits) + critic * (value - d["target"]) ** 2
+    minus_entropy = jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
+    return policy + entropy * minus_entropy + critic * (value - d["target"]) ** 2
 
 
 def linear(params, d):
@@ -219,11 +216,11 @@ def test_trgppo_equals_a_loop_by_hand():
     def excess(x, p):
         return p * np.log(1 / x) + (1 - p) * np.log((1 - p) / (1 - p * x)) - 0.03
 
-    roots = [
-        [scipy.optimize.brentq(excess, *ends(p), args=(p,), xtol=1e-14) for p in np.exp(np.ravel(batch.log_prob))]
-        for ends in (lambda p: (1e-12, 1), lambda p: (1, 1 / p - 1e-12))
-    ]
-    low, high = np.maximum(1 - np.array(roots[0]), 0.2), np.maximum(np.array(roots[1]) - 1, 0.2)
+    roots = np.array([
+        [scipy.optimize.brentq(excess, *ends, args=(p,), xtol=1e-14) for ends in ((1e-12, 1), (1, 1 / p - 1e-12))]
+        for p in np.exp(np.ravel(batch.log_prob))
+    ])  # fmt: skip
+    low, high = np.maximum(1 - roots[:, 0], 0.2), np.maximum(roots[:, 1] - 1, 0.2)
     assert min(np.ptp(low), np.ptp(high)) > 0.05
     pipeline = given(load_card("losses", "A clip for each element").trgppo)
     check(ppo_of(), pipeline, linear_params(), [batch], cut(estimated(batch, low=low, high=high)))
@@ -459,9 +456,8 @@ def test_ppg_equals_a_loop_by_hand():
     params = {"policy": normal({"body": (OBS, 5), "logits": (5, ACTIONS), "value": (5,)}, 0)}
     params |= normal({"value": OBS}, 1)
     batches = [double(seed) for seed in range(4)]
-    like = jax.eval_shape(
-        lambda b: pp.Batch(obs=b.obs, action=b.action, log_prob=b.log_prob, target=b.value, mask=b.mask), batches[0]
-    )
+    kept = {"obs": "obs", "action": "action", "log_prob": "log_prob", "target": "value", "mask": "mask"}
+    like = jax.eval_shape(lambda b: pp.Batch(**{name: getattr(b, x) for name, x in kept.items()}), batches[0])
     # One minibatch: the order within it does not matter.
     pipeline = module.phasic(like, num_rollouts=every, num_minibatches=1, auxiliary_epochs=epochs)
     rates = {"policy": 0.3, "value": 0.2, "auxiliary": 0.1}
@@ -649,9 +645,8 @@ def test_rnd_equals_a_loop_by_hand():
     minibatches = np.random.default_rng(0).permutation(steps * envs).reshape(2, -1)
     pipeline = given(module.pipeline, indices=minibatches)
     learner = pp.learner(module.evaluate, pipeline, optax.sgd(0.01))
-    target, other = (
-        pp.part_state(learner.init(params, key), pipeline, "rnd_reward").target for key in (KEY, jax.random.key(1))
-    )
+    states = (learner.init(params, key) for key in (KEY, jax.random.key(1)))
+    target, other = (pp.part_state(state, pipeline, "rnd_reward").target for state in states)
     assert not np.allclose(target["out"], other["out"])  # each seed has its own
 
     def embed(network, obs):
@@ -956,9 +951,9 @@ def test_trials_keep_their_task_and_show_what_happened():
     def step(key, task, state, action):
         return envs.Step(state + 1, task[None] + state, reward=task * action, terminated=(state + 1) * action >= 2)
 
-    begin, play = load_card("networks", "Memory across episodes").trials(
-        jax.random.uniform, lambda key, task: (1.0, jnp.zeros(1)), step, episodes=2, num_actions=3
-    )
+    trials = load_card("networks", "Memory across episodes").trials
+    reset = lambda key, task: (1.0, jnp.zeros(1))  # noqa: E731
+    begin, play = trials(jax.random.uniform, reset, step, episodes=2, num_actions=3)
     trial, obs = begin(KEY)
     task, ends = float(trial[0]), []
     np.testing.assert_array_equal(obs, [0, 0, 0, 0, 0, 0])
