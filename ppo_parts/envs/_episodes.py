@@ -50,10 +50,12 @@ def choose(where: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(unsqueeze(where, y.ndim), x, y), new, old)
 
 
-def _check_step(out: Any, each: tuple[int, ...]) -> None:
-    """Raise unless a step of all environments has one reward and two flags for each, or for each agent in it."""
+def _read_step(out: Any, each: tuple[int, ...]) -> Step:
+    """Return a step of all environments; raise unless it has one reward and two flags for each, or for each agent."""
     if not isinstance(out, Step):
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
+    if out.truncated is None:
+        out = out._replace(truncated=jnp.zeros_like(out.terminated, bool))
     for name in ("reward", "terminated", "truncated"):
         x = jnp.asarray(getattr(out, name))
         if x.shape != each:
@@ -61,6 +63,7 @@ def _check_step(out: Any, each: tuple[int, ...]) -> None:
             raise ShapeError(f"auto_reset: step must return {number} as {name}, got shape {x.shape[1:]}")
         if name != "reward" and jnp.issubdtype(x.dtype, jnp.inexact):
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
+    return out
 
 
 class Step(NamedTuple):
@@ -71,7 +74,7 @@ class Step(NamedTuple):
         obs: the observation that followed.
         reward: reward of the step, with agents `[A]`, as `terminated` and `truncated`.
         terminated: whether the step ended the episode.
-        truncated: whether a time limit cut the episode.
+        truncated: whether a time limit cut the episode; None: it did not.
         info: numbers by name ("won", for example); see `Transition`.
         mask: `[A]`, True where the agent took part in the step; None: everywhere.
     """
@@ -80,7 +83,7 @@ class Step(NamedTuple):
     obs: Any
     reward: Any
     terminated: Any
-    truncated: Any = False
+    truncated: Any = None
     info: Any = {}  # noqa: RUF012 - never written to
     mask: Any = None
 
@@ -167,7 +170,7 @@ def auto_reset(
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        _check_step(out, state.episode_return.shape)
+        out = _read_step(out, state.episode_return.shape)
         terminated = jnp.asarray(out.terminated, bool)
         truncated = jnp.asarray(out.truncated, bool)
         if time_limit is not None:
