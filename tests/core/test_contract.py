@@ -1,5 +1,7 @@
 """What the contract carries beyond losses per element: outputs, optimizers that listen, amended parameters, lenses."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -533,6 +535,14 @@ def test_a_phase_that_does_not_run_does_not_finish():
         state, _ = update(KEY, state, batch)
         coefs.append(float(pp.part_state(state, pipeline, "policy/kl_penalty").coef))
     assert coefs == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]  # the policy does not move, so each of its phases halves it
+    seen = []
+    look = part(lambda b, s, c: (b, s), place="after_sampler", finish=lambda b, s, c: seen.append(b.advantage) or s)
+    for refresh, every in itertools.product(("rollout", "epoch"), (1, 2)):
+        phase = pp.phase(pp.chain(pp.full_batch(refresh=refresh), VALUE, look), trains=None, every=every)
+        learner = pp.learner(evaluate, pp.chain(GAE, pp.phases(policy=phase)), {"policy": optax.sgd(0.0)})
+        jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
+    assert len(seen) == 4
+    assert not any(advantage is None for advantage in seen)
 
 
 @pytest.mark.parametrize("refresh", ["rollout", "epoch"])

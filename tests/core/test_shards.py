@@ -90,7 +90,9 @@ DRAWN = {
 def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     sampler, share = DRAWN[name]
     number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # of two agents
-    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=shards)
+    batch = pp.Batch(
+        log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number, "none": number[..., :0]}, shards=shards
+    )
     batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
 
     @jax.jit
