@@ -35,7 +35,7 @@ class Field:
 
     def scale(self, x: Any) -> Array:
         """Return the numbers of the field times the factor, NaN where they are out of range."""
-        return _nan_outside(self.factor * x, self.limits)
+        return _mark_outside(self.factor * x, self.limits)
 
 
 Numeric = float | Array | Callable[[Any], Any] | Field
@@ -92,7 +92,7 @@ def check_number(
         if not schedule:
             raise UserTypeError(f"must be a number or an array, and cannot follow a schedule; got {value!r}", **place)
         _check_schedule(where, name, value, limits)
-        return lambda step: _clipped(value(step), limits)
+        return lambda step: _bound_scheduled(value(step), limits)
     what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
     check_range(where, name, value, limits, what=what)
     if np.shape(value) != ():
@@ -101,7 +101,7 @@ def check_number(
             "function and vmap that; if it varies over the batch, write it into extras, and pass pp.field(...)",
             **place,
         )
-    return _nan_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
+    return _mark_outside(value, limits) if isinstance(value, jax.core.Tracer) else value
 
 
 def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limits: Range) -> None:
@@ -124,22 +124,22 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
         if jnp.shape(end) != ():
             message = f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}"
             raise UserValueError(message, **place)
-        if known and np.float64(end) not in _rounded(allowed):
+        if known and np.float64(end) not in _widen(allowed):
             raise UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}", **place)
 
 
-def _clipped(x: Any, limits: Range) -> Array:
+def _bound_scheduled(x: Any, limits: Range) -> Array:
     """Return the value of a schedule, NaN outside the range; an excluded bound becomes the next normal number."""
-    x = _nan_outside(jnp.asarray(x), dataclasses.replace(limits, open_low=False))
+    x = _mark_outside(jnp.asarray(x), dataclasses.replace(limits, open_low=False))
     above = max(jnp.finfo(x.dtype).tiny, jnp.finfo(x.dtype).eps * abs(limits.low)) if limits.open_low else 0
     return jnp.clip(x, limits.low + float(above), limits.high)  # within rounding, too: functions reject what is outside
 
 
-def _nan_outside(x: Any, limits: Range) -> Array:
-    return nan_where(~_rounded(limits).holds(x), x)
+def _mark_outside(x: Any, limits: Range) -> Array:
+    return nan_where(~_widen(limits).holds(x), x)
 
 
-def _rounded(limits: Range) -> Range:
+def _widen(limits: Range) -> Range:
     """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
     below = 1e-6 * (abs(limits.low) if limits.open_low else max(abs(limits.low), 0.1))
     return Range(limits.low - below, limits.high + 1e-6 * max(abs(limits.high), 0.1), limits.open_low)

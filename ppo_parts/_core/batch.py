@@ -308,7 +308,7 @@ POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras",
 """Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
 
 
-def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Callable[..., Any]:
+def map_streams(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Callable[..., Any]:
     """Return `f`, mapped over `axis`, that of the streams, if the arrays have one axis more than `like`."""
     several = all(np.ndim(x) > np.ndim(like) for x in arrays)
     if several and len({x.shape[axis] for x in arrays}) > 1:
@@ -319,7 +319,7 @@ def each_stream(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1
     return jax.vmap(f, axis, -1) if several else f
 
 
-def of_elements(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:
+def reduce_streams(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:
     """Reduce the streams of an array, if it has one more axis than `like`."""
     return x if np.ndim(x) == np.ndim(like) else reduce(x, axis=-1)
 

@@ -14,7 +14,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import spread_nan
 from .batch import Batch, Params, field_at, kind, with_field_at
 from .part import Context, Part, number_at
-from .wiring import check_batch, check_order, find_sampler, readings
+from .wiring import check_batch, check_order, find_sampler, list_reads
 
 AMEND = 2**29
 """A number that is folded into the key of a part for its `amend`; it is large for the reason given in `part_key`."""
@@ -217,7 +217,7 @@ def describe(parts: Sequence[Part]) -> str:
         else:
             stage = "" if divides is None else "rollout" if index < divides else "minibatch"
         unnamed = "every field" if index == divides else "undeclared fields" if part.reads is None else "nothing"
-        reads = ", ".join(readings(part)) or unnamed
+        reads = ", ".join(list_reads(part)) or unnamed
         line = f"{stage:<11}{part.name:<{width}}reads {reads}"
         lines.append(line + (f"; writes {', '.join(part.provides)}" if part.provides else ""))
         for name, phase in phases.items():

@@ -21,7 +21,7 @@ from ..functional._common import (
     unsqueeze,
     valid_flags,
 )
-from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, of_elements, require
+from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, reduce_streams, require
 from .metrics import Metrics
 from .shards import check_shards
 
@@ -147,7 +147,7 @@ def count_nonfinite(batch: Batch) -> Metrics:
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        bad[f"nonfinite/{name}"] = of_elements(~jnp.isfinite(x), batch.log_prob, jnp.any)
+        bad[f"nonfinite/{name}"] = reduce_streams(~jnp.isfinite(x), batch.log_prob, jnp.any)
         if name == "next_value" and batch.terminated is not None:
             # After a termination next_value is not used, and may be any number.
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)

@@ -34,7 +34,7 @@ from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
 from ..functional._arguments import check_as
 from ..functional._common import masked_sum
-from .batch import Array, Batch, Evaluate, Params, of_elements
+from .batch import Array, Batch, Evaluate, Params, reduce_streams
 from .chain import amend
 from .gradient import Aux, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
@@ -228,7 +228,7 @@ class PhaseLoop:
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
             # As floats, because devices then sum this count together with the other numbers.
-            bad = of_elements(~jnp.isfinite(minibatch.advantage), minibatch.log_prob, jnp.any)
+            bad = reduce_streams(~jnp.isfinite(minibatch.advantage), minibatch.log_prob, jnp.any)
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
         measured = self.gradient_metrics(gradient)

@@ -12,7 +12,7 @@ import optax
 from .._base.errors import UserError, UserTypeError
 
 
-def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
+def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer, extended to accept extra arguments; raise `TypeError` if it is not an optimizer."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""

@@ -14,7 +14,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from .batch import Batch, Params
 from .chain import chain, parts_of
-from .optimizer import transformation
+from .optimizer import wrap_optimizer
 from .part import Context, Divider, Part, no_state
 from .sampling import Sampler
 from .wiring import find_sampler
@@ -226,7 +226,7 @@ def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
     elif not isinstance(optimizer, Mapping) or set(optimizer) != set(names):
         got = f"a dict with {sorted(optimizer)}" if isinstance(optimizer, Mapping) else type(optimizer).__name__
         raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(names)}, got {got}")
-    made = [transformation("learner", optimizer[name]) for name in names]
+    made = [wrap_optimizer("learner", optimizer[name]) for name in names]
     return tuple(dataclasses.replace(phase, optimizer=each) for phase, each in zip(phases, made, strict=True))
 
 

@@ -73,14 +73,14 @@ def side_by_side(pieces: Pieces, params: Params) -> Output:
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)`; for a recurrent policy and several shards, separately for each device."""
-    blocks = _blocks(batch.shards)
+    blocks = _count_blocks(batch.shards)
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
     where = "learner: for a recurrent policy and several shards"
     return side_by_side(cut(where, evaluate, params, batch, blocks), params)
 
 
-def _blocks(shards: int) -> int:
+def _count_blocks(shards: int) -> int:
     """Return how many blocks of neighboring shards to evaluate, the fewest that any mesh can divide.
 
     The number of devices that hold the data is not known while a program is traced, but it divides the number of shards
@@ -204,7 +204,7 @@ class Microbatched:
         if size == "auto":
             size, smallest = PIECE_ELEMENTS, MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE
             inputs = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs))
-            one_core = jax.default_backend() == "cpu" and usable_cores() == 1
+            one_core = jax.default_backend() == "cpu" and count_cores() == 1
             if total < smallest or inputs > MAX_INPUTS or jax.tree.leaves(batch.carry) or not one_core:
                 return 1
         length = shape[len(batch.axes) - 1] // batch.shards  # along which shards are cut
@@ -221,7 +221,7 @@ class Microbatched:
         )
 
 
-def usable_cores() -> int:
+def count_cores() -> int:
     """Return how many cores this process may use; on a CPU, XLA distributes its work over as many threads."""
     try:
         return len(os.sched_getaffinity(0))

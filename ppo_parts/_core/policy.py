@@ -11,7 +11,7 @@ from .._base.errors import ShapeError, UserTypeError
 from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._common import unsqueeze
-from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, each_stream, kind
+from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind, map_streams
 
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
@@ -138,4 +138,4 @@ def shift_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     def shifted(value: Array, recorded: Array) -> Array:
         return next_values(value, recorded[-1], elsewhere, recorded, mask=mask)
 
-    return each_stream(shifted, like, value, batch.next_value)(value, batch.next_value)
+    return map_streams(shifted, like, value, batch.next_value)(value, batch.next_value)

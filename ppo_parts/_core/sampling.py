@@ -108,7 +108,7 @@ class Sampler(Divider):
         taken["log_prob"] = nan_where(~inside, log_prob)
         if mask is not None:  # "clip" took the mask of another element, which might hide the NaN
             taken["mask"] = jnp.where(inside, mask, 1).astype(mask.dtype)
-        return taken | _of_windows(taken, indices) if self.axis == "window" else taken
+        return taken | _mask_windows(taken, indices) if self.axis == "window" else taken
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
         """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
@@ -225,7 +225,7 @@ def sampler_of_shards(
     return made
 
 
-def _of_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
+def _mask_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
     """Return the mask, without warm-up steps, and the resets, which zero the state in windows that begin later."""
     log_prob, mask, reset = (taken[name] for name in ("log_prob", "mask", "reset"))
     counts = jnp.broadcast_to(unsqueeze(windows.counts, log_prob.ndim), log_prob.shape)

@@ -32,14 +32,16 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
     return found[0] if found else None
 
 
-def readings(part: Part) -> tuple[str, ...]:
+def list_reads(part: Part) -> tuple[str, ...]:
     """Return all fields that a part declares to read."""
     return tuple(dict.fromkeys((*part.requires, *(part.reads or ()))))
 
 
 def reads_field(part: Part, field: str) -> bool:
     """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
-    return any(field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.") for read in readings(part))
+    return any(
+        field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.") for read in list_reads(part)
+    )
 
 
 def _adds_loss(part: Part, *, of_policy: bool = False) -> bool:
@@ -128,7 +130,7 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
 def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
     """Return whether a later part may read one of the fields before other parts have overwritten them."""
     for reader in later:
-        evaluates = any(path.partition(".")[0] == "current" for path in readings(reader))
+        evaluates = any(path.partition(".")[0] == "current" for path in list_reads(reader))
         if reader.reads is None or any(reads_field(reader, field) for field in fields):
             return True
         if evaluates and not NAMED_BY_POLICIES.isdisjoint(fields):
@@ -143,7 +145,7 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
     Paths must be equal: a loss that declares "current" may not read the one field of it that the part changes.
     """
     for field in part.provides:
-        missed = [loss for loss in earlier if _adds_loss(loss) and field in readings(loss)]
+        missed = [loss for loss in earlier if _adds_loss(loss) and field in list_reads(loss)]
         if field in BY_THE_LEARNER or not missed or not reads_field(part, field):
             continue
         why = "no loss after it does, so the change would have no effect on learning"

@@ -15,7 +15,7 @@ from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._base.moments import Moments, merged
-from .._core.batch import Array, Batch, each_stream, require
+from .._core.batch import Array, Batch, map_streams, require
 from .._core.part import Context, Part, PartState, no_state, stateless
 from .._core.policy import shift_values
 from .._core.shards import map_shards, replicate
@@ -109,7 +109,7 @@ def _estimator(
         ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
         ratio = (_latest_log_ratio(batch),) if off_policy else ()
         of_stream = functools.partial(estimate, *ratio, **ends, **at_step(numbers, batch, context))
-        out = each_stream(of_stream, batch.terminated, *values)(*values)
+        out = map_streams(of_stream, batch.terminated, *values)(*values)
         return _write(batch, getattr(out, advantage), out.target), state
 
     of_ratio = ("current.log_prob", "log_ratio", "log_prob") if off_policy else ()
@@ -153,7 +153,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 "minibatches or other axes, or normalize before the sampler"
             )
         normalize = functools.partial(functional.advantage_normalize, mask=batch.mask, axis=axis, ddof=ddof, eps=eps)
-        return batch.replace(advantage=each_stream(normalize, element, batch.advantage)(batch.advantage))
+        return batch.replace(advantage=map_streams(normalize, element, batch.advantage)(batch.advantage))
 
     written = ("advantage",)
     return numeric_part(where, update, {"eps": eps}, requires=written, provides=written, reads=("mask",))
@@ -220,7 +220,7 @@ def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
     if batch.current is None:
         explained = functools.partial(_explained_variance, batch)
-        variance = each_stream(explained, batch.terminated, batch.value, target)(batch.value, target)
+        variance = map_streams(explained, batch.terminated, batch.value, target)(batch.value, target)
         # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
         variance = jnp.mean(variance) if variance.ndim else variance
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})

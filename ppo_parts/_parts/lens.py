@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric, check_number
 from .._core.batch import Array, Batch, Params, field_at, with_field_at
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.part import Context, Part, number_at, stateless
-from .._core.wiring import readings, reads_field
+from .._core.wiring import list_reads, reads_field
 from ..functional._arguments import ANY, check_as
 from ..functional._common import check_same_shape
 
@@ -95,7 +95,7 @@ def within(
             )
     for field in reading:
         if part.reads is not None and not reads_field(part, field):
-            there = ", ".join(readings(part))
+            there = ", ".join(list_reads(part))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
     _check_one_critic(name, part, reading)
 
@@ -161,7 +161,7 @@ def _check_one_critic(name: str, part: Part, read: dict[str, str], *, after_samp
     own = set(read)  # fields that no longer belong to the critic of the batch
     for inner in parts_of(part):
         values = {"value", "current.value"} if after_sampler or inner.place == "after_sampler" else {"value"}
-        others = sorted((values | {"next_value"}).intersection(readings(inner)) - own)
+        others = sorted((values | {"next_value"}).intersection(list_reads(inner)) - own)
         if own & values and others:
             example = "current.aux.cost" if others[0] == "current.value" else f"extras.{others[0]}_of_cost"
             raise UserValueError(

@@ -15,7 +15,7 @@ from .. import functional
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, at
-from .._core.batch import Array, Batch, each_stream, field_at
+from .._core.batch import Array, Batch, field_at, map_streams
 from .._core.part import Context, Part, stateless
 from ..distributions import Joint
 from ..functional import masked_mean
@@ -208,7 +208,7 @@ def critic_part(
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         arrays = predicted(where, batch, fields[0]), *(field_at(batch, path) for path in fields[1:])
         own, rank = functools.partial(loss, mask=batch.mask, **now), np.ndim(batch.log_prob)
-        value = each_stream(own, batch.log_prob, *arrays, axis=rank)(*arrays)
+        value = map_streams(own, batch.log_prob, *arrays, axis=rank)(*arrays)
         return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
 
     return loss_part(

@@ -13,7 +13,7 @@ from .._base.checked import Count, checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at, check_number, spread_nan
 from .._core.batch import Array
-from .._core.optimizer import transformation
+from .._core.optimizer import wrap_optimizer
 from ..functional._arguments import ANY, POSITIVE, check_order
 from ..functional._common import Range
 
@@ -226,7 +226,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         >>> import optax, ppo_parts as pp
         >>> optimizer = pp.agents.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))
     """
-    inner = transformation("per_agent", optimizer)
+    inner = wrap_optimizer("per_agent", optimizer)
 
     def init(params: Any) -> Any:
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}

@@ -14,7 +14,7 @@ from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.moments import Moments
 from .._base.trees import axis_sharding, without_weak_types
-from .._core.batch import Array, Batch, Evaluate, Output, Params, each_stream, kind
+from .._core.batch import Array, Batch, Evaluate, Output, Params, kind, map_streams
 from .._core.metrics import Metrics
 from .._core.policy import (
     apply_policy,
@@ -278,7 +278,7 @@ def _write_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Bat
 
     extras = dict(batch.extras)
     for name, x in estimates.items():
-        after = each_stream(following, batch.truncated, x)(x, last[name], final[name])
+        after = map_streams(following, batch.truncated, x)(x, last[name], final[name])
         if name == "value":
             batch = batch.replace(value=x, next_value=after)
         else:

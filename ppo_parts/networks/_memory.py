@@ -17,7 +17,7 @@ from ._orthogonal import orthogonal
 
 Cell = Literal["lstm", "gru", "mingru", "lru"]
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-LONGEST = 1000  # steps that a cell in `PARALLEL` remembers at first
+MAX_MEMORY_STEPS = 1000  # steps that a cell in `PARALLEL` remembers at first
 
 
 @checked
@@ -71,7 +71,7 @@ class MinGRU(nn.Module):
         units = x.shape[-1]
 
         def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-            steps = jax.random.uniform(key, (units,), dtype, 1, LONGEST)  # that units remember at first
+            steps = jax.random.uniform(key, (units,), dtype, 1, MAX_MEMORY_STEPS)  # that units remember at first
             return jnp.append(-jnp.log(steps), jnp.zeros(units, dtype))
 
         gates = nn.Dense(2 * units, kernel_init=orthogonal(), bias_init=biases)(x)
@@ -92,7 +92,7 @@ class LRU(nn.Module):
         units = x.shape[-1]
 
         def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
-            square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / LONGEST) ** 2)
+            square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / MAX_MEMORY_STEPS) ** 2)
             return jnp.log(-0.5 * jnp.log(square))
 
         modulus = jnp.exp(-jnp.exp(self.param("decay", decays)))

@@ -18,7 +18,7 @@ from .._core.batch import Batch
 from .._core.chain import chain as chain_of
 from .._core.chain import fold, init_parts
 from .._core.gradient import reduce_loss
-from .._core.optimizer import transformation
+from .._core.optimizer import wrap_optimizer
 from .._core.part import Context, Part
 from .._core.phase_state import Estimates
 from .._core.phases import divide
@@ -266,7 +266,7 @@ class Replay:
 
         Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
         """
-        optimizer = optax.chain(*(transformation("compare_update", evaluate_text(x)) for x in update.optimizer))
+        optimizer = optax.chain(*(wrap_optimizer("compare_update", evaluate_text(x)) for x in update.optimizer))
         params, opt_state, after = self.params, optimizer.init(self.params), []
         recorded = ours | {"gradient": self.record.get("gradient", ours["gradient"])}
         if self.is_last:

@@ -40,7 +40,7 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
     """Raise if a folder has trials of another search, and otherwise record this one in it."""
-    path, now = folder / "search.json", {**_stored.describe_config(config), "num_seeds": num_seeds, "search": search}
+    path, now = folder / "search.json", {**_stored.encode_config(config), "num_seeds": num_seeds, "search": search}
     then = json.loads(path.read_text()) if path.exists() else now
     if changed := _stored.compare_settings(then, now):
         says = f"{folder} holds a study of other runs; {_stored.format_changes(changed)}"
@@ -55,7 +55,9 @@ def check_metric(where: str, train: Train, metric: str) -> None:
         raise UserValueError(says, where=where, argument="metric")
 
 
-def compile_trials(make_train: Callable[[Any], Train], config: Any, num_seeds: int) -> Callable[..., tuple[Any, Any]]:
+def make_trial_programs(
+    make_train: Callable[[Any], Train], config: Any, num_seeds: int
+) -> Callable[..., tuple[Any, Any]]:
     """Return a function of the fields that a trial changes. Trials that differ in floats alone share their programs.
 
     It returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics
@@ -158,7 +160,7 @@ def objective(
     for name, value in ((name, value) for name, values in ends.items() for value in values):
         train = make_train(dataclasses.replace(config, **{**first, name: value}))  # raises before there is a trial
     check_metric("objective", train, metric)
-    programs = compile_trials(make_train, config, num_seeds)
+    programs = make_trial_programs(make_train, config, num_seeds)
 
     def train_and_report(trial: Any) -> float:
         init, advance = programs(draw_fields(suggested, trial))
@@ -189,7 +191,7 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
     class Trial(base):
         def setup(self, given: dict[str, Any]) -> None:
             keep_compiled_programs()  # the processes of trials share them
-            self.programs = compile_trials(make_train, config, num_seeds)
+            self.programs = make_trial_programs(make_train, config, num_seeds)
             self.reset_config(given)
 
         def reset_config(self, given: dict[str, Any]) -> bool:
@@ -269,7 +271,7 @@ def sweep_with_ray(
     tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
     if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
         make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
-        fields = {"config": _stored.describe_config(config)}
+        fields = {"config": _stored.encode_config(config)}
         config = _stored.restore_config(_stored.find_config_type(make_train), fields)
     updates = make_train(config).num_updates
     each = max(1, updates // 10)

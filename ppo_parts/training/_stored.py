@@ -89,7 +89,7 @@ def name_recipe(defined: Any) -> str:
 def describe_run(config: Any, train: Train) -> dict[str, Any]:
     """Return the `config.json` of a new run, without its options; raise if JSON cannot represent the configuration."""
     stored = {
-        "config": describe_config(config),
+        "config": encode_config(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
         "recipe": train.recipe,
@@ -102,12 +102,12 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
     return {**stored, "versions": read_versions()}
 
 
-def describe_config(config: Any) -> dict[str, Any]:
+def encode_config(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(make_plain(dataclasses.asdict(config)), default=str))
 
 
 def find_changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    now = {**describe_config(config), "num_seeds": options.num_seeds}
+    now = {**encode_config(config), "num_seeds": options.num_seeds}
     return compare_settings({**stored["config"], "num_seeds": stored["run"]["num_seeds"]}, now)
 
 

@@ -419,7 +419,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
         return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(_pieces, "usable_cores", lambda: cores)
+    monkeypatch.setattr(_pieces, "count_cores", lambda: cores)
     other = pp.policy_loss(lambda log_ratio, advantage, mask: log_ratio, name="other") if twice else pp.identity()
     batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE, other)
     batch = batch.replace(carry=jnp.zeros((segments, 3))) if recurrent else batch
