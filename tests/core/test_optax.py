@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts._core.optimizer import transformation
+from ppo_parts._core.optimizer import wrap_optimizer
 from tests.common import make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 
@@ -71,7 +71,7 @@ def test_all_of_optax_steps_in_a_learner():
 
     All are traced, and those run that take more than numbers, which the learner treats in different ways.
     """
-    each = {name: transformation("learner", x) for name, x in catalogue().items() if name not in ERRORS}
+    each = {name: wrap_optimizer("learner", x) for name, x in catalogue().items() if name not in ERRORS}
     assert len(each) > 110
     assert each.keys() >= RUN
     with jax.numpy_rank_promotion("allow"):
