@@ -43,8 +43,8 @@ UNDECLARED = {"dog", "dowg", "hutchinson_estimator_diag_hessian", "scale_by_fact
 RUN = {"adam", "lbfgs", "polyak_sgd", "adaptive_grad_clip", "set_to_zero", "reduce_on_plateau"}
 ERRORS = {  # what the error says to do
     "lookahead": "keeps parameters of its own type .optax.lookahead., needs a loop of your own",
-    **dict.fromkeys(("differentially_private_aggregate", "dpsgd"), "single examples .* needs a loop of your own"),
-    "measure_with_ema": "What only measures .* belongs in optax.monitor",
+    **dict.fromkeys(("differentially_private_aggregate", "dpsgd"), "per-example gradients .* needs a loop of your own"),
+    "measure_with_ema": "only measures .* belongs in optax.monitor",
     "scale_by_muon": "(?s)for some parameters only.*: wrap it in optax.masked or optax.partition",
 }
 
