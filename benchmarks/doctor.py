@@ -4,7 +4,7 @@
 
 The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 4100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
-harmful if the run ends below every healthy run of its program, and a run without a fault is healthy if it learns.
+harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
 `--runs` keeps the metrics, so that rules can be judged again without training.
 """
 
@@ -33,7 +33,7 @@ from ._runs import make_keys, vectorize
 from ._shared import COMMIT, make_parser, write
 
 Numbers = Mapping[str, Any]
-Judged = tuple[str, list[str], bool]  # what was planted in a run, what was found, and whether it harmed or idled
+Judged = tuple[str, list[str], bool]  # what was planted, what was found, and if it harmed (or a healthy run idled)
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,

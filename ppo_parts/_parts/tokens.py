@@ -249,5 +249,6 @@ def importance_correction(
         where, update, {"low": low, "high": high}, requires=("advantage", f"extras.{reference}"),
         provides=("advantage",), reads=("log_prob", "mask"), needs_time=level == "sequence",
     )  # fmt: skip
-    check_order(where, {"low": at(low, 0), "high": at(high, 0)}, "low", "high")
+    first = {"low": at(low, 0), "high": at(high, 0)}  # of schedules, the values in the first update
+    check_order(where, first, "low", "high")
     return part

@@ -72,7 +72,7 @@ class Step(NamedTuple):
     Attributes:
         state: the next state.
         obs: the observation that followed.
-        reward: reward of the step, with agents `[A]`, as `terminated` and `truncated`.
+        reward: reward of the step; with agents `[A]`, as are `terminated` and `truncated`.
         terminated: whether the step ended the episode.
         truncated: whether a time limit cut the episode; None: it did not.
         info: numbers by name ("won", for example); see `Transition`.
@@ -116,7 +116,8 @@ def auto_reset(
             episodes end in the same step, some begin alike.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
-        num_agents: see `Env`; with agents, an episode ends where it is terminated or truncated for all of them.
+        num_agents: see `Env`; with agents, an episode ends in a step where it is terminated or truncated for all of
+            them, so let `step` return True also in the steps after an agent has left.
         shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
             `reset` takes the key alone. The state contains it once. Read it with `optax.tree.get(state, "shared")`, and
             replace it with `optax.tree.set(state, shared=...)`, for which no field of your own may have this name;

@@ -106,8 +106,9 @@ class _SyncVectorEnv(SyncVectorEnv):
 
 
 def _merged(infos: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the entries of all environments by name; None: nothing."""
-    return {name: [one.get(name) for one in infos] for name in {name for one in infos for name in one}}
+    """Return the entries of all environments by name; None: nothing. `_x` would be read as the mask of `x`."""
+    names = {name for one in infos for name in one if not name.startswith("_")}
+    return {name: [one.get(name) for one in infos] for name in names}
 
 
 def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), **kwargs: Any) -> Env:

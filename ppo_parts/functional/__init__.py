@@ -4,7 +4,8 @@ Axis 0 is time wherever time matters, and any axes may follow. The float dtype i
 in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
 Where `mask` is 0, result and gradient are 0, whatever the inputs contain. A hyperparameter is a number, or an array
 that fits the others; the derivative of a loss with respect to it is the true one almost everywhere. In signatures,
-`Floats` are arrays of floats, `Fixed` ones receive no gradient, and `Wide` ones have one more axis, the last.
+`Floats` are arrays of floats, `Real` ones may also hold integers or flags, `Fixed` ones receive no gradient, and `Wide`
+ones have one more axis, the last.
 
 Concrete values are checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
 (nothing is broadcast), `TypeError` for arrays and arguments of another kind than documented, and `ValueError` for

@@ -113,7 +113,10 @@ def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array |
     if estimator == "k2":
         return k2
     k3 = jnp.expm1(log_ratio) - log_ratio
-    return k3 if estimator == "k3" else jax.lax.stop_gradient(k3) + (k2 - jax.lax.stop_gradient(k2))
+    if estimator == "k3":
+        return k3
+    slope = jnp.where(jnp.isfinite(k2), k2, 0)  # inf - inf would be NaN
+    return jax.lax.stop_gradient(k3) + (slope - jax.lax.stop_gradient(slope))
 
 
 @array_function()

@@ -194,6 +194,7 @@ def nature_cnn(env: Env, features: Count = 512) -> Policy:
             "nature_cnn: observations must be images of at least 36 x 36 pixels, got the space "
             f"{env.observation_space}: use actor_critic, or your own network"
         )
+    largest_pixel("nature_cnn", env.observation_space)  # raises if its bounds do not tell
     return actor_critic(env, (), shared=True, image_features=features)
 
 

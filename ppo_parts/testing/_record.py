@@ -45,6 +45,8 @@ def read(record: Any) -> dict[str, Any]:
             tree = tree.setdefault(each, {})
             if not isinstance(tree, dict):
                 raise UserValueError(f"compare_update: the record has both {each!r} and {key!r}: leave one of them out")
+        if last in tree:
+            raise UserValueError(f"compare_update: the record has {key!r} whole and in parts: leave one of them out")
         tree[last] = jax.tree.map(np.asarray, x)
     for one, other in (("done", "terminated"), ("indices", "segments")):
         if {one, other} <= found.keys():

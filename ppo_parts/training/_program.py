@@ -45,8 +45,8 @@ class Program:
     """The computations of a run on its devices, for all its seeds at once.
 
     The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`, which a subclass may
-    override. `seed` is the first seed; `mesh` has the devices, None if it is the default one, and `sharding` says how
-    the state is divided over them.
+    override. `seed` is the first seed; `mesh` holds the devices (None: the default device alone), and `sharding`
+    says how the state is divided over them.
     """
 
     train: Train

@@ -381,6 +381,7 @@ def test_weighted_log_probabilities_and_k3_plus():
     value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
     np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
     np.testing.assert_array_equal(back(jnp.ones(5))[0], log_ratio)
+    assert f.approx_kl(jnp.array(-jnp.inf), estimator="k3+") == jnp.inf
 
 
 def test_losses_of_sequences_are_finite_where_their_docstrings_say():

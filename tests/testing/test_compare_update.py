@@ -103,6 +103,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"log_prob": None}, "lacks 'log_prob'"),
         ({"params": {}}, "lacks 'params': add the tree"),
         ({"params/policy/w": np.zeros(3)}, "has both 'policy' and 'params/policy/w'"),
+        ({"weight/x": np.zeros(3), "weight": np.zeros(3)}, "has 'weight' whole and in parts"),
         ({"indices": None}, "add 'indices'"),
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
