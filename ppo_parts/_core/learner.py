@@ -16,7 +16,7 @@ from .._base.hyperparameters import check_takes
 from .._base.trees import has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
-from .chain import chain, finish, init_parts, part_key
+from .chain import chain, finish, fold, init_parts, part_key
 from .checks import (
     check_params,
     check_rollout,
@@ -29,7 +29,7 @@ from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import last_finite
 from .part import Context, Part
-from .phase_state import PhaseState, run_before_sampler
+from .phase_state import PhaseState, check_and_amend
 from .phases import Phase, attach_optimizers, divide, name_states, unname_states
 from .pieces import evaluate_shards
 from .policy import evaluate_current
@@ -196,7 +196,8 @@ class _Update:
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))
-        prepared, new, amended, _ = run_before_sampler(self.shared, recorded, shared, of_shared, None, keep_finite)
+        prepared, new = fold(self.shared, recorded, shared, of_shared)
+        new, amended, _ = check_and_amend(self.shared, prepared, shared, new, of_shared, None, keep_finite)
         if any(phase.sampler.refresh == "rollout" for phase in self.phases):
             params, shared = amended, new
             metrics.append(split_metrics(prepared)[0])

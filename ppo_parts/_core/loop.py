@@ -35,12 +35,12 @@ from .._base.trees import select, varying_like
 from ..functional._arguments import check_as
 from ..functional._common import masked_sum
 from .batch import Array, Batch, Evaluate, Params, reduce_streams
-from .chain import amend
+from .chain import amend, fold
 from .gradient import Aux, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import last_finite
 from .part import Context, Part
-from .phase_state import Estimates, PhaseState, all_finite, run_before_sampler
+from .phase_state import Estimates, PhaseState, all_finite, check_and_amend
 from .phases import Phase
 from .sampling import Sampler
 from .wiring import check_batch
@@ -131,9 +131,9 @@ class PhaseLoop:
         else:
             first, batch = 0, self.recorded.replace(**estimates._asdict())
         parts, context = (*self.shared, *self.phase.before)[first:], context.replace(params=state.params)
-        batch, new, params, opt_state = run_before_sampler(
-            parts, batch, state.before[first:], context, state.opt_state, self.keep_finite
-        )
+        old = state.before[first:]
+        batch, new = fold(parts, batch, old, context)
+        new, params, opt_state = check_and_amend(parts, batch, old, new, context, state.opt_state, self.keep_finite)
         return batch, state._replace(params=params, opt_state=opt_state, before=(*state.before[:first], *new))
 
     def _estimates(self, params: Params, epoch: Array | int) -> Estimates:

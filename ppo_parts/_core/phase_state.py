@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from .._base.trees import select
 from .batch import Array, Batch, Current, Evaluate, Params
-from .chain import amend, check_states, fold
+from .chain import amend, check_states
 from .checks import check_axes
 from .part import Context, Part
 from .policy import evaluate_current, shift_values
@@ -82,19 +82,18 @@ class PhaseState(NamedTuple):
     estimates: Estimates | None = None
 
 
-def run_before_sampler(
-    parts: tuple[Part, ...], batch: Batch, states: tuple[Any, ...], context: Context, opt_state: Any, keep_finite: bool
-) -> tuple[Batch, tuple[Any, ...], Params, Any]:
-    """Run parts on a rollout and check what they did; return it with their states and what they amended.
+def check_and_amend(
+    parts: tuple[Part, ...], batch: Batch, old: Any, new: Any, context: Context, opt_state: Any, keep_finite: bool
+) -> tuple[tuple[Any, ...], Params, Any]:
+    """Check what parts before a sampler did to a rollout; return their states and what they amended.
 
     With `keep_finite`, a part keeps its last finite state.
     """
-    batch, new = fold(parts, batch, states, context)
-    check_states("update", parts, states, new)
+    check_states("update", parts, old, new)
     check_before_sampler(parts, batch)
     if keep_finite:
-        new = tuple(select(all_finite(x), x, old) for x, old in zip(new, states, strict=True))
-    return batch, new, *amend(parts, context.params, opt_state, states, new, context)
+        new = tuple(select(all_finite(x), x, kept) for x, kept in zip(new, old, strict=True))
+    return new, *amend(parts, context.params, opt_state, old, new, context)
 
 
 def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -96,13 +97,12 @@ class Sampler(Divider):
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
         """Return the fields of a batch with one shard at these indices; an index out of range gives a NaN."""
         rows, segments, inside = self._locate(indices, *batch.log_prob.shape[:2])
-
-        def take(names: tuple[str, ...], places: Array, leading: int) -> dict[str, Any]:
-            # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
-            fields = {name: getattr(batch, name) for name in names}
-            return jax.tree.map(lambda x: jnp.take(jax.lax.collapse(x, 0, leading), places, 0, mode="clip"), fields)
-
-        taken = take(PER_STEP, rows, 2) | take(PER_SEGMENT, segments, 1)
+        # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
+        take = functools.partial(jnp.take, axis=0, mode="clip")
+        flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), {name: getattr(batch, name) for name in PER_STEP})
+        per_segment = {name: getattr(batch, name) for name in PER_SEGMENT}
+        taken = jax.tree.map(functools.partial(take, indices=rows), flat)
+        taken |= jax.tree.map(functools.partial(take, indices=segments), per_segment)
         log_prob, mask = taken["log_prob"], taken["mask"]
         inside = unsqueeze(inside if self.axis == "step" else inside[None], log_prob.ndim)
         taken["log_prob"] = nan_where(~inside, log_prob)
