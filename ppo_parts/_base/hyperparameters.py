@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -167,17 +167,20 @@ def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     return int(value)
 
 
-def check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
-    """Raise unless a function can be called with these arguments."""
+def check_takes(
+    where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...], keywords: Iterable[str] = ()
+) -> None:
+    """Raise unless a function can be called with these positional and keyword arguments."""
     check_as(where, name, function, Callable)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable without a signature
         return
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **dict.fromkeys(keywords))
     except TypeError:
-        raise UserTypeError(f"{where}: {name} must take ({', '.join(arguments)}); this one takes {signature}") from None
+        call = ", ".join((*arguments, *(f"{keyword}=..." for keyword in keywords)))
+        raise UserTypeError(f"{where}: {name} must take ({call}); this one takes {signature}") from None
 
 
 def at(value: Numeric, step: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_type_hints
 
 import jax
@@ -76,9 +76,9 @@ class Part:
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
             or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
             called only in the updates in which its phase runs.
-        numbers: its numeric hyperparameters, as `check_number` of the library returns them: one that is known only at
-            run time (a traced number, or a later value of a schedule) is NaN where it is out of range. Then all that
-            the part writes is NaN, so that the learner counts it. A `field` among them is added to `requires`.
+        numbers: its numeric hyperparameters by name: numbers, schedules and fields. If the value of one is NaN in an
+            update, as those of the library are where they are out of range, all that the part writes is NaN, so that
+            the learner counts it. The fields are added to `requires`.
         policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
             part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
             checks assume that it may be one.
@@ -96,7 +96,7 @@ class Part:
     needs_time: bool = False
     amend: Callable[[Params, Any, PartState, PartState, Context], tuple[Params, Any]] | None = None
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
-    numbers: tuple[Any, ...] = ()
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     policy_loss: bool | None = None
     elementwise: bool = False
 
@@ -110,9 +110,8 @@ class Part:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
         for argument, hint in declarable().items():
             check_as(self.name, argument, getattr(self, argument), hint)
-        if not isinstance(self.numbers, tuple):
-            raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
-        fields = (number.path for number in self.numbers if isinstance(number, Field))
+        numbers = jax.tree.leaves(dict(self.numbers), is_leaf=callable)
+        fields = (number.path for number in numbers if isinstance(number, Field))
         object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
         known = {field.name for field in dataclasses.fields(Batch)}
         for field in (*self.requires, *self.provides, *(self.reads or ())):
@@ -154,7 +153,7 @@ def stateless(
     reads: tuple[str, ...] | None = None,
     place: Place = "anywhere",
     needs_time: bool = False,
-    numbers: tuple[Any, ...] = (),
+    numbers: Mapping[str, Any] | None = None,
     policy_loss: bool | None = None,
     elementwise: bool = False,
 ) -> Part:
@@ -164,21 +163,25 @@ def stateless(
         f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default, or
             a second one called `context`.
         name: its name in error messages; by default the name of the function.
-        requires, provides, reads, place, needs_time, numbers, policy_loss, elementwise: as in `Part`; with them,
-            `chain` and `learner` check this part like any other. For a loss, pass `provides=("losses",),
-            place="after_sampler"`.
+        numbers: numeric hyperparameters by name, as in `Part`; their values in the update are passed to `f` as keyword
+            arguments.
+        requires, provides, reads, place, needs_time, policy_loss, elementwise: as in `Part`; with them, `chain` and
+            `learner` check this part like any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
-        >>> halve = pp.stateless(lambda batch: batch.replace(reward=0.5 * batch.reward), name="halve_reward")
-        >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
+        >>> def scale_reward(batch, factor):
+        ...     return batch.replace(reward=factor * batch.reward)
+        >>> annealed = pp.stateless(scale_reward, numbers={"factor": pp.linear_schedule(1., .5, 1000)})
+        >>> pipeline = pp.chain(annealed, pp.gae(gamma=.99, gae_lambda=.95))
     """
-    called = name or str(getattr(f, "__name__", "stateless"))
-    takes_context = _takes_context(f)
-    check_takes(called, "the function", f, ("batch", "context") if takes_context else ("batch",))
+    called, numbers = name or str(getattr(f, "__name__", "stateless")), dict(numbers or {})
+    takes_context = _takes_context(f, numbers)
+    check_takes(called, "the function", f, ("batch", "context") if takes_context else ("batch",), numbers)
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        result = f(batch, context) if takes_context else f(batch)
+        values = values_at(numbers, batch, context.step)
+        result = f(batch, context, **values) if takes_context else f(batch, **values)
         if not isinstance(result, Batch):
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
         return result, state
@@ -189,19 +192,27 @@ def stateless(
     )  # fmt: skip
 
 
-def _takes_context(f: Callable[..., Any]) -> bool:
-    """Return whether a function has two positional parameters without a default, or a second one called `context`."""
+def _takes_context(f: Callable[..., Any], numbers: Mapping[str, Any]) -> bool:
+    """Return whether a function has two positional parameters without a default, or a second one called `context`.
+
+    The parameters that receive numbers do not count.
+    """
     try:
         parameters = inspect.signature(f).parameters
     except (TypeError, ValueError):  # a callable without a signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p for p in parameters.values() if p.kind in positional]
+    found = [p for p in parameters.values() if p.kind in positional and p.name not in numbers]
     return sum(p.default is p.empty for p in found) == 2 or [p.name for p in found[1:2]] == ["context"]
 
 
-def number_at(number: Any, batch: Batch, step: Any) -> Any:
-    """Return a hyperparameter at learner update `step`; a `field` as an array that broadcasts against `log_prob`."""
+def values_at(numbers: Any, batch: Batch, step: Any) -> Any:
+    """Return the values of hyperparameters at learner update `step`; a tree of them keeps its structure."""
+    return jax.tree.map(lambda number: _value_at(number, batch, step), numbers, is_leaf=callable)
+
+
+def _value_at(number: Any, batch: Batch, step: Any) -> Any:
+    """Return the value of one hyperparameter; a `field` as an array that broadcasts against `log_prob`."""
     if not isinstance(number, Field):
         return at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)

@@ -16,13 +16,13 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._base.moments import Moments, merged
 from .._core.batch import Array, Batch, map_streams, require
-from .._core.part import Context, Part, PartState, no_state, stateless
+from .._core.part import Context, Part, PartState, no_state, stateless, values_at
 from .._core.policy import shift_values
 from .._core.shards import map_shards, replicate
 from ..functional._arguments import AXIS, DDOF
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element
-from .common import at_step, check_numbers, moments_of, numeric_part
+from .common import check_numbers, moments_of
 
 
 @checked
@@ -108,16 +108,15 @@ def _estimator(
         values = _latest_values(where, batch, skip=skip)
         ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
         ratio = (_latest_log_ratio(batch),) if off_policy else ()
-        of_stream = functools.partial(estimate, *ratio, **ends, **at_step(numbers, batch, context))
+        of_stream = functools.partial(estimate, *ratio, **ends, **values_at(numbers, batch, context.step))
         out = map_streams(of_stream, batch.terminated, *values)(*values)
         return _write(batch, getattr(out, advantage), out.target), state
 
     of_ratio = ("current.log_prob", "log_ratio", "log_prob") if off_policy else ()
     reads = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value", *of_ratio)
     return Part(
-        no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True,
-        numbers=tuple(numbers.values()),
-    )  # fmt: skip
+        no_state, update, where, provides=("advantage", "target"), reads=reads, needs_time=True, numbers=numbers
+    )
 
 
 @checked
@@ -139,9 +138,9 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     """
     where = "advantage_normalize"
     DDOF.check(where, "ddof", ddof)
-    axes = AXIS.check(where, "axis", axis) or ()
+    axes, numbers = AXIS.check(where, "axis", axis) or (), check_numbers(where, eps=eps)
 
-    def update(batch: Batch, context: Context, eps: Any) -> Batch:
+    def update(batch: Batch, eps: Any) -> Batch:
         element = batch.advantage if batch.log_prob is None else batch.log_prob
         shape = jnp.shape(element)
         of = f"axis={axis} of an advantage with axes {batch.axes} and shape {shape}"
@@ -156,7 +155,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         return batch.replace(advantage=map_streams(normalize, element, batch.advantage)(batch.advantage))
 
     written = ("advantage",)
-    return numeric_part(where, update, {"eps": eps}, requires=written, provides=written, reads=("mask",))
+    return stateless(update, name=where, requires=written, provides=written, reads=("mask",), numbers=numbers)
 
 
 @checked

@@ -12,7 +12,7 @@ import numpy as np
 from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
 from .._core.batch import Array, Batch
-from .._core.part import Context, Part, number_at, stateless
+from .._core.part import Context, Part, stateless
 from ..functional import masked_mean
 from ..functional._common import masked_sum
 
@@ -25,6 +25,8 @@ PER_ELEMENT = (
 )  # fmt: skip
 """Hyperparameters that may be a `field`, one number per element."""
 
+COEF = "coef of the loss"  # not "coef", which may be a hyperparameter of the loss itself
+
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
@@ -36,27 +38,9 @@ def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     return {name: checked(name, value) for name, value in given.items()}
 
 
-def at_step(numbers: Mapping[str, Any], batch: Batch, context: Context) -> dict[str, Any]:
-    """Return the values of hyperparameters in this update."""
-    return {name: number_at(value, batch, context.step) for name, value in numbers.items()}
-
-
 def is_zero(value: Any) -> bool:
     """Return whether a hyperparameter is known to be 0 in every update."""
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
-
-
-def numeric_part(where: str, update: Callable[..., Batch], hyperparameters: Mapping[str, Any], **declared: Any) -> Part:
-    """Make a part of `update(batch, context, **values)`, which receives the hyperparameters in this update.
-
-    `declared` are the arguments of `stateless`.
-    """
-    numbers = check_numbers(where, **hyperparameters)
-
-    def update_now(batch: Batch, context: Context) -> Batch:
-        return update(batch, context, **at_step(numbers, batch, context))
-
-    return stateless(update_now, name=where, numbers=tuple(numbers.values()), **declared)
 
 
 def loss_part(
@@ -73,18 +57,19 @@ def loss_part(
     `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
     coefficient. A function that returns `(loss, measured)` has the means of the arrays `measured` as metrics instead.
     """
-    numbers, weight = numbers or {}, check_numbers(where, coef=coef)
+    weight = check_numbers(where, coef=coef)["coef"]
 
-    def update(batch: Batch, context: Context) -> Batch:
-        result = loss(batch, context, **at_step(numbers, batch, context))
+    def update(batch: Batch, context: Context, **values: Any) -> Batch:
+        coef = values.pop(COEF)
+        result = loss(batch, context, **values)
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
-        batch = batch.add_loss(name, (at_step(weight, batch, context)["coef"] * value).astype(value.dtype))
+        batch = batch.add_loss(name, (coef * value).astype(value.dtype))
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
     of_loss: dict[str, Any] = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
     declared = of_loss | declared | {"reads": (*declared["reads"], "mask")}
-    return stateless(update, name=where, numbers=(*numbers.values(), *weight.values()), **declared)
+    return stateless(update, name=where, numbers={**(numbers or {}), COEF: weight}, **declared)
 
 
 def moments_of(x: Array, mask: Array | None) -> Moments:

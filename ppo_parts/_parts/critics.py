@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_takes
 from .._core.batch import Array, Batch, Params
-from .._core.part import Context, Part
-from .common import at_step, check_numbers, moments_of
+from .._core.part import Context, Part, values_at
+from .common import check_numbers, moments_of
 from .losses import check_loss, critic_part
 
 
@@ -52,7 +53,7 @@ def critic_loss(
         ...
         ppo_parts.errors.UserValueError: critic_loss: prediction must be "value" or "aux.<name>", got 'logits'
     """
-    if prediction != "value" and not (prediction.startswith("aux.") and prediction != "aux."):
+    if prediction != "value" and not re.fullmatch(r"aux\..+", prediction):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     of_value = prediction == "value"  # the shape of an entry of aux is not known yet
     check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
@@ -110,7 +111,7 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
-        share = jnp.asarray(at_step(numbers, batch, context)["rate"], state.mean.dtype)
+        share = jnp.asarray(values_at(numbers, batch, context.step)["rate"], state.mean.dtype)
         if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         dtype, target = batch.target.dtype, batch.target.astype(state.mean.dtype)
@@ -126,5 +127,5 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
 
     return Part(
         init, update, where, requires=("target",), provides=("extras.target_normalized",), reads=("mask",),
-        place="before_sampler", amend=amend, numbers=tuple(numbers.values()),
+        place="before_sampler", amend=amend, numbers=numbers,
     )  # fmt: skip

@@ -13,10 +13,10 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
 from .._core.batch import Array, Batch, Params
-from .._core.part import Context, Part
+from .._core.part import Context, Part, values_at
 from ..functional import masked_mean
 from ..functional._common import boolean_mask, check_same_shape, zero_masked
-from .common import at_step, check_numbers, loss_part, moments_of
+from .common import check_numbers, loss_part, moments_of
 from .losses import predicted
 
 Embed = Callable[[Any, Any], Array]
@@ -90,7 +90,7 @@ def rnd_reward(
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
         keep = boolean_mask(batch.mask, error)
         error = jnp.where(keep, error, 0).astype(state.discounted.dtype)
-        discount = at_step(numbers, batch, context)["gamma"]
+        discount = values_at(numbers, batch, context.step)["gamma"]
 
         def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
             error, counts = now
@@ -108,7 +108,7 @@ def rnd_reward(
     provides = ("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target")
     return Part(
         first, update, where, requires=("next_obs",), provides=provides, reads=("log_prob", "mask"),
-        place="before_sampler", needs_time=True, numbers=tuple(numbers.values()),
+        place="before_sampler", needs_time=True, numbers=numbers,
     )  # fmt: skip
 
 

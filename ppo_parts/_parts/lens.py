@@ -13,7 +13,7 @@ from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.batch import Array, Batch, Params, field_at, with_field_at
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
-from .._core.part import Context, Part, number_at, stateless
+from .._core.part import Context, Part, stateless
 from .._core.wiring import list_reads, reads_field
 from ..functional._arguments import ANY, check_as
 from ..functional._common import check_same_shape
@@ -200,34 +200,31 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         several = isinstance(c, (tuple, list)) or getattr(c, "ndim", 0) == 1
         numbers[path] = tuple(checked_number(path, x) for x in c) if several else checked_number(path, c)
 
-    def weighted(path: str, batch: Batch, step: Any) -> Array:
-        x, c, rank = field_at(batch, path), numbers[path], jnp.ndim(batch.log_prob)
+    def weighted(path: str, batch: Batch, c: Any) -> Array:
+        x, rank = field_at(batch, path), jnp.ndim(batch.log_prob)
         streams = x.shape[rank:]
         if isinstance(c, tuple):
             got = f"{len(c)} coefficients"
             if streams == (len(c),):
-                return functools.reduce(jnp.add, [number_at(one, batch, step) * x[..., k] for k, one in enumerate(c)])
+                return functools.reduce(jnp.add, [one * x[..., k] for k, one in enumerate(c)])
         else:
-            number = number_at(c, batch, step)
-            sizes = jnp.shape(number)
+            sizes = jnp.shape(c)
             got = f"a coefficient of shape {sizes}"
             # A field has size 1 along axes, such as that of agents, whose elements share its numbers.
             like_x = len(sizes) == x.ndim and all(a in (1, b) for a, b in zip(sizes, x.shape, strict=True))
             if (like_x and sizes[rank:] == streams) or not (sizes or streams):
-                return jnp.sum(number * x, axis=-1) if streams else number * x
+                return jnp.sum(c * x, axis=-1) if streams else c * x
         raise ShapeError(
             f"{where}: {path} has shape {x.shape} and {got}: give a number or a field with one number per element, and "
             "for K streams along the last axis a tuple of K, or a field with K numbers per element"
         )
 
-    def update(batch: Batch, context: Context) -> Batch:
-        fields = {path: weighted(path, batch, context.step) for path in numbers}
+    def update(batch: Batch, **values: Any) -> Batch:
+        fields = {path: weighted(path, batch, c) for path, c in values.items()}
         check_same_shape(where, **fields)
         first, *rest = fields.values()
         return batch.replace(advantage=sum(rest, first).astype(field_at(batch, next(iter(numbers))).dtype))
 
-    each = [x for c in numbers.values() for x in (c if isinstance(c, tuple) else (c,))]
     return stateless(
-        update, name=where, requires=tuple(coefficients), provides=("advantage",), reads=("log_prob",),
-        numbers=tuple(each),
+        update, name=where, requires=tuple(coefficients), provides=("advantage",), reads=("log_prob",), numbers=numbers
     )  # fmt: skip

@@ -12,13 +12,13 @@ from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
 from .._core.batch import POLICY_READS, Array, Batch, Params
-from .._core.part import Context, Part, number_at
+from .._core.part import Context, Part, stateless, values_at
 from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
 from ..functional._common import accumulator_dtype, boolean_mask, unsqueeze
-from .common import at_step, check_numbers, loss_part, numeric_part
+from .common import check_numbers, loss_part
 from .losses import entropy_of
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
@@ -88,7 +88,7 @@ def kl_penalty(
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     of_behavior = reference == "behavior"
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
-    target: Any = check_number(where, "target_kl", target_kl, POSITIVE) if adaptive else None
+    numbers = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {"coef": coef}
 
     def divergence(batch: Batch) -> Array:
         if analytic:
@@ -106,14 +106,17 @@ def kl_penalty(
         return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else ()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        beta, kl = state.coef if adaptive else number_at(coef, batch, context.step), divergence(batch)
+        beta, kl = state.coef if adaptive else values_at(coef, batch, context.step), divergence(batch)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
         return batch.add_loss(name, (beta * kl).astype(kl.dtype)).add_metrics(**measured), state
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
-        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        goal, kl = (
+            at(numbers["target_kl"], context.step),
+            masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype),
+        )
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
@@ -123,8 +126,8 @@ def kl_penalty(
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
         init, update, where, requires=needed, provides=("losses",),
-        reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None,
-        numbers=(target,) if adaptive else (coef,), policy_loss=False,
+        reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None, numbers=numbers,
+        policy_loss=False,
     )  # fmt: skip
 
 
@@ -191,7 +194,7 @@ def adaptive_entropy_bonus(
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key)
-        now = at_step(numbers, batch, context)
+        now = values_at(numbers, batch, context.step)
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
@@ -201,7 +204,7 @@ def adaptive_entropy_bonus(
 
     return Part(
         init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler",
-        numbers=tuple(numbers.values()), policy_loss=False,
+        numbers=numbers, policy_loss=False,
     )  # fmt: skip
 
 
@@ -363,7 +366,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         return ProximalAverageState(zeros, jnp.zeros(()))
 
     def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
-        weight = (at_step(numbers, batch, context)["decay"] * state.weight + 1).astype(state.weight.dtype)
+        weight = (values_at(numbers, batch, context.step)["decay"] * state.weight + 1).astype(state.weight.dtype)
         latest = jax.lax.stop_gradient(context.params)
         mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
@@ -377,7 +380,7 @@ def proximal_average(*, decay: Numeric) -> Part:
 
     return Part(
         init, update, "proximal_average", requires=("advantage",), provides=("advantage", "log_prob"),
-        reads=("log_prob", *POLICY_READS), place="after_sampler", numbers=tuple(numbers.values()),
+        reads=("log_prob", *POLICY_READS), place="after_sampler", numbers=numbers,
     )  # fmt: skip
 
 
@@ -418,7 +421,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         return batch.replace(current=batch.current._replace(log_prob=log_prob))
 
     reads = ("current.distribution", "current.log_prob", "action", "mask")
-    return numeric_part(
-        "perturbed_mean", update, {"scale": scale}, provides=("current.log_prob",), reads=reads,
-        place="after_sampler",
+    return stateless(
+        update, name="perturbed_mean", provides=("current.log_prob",), reads=reads, place="after_sampler",
+        numbers=check_numbers("perturbed_mean", scale=scale),
     )  # fmt: skip

@@ -13,12 +13,12 @@ from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.batch import Array, Batch
-from .._core.part import Context, Part
+from .._core.part import Context, Part, values_at
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from ..functional._arguments import FROM_0
 from ..functional._common import accumulator_dtype, check_range, check_same_shape
-from .common import at_step, check_numbers, is_zero
+from .common import check_numbers, is_zero
 
 
 @checked
@@ -205,8 +205,7 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        now = at_step(numbers, batch, context)
-        alpha, beta, eps = (now[name] for name in ("alpha", "beta", "eps"))
+        alpha, beta, eps = values_at(tuple(numbers.values()), batch, context.step)
 
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 

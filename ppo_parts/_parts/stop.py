@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from .. import functional
 from .._base.checked import checked
-from .._base.hyperparameters import Numeric, at
+from .._base.hyperparameters import Numeric
 from .._core.batch import Array, Batch
 from .._core.part import Context, Part, stateless
 from ..functional import KLEstimator, masked_mean
@@ -56,21 +56,23 @@ def kl_early_stop(
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
     """
     where = "kl_early_stop"
-    target_kl = check_numbers(where, target_kl=target_kl)["target_kl"]
+    numbers = check_numbers(where, target_kl=target_kl)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def update(batch: Batch, context: Context, target_kl: Any) -> Batch:
         divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator, mask=batch.mask)
         reduce = masked_mean if reduction == "mean" else masked_sum
-        judged, threshold = reduce(divergence, batch.mask), at(target_kl, context.step)
+        judged = reduce(divergence, batch.mask)
         batch = batch.add_metrics(**{name: judged})
-        if isinstance(threshold, jax.Array):
+        if isinstance(target_kl, jax.Array):
             # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not
             # reach a loss.
-            batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
-        return _stop_if_above(threshold, judged, batch, context, check)
+            batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(target_kl)})
+        return _stop_if_above(target_kl, judged, batch, context, check)
 
     reads = ("current.log_prob", "log_prob", "mask")
-    return stateless(update, name=where, provides=("stop",), reads=reads, place="after_sampler", elementwise=True)
+    return stateless(
+        update, name=where, provides=("stop",), reads=reads, place="after_sampler", elementwise=True, numbers=numbers
+    )
 
 
 @checked
@@ -91,15 +93,15 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         ...     pp.full_batch(10), pp.clipped_surrogate(clip_eps=.2), pp.early_stop("clip_fraction", .3)
         ... )
     """
-    limit = check_numbers("early_stop", limit=limit)["limit"]
+    numbers = check_numbers("early_stop", limit=limit)
 
-    def update(batch: Batch, context: Context) -> Batch:
-        return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)
+    def update(batch: Batch, context: Context, limit: Any) -> Batch:
+        return _stop_if_above(limit, batch.metrics[metric], batch, context, check)
 
     needed = (f"metrics.{metric}",)
     return stateless(
         update, name="early_stop", requires=needed, provides=("stop",), reads=(), place="after_sampler",
-        elementwise=True,
+        elementwise=True, numbers=numbers,
     )  # fmt: skip
 
 

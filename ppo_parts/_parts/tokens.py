@@ -12,12 +12,12 @@ from .._base.checked import Count, checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at
 from .._core.batch import Batch, field_at
-from .._core.part import Context, Part
+from .._core.part import Part, stateless
 from ..functional import masked_mean
 from ..functional._arguments import DDOF, CorrectionMode, check_order
 from ..functional._common import boolean_mask
 from ..functional._groups import check_aggregate, per_sequence
-from .common import is_zero, numeric_part
+from .common import check_numbers, is_zero
 
 
 @checked
@@ -35,16 +35,17 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
         >>> import ppo_parts as pp
         >>> part = pp.tokens.outcome_reward(kl_coef=.05)
     """
+    numbers = check_numbers("outcome_reward", kl_coef=kl_coef)
     required = [f"per_segment.{score}", *([] if is_zero(kl_coef) else [f"extras.{reference}"])]
 
-    def update(batch: Batch, context: Context, kl_coef: Any) -> Batch:
+    def update(batch: Batch, kl_coef: Any) -> Batch:
         scores, *references = (field_at(batch, path) for path in required)
         logs = dict(zip(("log_prob", "reference_log_prob"), (batch.log_prob, *references), strict=False))
         return batch.replace(reward=functional.outcome_reward(scores, **logs, kl_coef=kl_coef, mask=batch.mask))
 
-    return numeric_part(
-        "outcome_reward", update, {"kl_coef": kl_coef}, requires=tuple(required), provides=("reward",),
-        reads=("log_prob", "mask"), place="before_sampler", needs_time=True,
+    return stateless(
+        update, name="outcome_reward", requires=tuple(required), provides=("reward",), reads=("log_prob", "mask"),
+        place="before_sampler", needs_time=True, numbers=numbers,
     )  # fmt: skip
 
 
@@ -65,15 +66,15 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         ...     pp.tokens.outcome_reward(kl_coef=.01), pp.tokens.reward_to_go(), pp.advantage_normalize(ddof=1),
         ... )
     """
-    flags = ("terminated", "truncated", "mask")
+    numbers, flags = check_numbers("reward_to_go", gamma=gamma), ("terminated", "truncated", "mask")
 
-    def update(batch: Batch, context: Context, gamma: Any) -> Batch:
+    def update(batch: Batch, gamma: Any) -> Batch:
         given = {name: getattr(batch, name) for name in flags}
         return batch.replace(advantage=functional.reward_to_go(batch.reward, **given, gamma=gamma))
 
-    return numeric_part(
-        "reward_to_go", update, {"gamma": gamma}, requires=("reward",), provides=("advantage",), reads=flags,
-        place="before_sampler", needs_time=True,
+    return stateless(
+        update, name="reward_to_go", requires=("reward",), provides=("advantage",), reads=flags, place="before_sampler",
+        needs_time=True, numbers=numbers,
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def group_advantage(
 
     check_group(size or 2)
 
-    def update(batch: Batch, context: Context, eps: Any) -> Batch:
+    def update(batch: Batch, eps: Any) -> Batch:
         keep = boolean_mask(batch.mask, batch.log_prob)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
@@ -157,9 +158,9 @@ def group_advantage(
 
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
     requires = [f"per_segment.{entry}" for entry in entries if entry is not None] + ["reward"] * (score is None)
-    return numeric_part(
-        where, update, {"eps": eps}, requires=tuple(requires), provides=("advantage",), reads=("log_prob", "mask"),
-        place="before_sampler", needs_time=True,
+    return stateless(
+        update, name=where, requires=tuple(requires), provides=("advantage",), reads=("log_prob", "mask"),
+        place="before_sampler", needs_time=True, numbers=check_numbers(where, eps=eps),
     )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def aggregate(
     where = "aggregate"
     check_aggregate(where, {"by": by, "length": length})
 
-    def update(batch: Batch, context: Context, length: Any) -> Batch:
+    def update(batch: Batch, length: Any) -> Batch:
         if loss not in batch.losses:
             there = ", ".join(batch.losses) or "none yet (put it after the losses)"
             raise UserValueError(f"{where}: no loss is named {loss!r}; the losses are: {there}")
@@ -195,9 +196,10 @@ def aggregate(
         others = {name: x for name, x in batch.losses.items() if name != loss}
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
-    return numeric_part(
-        where, update, {"length": length}, requires=("losses",), provides=() if by == "token_mean" else ("losses",),
-        reads=("mask",), place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
+    return stateless(
+        update, name=where, requires=("losses",), provides=() if by == "token_mean" else ("losses",), reads=("mask",),
+        place="after_sampler", needs_time=by != "token_mean", policy_loss=False,
+        numbers=check_numbers(where, length=length),
     )  # fmt: skip
 
 
@@ -233,7 +235,7 @@ def importance_correction(
     """
     where = "importance_correction"
 
-    def update(batch: Batch, context: Context, low: Any, high: Any) -> Batch:
+    def update(batch: Batch, low: Any, high: Any) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
             log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
@@ -245,9 +247,9 @@ def importance_correction(
         advantage = jnp.where(boolean_mask(batch.mask, batch.advantage), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    part = numeric_part(
-        where, update, {"low": low, "high": high}, requires=("advantage", f"extras.{reference}"),
-        provides=("advantage",), reads=("log_prob", "mask"), needs_time=level == "sequence",
+    part = stateless(
+        update, name=where, requires=("advantage", f"extras.{reference}"), provides=("advantage",),
+        reads=("log_prob", "mask"), needs_time=level == "sequence", numbers=check_numbers(where, low=low, high=high),
     )  # fmt: skip
     first = {"low": at(low, 0), "high": at(high, 0)}  # of schedules, the values in the first update
     check_order(where, first, "low", "high")

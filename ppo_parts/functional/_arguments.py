@@ -390,5 +390,5 @@ def check_order(where: str, values: dict[str, Any], low: str, high: str, *, stri
     except ValueError:  # they have shapes that `fit` refuses
         return
     if wrong:
-        rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]!r} and {high}={values[high]!r}"
+        rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]} and {high}={values[high]}"
         raise UserValueError(f"must {rule} {high}, got {got}", where=where, argument=low)

@@ -330,6 +330,8 @@ TYPE_ERRORS = {
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
     "mine: the function must take (batch); this one takes (batch, *, context)":
         lambda: pp.stateless(lambda batch, *, context: batch, name="mine"),
+    "mine: the function must take (batch, context, scale=...); this one takes (batch, factor)":
+        lambda: pp.stateless(lambda batch, factor: batch, name="mine", numbers={"scale": 1.0}),
     # what functions return
     "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
     "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),

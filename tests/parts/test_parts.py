@@ -36,6 +36,22 @@ def continuous(**fields):
     return minibatch(action=rollout(masked=False).obs[..., :2], **fields)
 
 
+def test_a_function_gets_the_values_of_its_numbers():
+    """Of a number, a schedule and a field, which the part then requires; a NaN among them reaches what it writes."""
+    numbers = {"factor": lambda step: 2.0 - step, "shift": pp.field("per_segment.shift"), "scale": 3.0}
+    batch = minibatch(per_segment={"shift": jnp.arange(4.0)})
+
+    def scaled(batch, factor, shift, scale):
+        return batch.replace(reward=scale * (factor * batch.reward + shift))
+
+    for update in (scaled, lambda batch, context, **values: scaled(batch, **values)):
+        part = pp.stateless(update, requires=("reward",), provides=("reward",), numbers=numbers)
+        assert part.requires == ("reward", "per_segment.shift")
+        close(applied(part, batch)[0].reward, 3 * (2 * batch.reward + jnp.arange(4.0)[None]))
+    bad = pp.stateless(lambda batch, x: batch, provides=("reward",), numbers={"x": lambda step: jnp.array(jnp.nan)})
+    assert np.all(np.isnan(applied(pp.chain(bad), batch)[0].reward))
+
+
 def test_kl_penalty_in_both_directions_and_to_another_policy():
     batch = minibatch(extras={"frozen": rollout(seed=3, masked=False).log_prob})
     current, _ = evaluate(make_params(), batch)
