@@ -49,7 +49,7 @@ VARIANTS = {
     "no_contact_forces": Variant(mujoco_ppo.make_train, contact_forces=False),
     "obs_clip_1": Variant(mujoco_ppo.make_train, Config(obs_clip=1.0)),
     "tianshou": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["tianshou"]),
-    "long_horizon": Variant(mujoco_ppo.make_train, Config(gamma=0.9999, gae_lambda=0.995)),
+    "long_horizon": Variant(mujoco_ppo.make_train, Config(gamma=0.9999, gae_lambda=0.995, log_std=0.0)),
     "lambda_0.95": Variant(mujoco_ppo.make_train, Config(gae_lambda=0.95)),
     "log_std_-0.5": Variant(mujoco_ppo.make_train, Config(log_std=-0.5)),
     "refresh_rollout": Variant(lambda c: with_parts(c, refresh="rollout")),
