@@ -1,20 +1,17 @@
-"""An update as Python text, and the table of known choices: single changes of that text.
+"""An update of a chain and an optimizer, and the table of known choices: single changes of it.
 
 docs/libraries.md says which library makes which choice.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import dataclasses
 import functools
-import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._base.errors import UserTypeError, UserValueError
+from ._calls import MODULES, Call, evaluate_text, exchange, join, read_calls, read_name, walk
 
 CHAIN = """pp.chain(
     pp.gae(gamma=0.99, gae_lambda=0.95),
@@ -29,99 +26,10 @@ CHAIN = """pp.chain(
 OPTIMIZER = "pp.clipped_adam(3e-4, max_grad_norm=0.5, eps=1e-5)"
 """An optimizer to begin with, if nothing is known about the program."""
 
-MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "ppo_parts.recipes.libraries.parts"}
-"""The modules that the text of an update may name; others have their full name."""
-
-
-def evaluate_text(x: Any) -> Any:
-    """Return the value of a Python expression; anything else is returned unchanged."""
-    return _evaluate(inspect.cleandoc(x)) if isinstance(x, str) else x
-
-
-@functools.cache
-def _evaluate(text: str) -> Any:
-    nodes = [*ast.walk(ast.parse(text, mode="eval"))]
-    names = {x.id for x in nodes if isinstance(x, ast.Name)} - {x.arg for x in nodes if isinstance(x, ast.arg)}
-    try:
-        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names - {*dir(builtins)}})
-    except ModuleNotFoundError as error:
-        raise UserValueError(
-            f"compare_update: {error.name!r} in the text is neither one of {', '.join(MODULES)} nor a module: write "
-            "numbers out, and import your own parts from a module"
-        ) from error
-
-
-def join(calls: tuple[str, ...]) -> str:
-    """Return the only call, or a chain of calls."""
-    return calls[0] if len(calls) == 1 else f"pp.chain({', '.join(calls)})"
-
-
-@functools.cache
-def read_calls(text: str) -> tuple[str, ...]:
-    """Return the calls inside a `chain(...)`, flattened, or the single call, each with its arguments by name."""
-    try:
-        tree = ast.parse(inspect.cleandoc(text), mode="eval")
-        compile(tree, "<text>", "eval")  # which refuses f(x=1, x=2)
-        return tuple(_split(tree.body))
-    except SyntaxError as error:
-        raise UserValueError(f"compare_update: not a Python expression: {error}, in {text!r}") from None
-
-
-def _split(node: ast.expr) -> Iterator[str]:
-    if not isinstance(node, ast.Call):
-        raise UserTypeError(f"compare_update: expected a call, such as pp.gae(...), got {ast.unparse(node)}")
-    function = ast.unparse(node.func)
-    if function in ("pp.chain", "optax.chain"):
-        for each in node.args:
-            yield from _split(each)
-        return
-    signature = inspect.signature(evaluate_text(function))
-    try:
-        bound = signature.bind(*node.args, **{each.arg or "": each.value for each in node.keywords})
-    except TypeError as error:
-        known = ", ".join(signature.parameters)
-        raise UserTypeError(f"compare_update: {ast.unparse(node)}: {error}; it takes ({known})") from None
-    named = all(x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY) for x in signature.parameters.values())
-    given: Any = bound.arguments.items() if named else [*(("", x) for x in bound.args), *bound.kwargs.items()]
-    texts = [(x, join(tuple(_split(y))) if isinstance(y, ast.Call) else ast.unparse(y)) for x, y in given]
-    values = dict(texts)
-    if function == "pp.clipped_adam":
-        yield f"optax.clip_by_global_norm(max_norm={values['max_grad_norm']})"
-        yield f"optax.scale_by_adam(eps={values.get('eps', '1e-05')})"
-        yield f"pp.optim.scale_by_update_schedule(learning_rate={values['learning_rate']})"
-    elif function == "optax.adam":
-        rate = values.pop("learning_rate")
-        yield format_call("optax.scale_by_adam", values.items())
-        yield f"optax.scale_by_learning_rate(learning_rate={rate})"
-    else:
-        yield format_call(function, texts)
-
-
-def format_call(function: str, arguments: Iterable[tuple[str, Any]]) -> str:
-    """Return the text of a call; an argument without a name is positional."""
-    return f"{function}({', '.join(f'{name}={value}' if name else value for name, value in arguments)})"
-
-
-@functools.cache
-def parse_call(text: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Return the function of a call, its arguments by name, and those of its arguments that are calls."""
-    node: Any = ast.parse(text, mode="eval").body
-    values = [*node.args, *(each.value for each in node.keywords)]
-    inner = tuple(ast.unparse(x) for x in values if isinstance(x, ast.Call))
-    return ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}, inner
-
-
-def read_name(text: str) -> str:
-    """Return the name of the function that a text calls, without its module."""
-    return text.partition("(")[0].split(".")[-1]
-
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The parts of a chain, the transformations of an optimizer (calls as text, or objects), and how rows are numbered.
-
-    A call inside another one is a part of its text, so a change of it is a replacement in the text.
-    """
+    """The parts of a chain, the transformations of an optimizer (calls, or objects), and how rows are numbered."""
 
     chain: tuple[Any, ...]
     optimizer: tuple[Any, ...]
@@ -139,28 +47,20 @@ class Update:
         imports = [f"import {module}" + f" as {x}" * (module != x) for x, module in used.items()]
         return "\n".join([*imports, text])
 
-    def walk(self) -> Iterator[str]:
-        """Yield each call, and those inside it."""
-        stack = [x for x in (*self.chain, *self.optimizer) if isinstance(x, str)][::-1]
-        while stack:
-            yield (text := stack.pop())
-            stack += parse_call(text)[2][::-1]
+    @property
+    def calls(self) -> list[Call]:
+        """All calls, each before those inside it."""
+        return [*walk((*self.chain, *self.optimizer))]
 
-    def find(self, *names: str) -> str | None:
+    def find(self, *names: str) -> Call | None:
         """Return the first call of the first of these names that there is."""
-        return next((x for name in names for x in self.walk() if read_name(x) == name), None)
+        return next((x for name in names for x in self.calls if read_name(x.function) == name), None)
 
-    def swap(self, old: str | None, *new: str) -> Update:
-        """Return a copy with other calls in place of one."""
-
-        def swapped(text: Any) -> tuple[Any, ...]:
-            if text == old:
-                return new
-            if old is None or not isinstance(text, str) or old not in text:
-                return (text,)
-            return read_calls(text.replace(old, join(new)))
-
-        chain, optimizer = ([x for y in calls for x in swapped(y)] for calls in (self.chain, self.optimizer))
+    def swap(self, old: Call | None, *new: Call) -> Update:
+        """Return a copy with other calls in place of one; None: the same object."""
+        if old is None:
+            return self
+        chain, optimizer = ([y for x in calls for y in exchange(x, old, new)] for calls in (self.chain, self.optimizer))
         return Update(tuple(chain), tuple(optimizer), self.rows)
 
     def change(self, *changes: Change) -> Update:
@@ -168,9 +68,10 @@ class Update:
         return functools.reduce(lambda update, change: change.edit(update), changes, self)
 
     def read_number(self, name: str, argument: str) -> float | None:
-        text = self.find(name)
+        """Return a number among the arguments of the first call of this name; None: there is no such number."""
+        call = self.find(name)
         try:
-            return float(evaluate_text(parse_call(text)[1][argument])) if text else None
+            return float(evaluate_text(dict(call.arguments)[argument])) if call else None
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -198,33 +99,29 @@ RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adap
 
 def _exchange(
     stages: str, says: str, at: tuple[str, ...], text: str, *, drop: tuple[str, ...] = (), unless: str = "",
-    last: str = "", arguments: Mapping[str, str] | None = None,
+    last: str = "",
 ) -> Change:  # fmt: skip
     """Exchange the first call of these names for a text.
 
-    In it, `{this}` is the call, with `arguments` in place of its own, and `{x}` an argument x, that of the call or
-    else of any other. The calls `drop` are removed, nothing changes if there is a call `unless` already, and the call
-    `last` is added to the chain.
+    In it, `{this}` is the call, and `{x}` an argument x, that of the call or else of any other. The calls `drop` are
+    removed, nothing changes if there is a call `unless` already, and the call `last` is added to the chain.
     """
 
     def edit(update: Update) -> Update:
         old = update.find(*at)
         if old is None or update.find(unless):
             return update
-        function, own, _ = parse_call(old)
-        this = format_call(function, {**own, **arguments}.items()) if arguments else old
-        parameters = inspect.signature(evaluate_text(function)).parameters
-        given: dict[str, Any] = {x: repr(y.default) for x, y in parameters.items()}
-        for each in (*update.walk(), old):
-            given |= parse_call(each)[1]
+        given = {name: repr(x.default) for name, x in inspect.signature(evaluate_text(old.function)).parameters.items()}
+        for each in (*update.calls, old):
+            given |= dict(each.arguments)
         try:
-            new = read_calls(text.format(**given, this=this))
+            new = read_calls(text.format(**given, this=old))
         except KeyError:  # no call has such an argument
             return update
         for name in drop:
-            update = update if name == read_name(old) else update.swap(update.find(name))
+            update = update if name == read_name(old.function) else update.swap(update.find(name))
         update = update.swap(old, *new)
-        ends = () if not last or update.find(read_name(last)) else (last,)
+        ends = () if not last or update.find(read_name(last)) else read_calls(last)
         return dataclasses.replace(update, chain=(*update.chain, *ends))
 
     return Change(tuple(stages.split()), says, edit)
@@ -232,7 +129,12 @@ def _exchange(
 
 def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
     """Set arguments of the first call of this name."""
-    return _exchange(stages, says, (name,), "{this}", arguments=arguments)
+
+    def edit(update: Update) -> Update:
+        old = update.find(name)
+        return update.swap(old, old.set(**arguments)) if old else update
+
+    return Change(tuple(stages.split()), says, edit)
 
 
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False) -> Change:
@@ -254,8 +156,8 @@ def _normalize_values(update: Update) -> Update:
     if (estimator := update.find("gae", "vtrace")) not in update.chain:
         return update
     end = update.chain.index(estimator) + 1
-    normalized = f"parts.normalized_values(estimator={join(update.chain[:end])}, eps=0.0, ddof=1)"
-    return dataclasses.replace(update, chain=(normalized, *update.chain[end:]))
+    given = ("estimator", join(update.chain[:end])), ("eps", "0.0"), ("ddof", "1")
+    return dataclasses.replace(update, chain=(Call("parts.normalized_values", given), *update.chain[end:]))
 
 
 def set_number(name: tuple[str, str], value: float) -> Change:

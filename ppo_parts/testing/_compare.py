@@ -10,7 +10,8 @@ from typing import Any
 from .._base.errors import UserTypeError
 from .._core.part import Part
 from ..functional._common import Range, check_range
-from ._choices import CHAIN, OPTIMIZER, Update, evaluate_text, format_call, parse_call, read_calls
+from ._calls import evaluate_text, read_calls
+from ._choices import CHAIN, OPTIMIZER, Update
 from ._explain import explain
 from ._record import read
 from ._replay import Difference, Replay, find_first
@@ -120,10 +121,11 @@ def _set_sizes(update: Update, replay: Replay) -> Update:
     old = update.find("shuffled_minibatches", "segment_minibatches")
     if old is None or replay.indices is None:
         return update
-    epochs, minibatches, size = replay.indices.shape
-    arguments = parse_call(old)[1] | {"num_epochs": epochs, "num_minibatches": minibatches}
-    name = "pp.segment_minibatches" if "segments" in replay.record else "pp.shuffled_minibatches"
+    epochs, minibatches, size = map(str, replay.indices.shape)
+    new = old.set(num_epochs=epochs, num_minibatches=minibatches)
     if "weight" in replay.record:
-        name = "pp.prioritized_sampler"
-        arguments |= {"segments_per_minibatch": size, "alpha": 0.6, "beta": 0.4}
-    return update.swap(old, format_call(name, arguments.items()))
+        new = new.set(segments_per_minibatch=size, alpha="0.6", beta="0.4")._replace(function="pp.prioritized_sampler")
+    else:
+        axis = "segment" if "segments" in replay.record else "shuffled"
+        new = new._replace(function=f"pp.{axis}_minibatches")
+    return update.swap(old, new)

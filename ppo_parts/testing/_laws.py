@@ -14,7 +14,7 @@ import numpy as np
 from jax import experimental
 
 from .._base.trees import is_key, to_data
-from .._core.batch import Array, Batch, field_at, with_field_at
+from .._core.batch import Array, Batch, Current, field_at, with_field_at
 from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
@@ -131,9 +131,9 @@ def _list_paths(batch: Batch) -> Iterable[str]:
     """List the fields that a batch has; those of dictionaries and of the current policy one by one."""
     for field in FIELDS:
         value = getattr(batch, field)
-        if isinstance(value, Mapping) or field == "current":
-            inner = value if isinstance(value, Mapping) else getattr(value, "_fields", ())
-            yield from (f"{field}.{name}" for name in inner)
+        value = value._asdict() if isinstance(value, Current) else value
+        if isinstance(value, Mapping):
+            yield from (f"{field}.{name}" for name in value)
         elif value is not None:
             yield field
 
@@ -146,14 +146,8 @@ def _may_read(part: Part, path: str) -> bool:
 
 
 def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
-    """Return the batch without some of its fields, or of their entries."""
-    for path in paths:
-        field, _, entry = path.partition(".")
-        if isinstance(tree := getattr(batch, field), Mapping):
-            batch = batch.replace(**{field: {name: x for name, x in tree.items() if name != entry}})
-        else:
-            batch = with_field_at(batch, path, None)
-    return batch
+    """Return the batch with None in place of some of its fields, or of their entries."""
+    return functools.reduce(lambda batch, path: with_field_at(batch, path, None), paths, batch)
 
 
 def jit_and_vmap_equal_eager(subject: Subject) -> str | None:

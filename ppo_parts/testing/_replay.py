@@ -25,7 +25,8 @@ from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._parts.samplers import given_indices
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
-from ._choices import Update, evaluate_text
+from ._calls import evaluate_text
+from ._choices import Update
 from ._record import OF_MINIBATCH, OF_ROLLOUT, PER_STEP, STAGE_OF, STAGES, has_no_steps
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import testing
-from ppo_parts.testing._choices import CHOICES, Update, evaluate_text, read_calls
+from ppo_parts.testing._calls import evaluate_text, read_calls
+from ppo_parts.testing._choices import CHOICES, Update
 from tests.common import refused
 from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
