@@ -7,12 +7,13 @@ The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place 
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -28,7 +29,6 @@ METRICS = {  # the peers' name: the learner's
 }  # fmt: skip
 # Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
-ESTIMATES = ("value", "ratio", "advantage", "target")
 Arrays = dict[str, np.ndarray]
 Params = dict[str, jax.Array]
 
@@ -43,78 +43,59 @@ def sub(z: Arrays, prefix: str) -> Arrays:
     return {name.removeprefix(prefix): x for name, x in z.items() if name.startswith(prefix)}
 
 
-class Tape(NamedTuple):
-    """A growing record as a state, which keeps its shape: `count` rows are written."""
+class Tape:
+    """Rows that compiled programs write down while they run."""
 
-    count: jax.Array
-    rows: Any
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
 
-    def write(self, row: Any) -> "Tape":
-        return Tape(self.count + 1, jax.tree.map(lambda rows, x: rows.at[self.count].set(x), self.rows, row))
+    def write(self, row: Any) -> None:
+        jax.experimental.io_callback(self.rows.append, None, row, ordered=True)
 
     def read(self) -> Any:
-        return jax.tree.map(lambda rows: np.asarray(rows[: int(self.count)]), self.rows)
+        """The rows since the last call, stacked."""
+        jax.effects_barrier()
+        rows = [*self.rows]
+        self.rows.clear()
+        return jax.tree.map(lambda *x: np.stack(x), *rows)
 
 
-class Steps(NamedTuple):
-    """What happened in the steps of an optimizer; leading axis: minibatches."""
+def record_estimates(tape: Tape, names: Mapping[str, str]) -> pp.Part:
+    """A part that changes nothing and writes down estimates, by the peer's names of value, ratio, advantage, target."""
 
-    params: Arrays  # before each step
-    numbers: Arrays
+    def update(batch: pp.Batch) -> pp.Batch:
+        ratio = jnp.ones_like(batch.value) if batch.log_ratio is None else jnp.exp(batch.log_ratio)
+        tape.write({theirs: ratio if ours == "ratio" else getattr(batch, ours) for theirs, ours in names.items()})
+        return batch
 
-
-def blank(length: int, row: Any) -> Tape:
-    """An empty tape for rows like `row`."""
-    return Tape(jnp.zeros((), jnp.int32), jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), row))
-
-
-def record_estimates(length: int, shape: tuple[int, ...]) -> pp.Part:
-    """A part that changes nothing and writes down values, ratios, advantages and targets of this shape."""
-
-    def update(batch: pp.Batch, tape: Tape, context: pp.Context) -> tuple[pp.Batch, Tape]:
-        ratio = jnp.ones(shape) if batch.log_ratio is None else jnp.exp(batch.log_ratio)
-        return batch, tape.write(dict(zip(ESTIMATES, (batch.value, ratio, batch.advantage, batch.target), strict=True)))
-
-    blank_tape = blank(length, dict.fromkeys(ESTIMATES, jnp.zeros(shape)))
-    return pp.Part(lambda params, key: blank_tape, update, "record")
+    return pp.stateless(update, name="record")
 
 
-def record_steps(length: int, names: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """An optimizer that changes nothing and writes down parameters and numbers.
+def record_steps(tape: Tape, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """An optimizer that changes nothing and writes down the parameters before each step, and numbers.
 
     Args:
         names: the peer's names of these numbers: the learner's, `loss` or one of its metrics.
     """
 
-    def init(params: Any) -> Tape:
-        return blank(length, Steps(params, dict.fromkeys(names, jnp.zeros(()))))
-
-    def update(grads: Any, tape: Tape, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
+    def update(grads: Any, state: Any, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
         found = {**metrics, "loss": value}
-        return grads, tape.write(Steps(params, {theirs: found[ours] for theirs, ours in names.items()}))
+        tape.write((params, {theirs: found[ours] for theirs, ours in names.items()}))
+        return grads, state
 
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def is_tape(x: Any) -> bool:
-    return isinstance(x, Tape)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def tapes(tree: Any) -> list[Any]:
-    """What is written on the tapes among states, in their order."""
-    return [x.read() for x in jax.tree.leaves(tree, is_leaf=is_tape) if is_tape(x)]
-
-
-def steps(tape: Tape, last: Any) -> Steps:
-    """What `record_steps` wrote, with the parameters after the last step as one more row of `params`."""
-    rows = tape.read()
-    return rows._replace(params=jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows.params, last))
+def read_steps(tape: Tape, last: Any) -> tuple[Any, Arrays]:
+    """The parameters after each step, of which `last` are those after the last one, and the numbers."""
+    params, numbers = tape.read()
+    return jax.tree.map(lambda x, y: np.concatenate([x[1:], y[None]]), params, last), numbers
 
 
 def replay(
     make_learner: Callable[..., pp.Learner], params: Any, updates: Iterable[tuple[tuple[Any, ...], pp.Batch]],
-    amend: Callable[[pp.LearnerState], pp.LearnerState] | None = None,
-) -> list[Any]:  # fmt: skip
+    amend: Callable[[pp.LearnerState], pp.LearnerState] = lambda state: state,
+) -> Iterator[tuple[pp.LearnerState, Any]]:  # fmt: skip
     """The state and the metrics after each update, in a free run from the recorded parameters.
 
     Parameters, optimizer and step go on from one update to the next and are never put back on the recorded track.
@@ -123,24 +104,21 @@ def replay(
         updates: for each one, the recorded arrays that the learner is made of (such as indices), and the rollout.
         amend: changes the first state.
     """
+    init = jax.jit(lambda given, params: make_learner(*given).init(params))
+    update = jax.jit(lambda given, state, batch: make_learner(*given).update(jax.random.key(0), state, batch))
+    state = None
+    for given, batch in updates:
+        with jax.default_matmul_precision("float32"):
+            state = amend(init(given, params)) if state is None else state
+            state, metrics = jax.tree.map(np.asarray, update(given, state, batch))
+        yield state, metrics
 
-    @jax.jit
-    def init(given: Any, params: Any) -> pp.LearnerState:
-        return make_learner(*given).init(params)
 
-    @jax.jit
-    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
-        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
-        return make_learner(*given).update(jax.random.key(0), rewound, batch)
-
-    state, played = None, []
-    with jax.default_matmul_precision("float32"):
-        for given, batch in updates:
-            if state is None:
-                state = init(given, params) if amend is None else amend(init(given, params))
-            state, metrics = update(given, state, batch)
-            played.append(jax.tree.map(np.asarray, (state, metrics)))
-    return played
+def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
+    """A linear layer, with flax's kernel `[in, out]` or torch's weight `[out, in]`."""
+    torch = f"{name}.weight" in params
+    kernel, bias = (params[f"{name}.weight"].T, f"{name}.bias") if torch else (params[f"{name}/kernel"], f"{name}/bias")
+    return x @ kernel + params[bias].reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def estimates(part: pp.Part, batch: pp.Batch) -> pp.Batch:
@@ -183,8 +161,11 @@ def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded
     close("importance weights", w * mass**-beta, weights)
 
 
-def close_steps(rows: Steps, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]) -> None:
-    """Numbers of each minibatch, with an `atol` for some, and the parameters after each step."""
-    for name, x in rows.numbers.items():
+def close_steps(
+    tape: Tape, last: Params, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]
+) -> None:
+    """Parameters after each step, of which `last` are the last, and numbers of minibatches, with an `atol` for some."""
+    params, numbers = read_steps(tape, last)
+    for name, x in numbers.items():
         close(name, x, recorded[name], rounding.get(name, 0.0))
-    close_tensors("parameters", {name: x[1:] for name, x in rows.params.items()}, after, start)
+    close_tensors("parameters", params, after, start)

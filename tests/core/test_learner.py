@@ -22,7 +22,7 @@ from ppo_parts.testing import example_batch, example_context
 from tests import reference
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, poisoned, rollout
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
-from tests.golden_traces import record_steps, steps
+from tests.golden_traces import Tape, read_steps, record_steps
 
 ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
@@ -175,11 +175,12 @@ def unstopped():
     """The run that nothing stops: parameters before each of the six minibatches and after, and each divergence."""
     batch = rollout(behavior=make_params())
     pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(jnp.inf))
-    optimizer = optax.chain(record_steps(6, {"kl": "early_stop_kl"}), optax.adam(0.1))
-    state, _ = run(pipeline, batch, optimizer=optimizer)
-    params, numbers = steps(state.opt_state[0], state.params)
+    tape = Tape()
+    state, _ = run(pipeline, batch, optimizer=optax.chain(optax.adam(0.1), record_steps(tape, {"kl": "early_stop_kl"})))
+    after, numbers = read_steps(tape, state.params)
     assert all(numbers["kl"][1:] > 0)
-    return batch, [jax.tree.map(lambda x, i=i: x[i], params) for i in range(7)], numbers["kl"].tolist()
+    params = [make_params(), *(jax.tree.map(lambda x, i=i: x[i], after) for i in range(6))]
+    return batch, params, numbers["kl"].tolist()
 
 
 def test_a_minibatch_that_exceeds_or_is_not_a_number_is_not_applied(unstopped):

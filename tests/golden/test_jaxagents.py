@@ -48,11 +48,7 @@ def settings(z: traces.Arrays) -> dict[str, Any]:
 
 def network(params: traces.Params, obs: jax.Array) -> jax.Array:
     """One tanh layer."""
-
-    def layer(name: str, x: jax.Array) -> jax.Array:
-        return x @ params[f"{name}/kernel"] + params[f"{name}/bias"][None, None]
-
-    return layer("Dense_1", jnp.tanh(layer("Dense_0", obs)))
+    return traces.dense(params, "Dense_1", jnp.tanh(traces.dense(params, "Dense_0", obs)))
 
 
 def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
@@ -69,7 +65,7 @@ def gae(config: Any) -> pp.Part:
     return pp.gae(gamma=config["gamma"], gae_lambda=config["gae_lambda"])
 
 
-def ippo_learner(config: Any, order: np.ndarray) -> pp.Learner:
+def ippo_learner(config: Any, order: np.ndarray, tapes: dict[str, traces.Tape]) -> pp.Learner:
     """The peer's update."""
     indices = order.reshape(1, -1, config["minibatch_size"])
 
@@ -78,9 +74,9 @@ def ippo_learner(config: Any, order: np.ndarray) -> pp.Learner:
 
     def adam(phase: str, **names: str) -> optax.GradientTransformation:
         return optax.chain(
-            traces.record_steps(config[f"{phase}_epochs"] * indices.shape[1], {"loss": "loss", **names}),
             optax.clip_by_global_norm(config[f"{phase}_grad_clip"]),
             optax.adam(config[f"{phase}_lr"], eps=config[f"{phase}_adam_eps"]),
+            traces.record_steps(tapes[phase], {"loss": "loss", **names}),
         )
 
     actor = pp.chain(
@@ -110,12 +106,13 @@ def test_learner_reproduces_ippo(case):
     estimated = traces.estimates(gae(config), batch)
     traces.close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
     start = {name: traces.sub(z, f"{name}_init/") for name in ("actor", "critic")}
-    ((state, metrics),) = traces.replay(lambda: ippo_learner(config, z["minibatch_idx"]), start, [((), batch)])
+    tapes = {name: traces.Tape() for name in start}
+    ((state, metrics),) = traces.replay(lambda: ippo_learner(config, z["minibatch_idx"], tapes), start, [((), batch)])
 
     epochs = int(z["actor/epochs_run"])
     for phase, ran in (("actor", epochs), ("critic", config["critic_epochs"])):
         assert metrics[f"{phase}/epochs"] == ran
-        assert metrics[f"{phase}/minibatches"] == state.opt_state[phase][2][0].count == z[f"{phase}/adam_count"]
+        assert metrics[f"{phase}/minibatches"] == state.opt_state[phase][1][0].count == z[f"{phase}/adam_count"]
     stopped = epochs < config["actor_epochs"] - 1
     assert metrics["actor/early_stopped"] == stopped == ("stop" in case and "nostop" not in case)
 
@@ -124,7 +121,7 @@ def test_learner_reproduces_ippo(case):
         # With one axis of minibatches in place of epochs and minibatches.
         recorded = {name: z[f"{phase}/mb_{name}"].ravel() for name in ("loss", "kl") if f"{phase}/mb_{name}" in z}
         after = {name: x.reshape(-1, *x.shape[2:]) for name, x in traces.sub(z, f"{phase}_mb_params/").items()}
-        rows = traces.steps(state.opt_state[phase][0], state.params[phase])
-        traces.close_steps(rows, recorded, after, first, {"loss": 1e-6, "kl": kl_rounding})
+        rounding = {"loss": 1e-6, "kl": kl_rounding}
+        traces.close_steps(tapes[phase], state.params[phase], recorded, after, first, rounding)
         traces.close_tensors(f"{phase} final", state.params[phase], traces.sub(z, f"{phase}_final/"), first)
     traces.close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)

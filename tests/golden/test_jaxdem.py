@@ -41,17 +41,13 @@ def settings(z: traces.Arrays) -> dict[str, float]:
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     """A shared layer, two heads and a deviation that does not depend on the state."""
-
-    def layer(name: str, x: jax.Array) -> jax.Array:
-        return x @ params[f"{name}/kernel"] + params[f"{name}/bias"][None, None]
-
-    hidden = jax.nn.gelu(layer("network/layers/0", batch.obs), approximate=True)
-    mean = layer("actor_mu", hidden)
+    hidden = jax.nn.gelu(traces.dense(params, "network/layers/0", batch.obs), approximate=True)
+    mean = traces.dense(params, "actor_mu", hidden)
     std = jnp.broadcast_to(jnp.exp(params["_log_std"])[None], mean.shape)
-    return distrax.MultivariateNormalDiag(mean, std), layer("critic", hidden)[..., 0]
+    return distrax.MultivariateNormalDiag(mean, std), traces.dense(params, "critic", hidden)[..., 0]
 
 
-def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
+def epoch_chain(config: Any, indices: Any, weights: Any, tape: traces.Tape) -> pp.Part:
     """The epoch, with a tape of the rollout before each minibatch."""
 
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
@@ -62,7 +58,7 @@ def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int])
 
     return pp.chain(
         pp.vtrace(**{name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}),
-        traces.record_estimates(len(indices), shape),
+        traces.record_estimates(tape, BUFFERS),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=0), pp.advantage_weight(), pp.clipped_surrogate(clip_eps=config["clip_eps"]),
         pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]), pp.policy_diagnostics(),
@@ -81,17 +77,17 @@ def rollout(z: traces.Arrays) -> pp.Batch:
 @pytest.mark.parametrize("case", ["single", "multi", "lrzero"])
 def test_learner_reproduces_jaxdem(case):
     z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
-    config, shape, start = settings(z), z["epoch0/init/value"].shape, traces.sub(z, "epoch0/params_before/")
+    config, start, estimates, steps = settings(z), traces.sub(z, "epoch0/params_before/"), traces.Tape(), traces.Tape()
     # The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs.
     rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
     optimizer = optax.chain(
-        traces.record_steps(int(config["num_minibatches"]), SCALARS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.contrib.muon(rate, eps=1e-12),
+        traces.record_steps(steps, SCALARS),
     )
 
     def make_learner(indices: Any, weights: Any) -> pp.Learner:
-        return pp.learner(evaluate, epoch_chain(config, indices, weights, shape), optimizer)
+        return pp.learner(evaluate, epoch_chain(config, indices, weights, estimates), optimizer)
 
     epochs = [traces.sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
     alpha, first, anneal = (config[name] for name in EXPONENTS)
@@ -102,14 +98,13 @@ def test_learner_reproduces_jaxdem(case):
         weights = (one["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
         updates.append(((one["mb/idx"], weights), rollout(one)))
     for i, (state, metrics) in enumerate(traces.replay(make_learner, start, updates)):
-        one, (_, weights), (found,) = epochs[i], updates[i][0], traces.tapes(state.pipeline)
-        buffers = {theirs: found[ours] for theirs, ours in BUFFERS.items()}
-        rows = traces.steps(state.opt_state[0], state.params)
-        traces.close_steps(rows, traces.sub(one, "mb/"), traces.sub(one, "mb/params_after/"), start, ROUNDING)
+        one, (_, weights), buffers = epochs[i], updates[i][0], estimates.read()
+        recorded = traces.sub(one, "mb/")
+        traces.close_steps(steps, state.params, recorded, traces.sub(recorded, "params_after/"), start, ROUNDING)
         for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
             if ours != "peer_explained_variance":
-                recorded = one[f"metrics/{name.removeprefix('aux/')}"]
-                traces.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
+                mean = one[f"metrics/{name.removeprefix('aux/')}"]
+                traces.close(f"metric {name}", metrics[ours], mean, ROUNDING.get(name, 0.0))
         # What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities.
         begun = {name: x[0] for name, x in buffers.items()}
         traces.close_tensors("init", begun, {name: one[f"init/{name}"] for name in BUFFERS})

@@ -20,7 +20,7 @@ from ppo_parts import testing
 from ppo_parts._core.sampling import Sampler
 from ppo_parts.recipes import libraries
 from ppo_parts.recipes.libraries.parts import clip_each_network
-from tests.golden_traces import GOLDEN, Arrays, load, record_estimates, record_steps, replay, steps, tapes
+from tests.golden_traces import GOLDEN, Arrays, Tape, load, read_steps, record_estimates, record_steps, replay
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 HIDDEN, ACTIONS = 8, 2
@@ -84,24 +84,24 @@ def test_a_free_run_with_estimates_of_each_epoch_reproduces_tianshou():
     """The record's own estimates are those of the last epoch."""
     z, (record, meta, network) = load("libraries/tianshou_options"), record_of("tianshou_options")
     pipeline, optimizer = libraries.tianshou(**meta["options"])
-    parts, length = [*pipeline.parts], len(z["params"])
+    parts, estimates, steps = [*pipeline.parts], Tape(), Tape()
     (at,) = (i for i, part in enumerate(parts) if isinstance(part, Sampler))
     sampler = pp.given_indices(record["indices"], refresh=parts[at].refresh)
-    pipeline = pp.chain(*parts[:at], record_estimates(length, z["advantage"].shape), sampler, *parts[at + 1 :])
-    tape = record_steps(length, {"loss": "loss"})
+    recorder = record_estimates(estimates, {name: name for name in ("advantage", "target")})
+    pipeline = pp.chain(*parts[:at], recorder, sampler, *parts[at + 1 :])
     fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
     ((state, _),) = replay(
-        lambda: pp.learner(network, pipeline, optax.chain(tape, optimizer)),
+        lambda: pp.learner(network, pipeline, optax.chain(optimizer, record_steps(steps, {"loss": "loss"}))),
         record["params"],
         [((), pp.Batch(**{name: jnp.asarray(record[name]) for name in fields}))],
     )
-    rows, (estimates,) = steps(state.opt_state[0], state.params), tapes(state.pipeline)
-    for name in ("advantage", "target"):
-        np.testing.assert_allclose(estimates[name][-1], z[name], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(rows.numbers["loss"], z["losses"], rtol=1e-5, atol=1e-7)
+    for name, x in estimates.read().items():
+        np.testing.assert_allclose(x[-1], z[name], rtol=1e-5, atol=1e-7)
+    ours, numbers = read_steps(steps, state.params)
+    np.testing.assert_allclose(numbers["loss"], z["losses"], rtol=1e-5, atol=1e-7)
     for name, params in record["params_after"].items():
         traveled = np.abs(params - record["params"][name][None]).max(axis=1, keepdims=True)
-        assert np.all(np.abs(rows.params[name][1:] - params) <= 1e-5 * traveled)
+        assert np.all(np.abs(ours[name] - params) <= 1e-5 * traveled)
 
 
 def test_one_network_has_no_gradients_of_each():

@@ -27,13 +27,9 @@ from tests import golden_traces as traces
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
-    """A shared trunk of two tanh layers, and two heads; torch's layout, y = x Wᵀ + b."""
-
-    def layer(name: str, x: jax.Array) -> jax.Array:
-        return x @ params[f"{name}.weight"].T + params[f"{name}.bias"][None, None]
-
-    hidden = jnp.tanh(layer("fc2", jnp.tanh(layer("fc1", batch.obs))))
-    return distrax.Categorical(layer("decoder", hidden)), layer("value", hidden)[..., 0]
+    """A shared trunk of two tanh layers, and two heads."""
+    hidden = jnp.tanh(traces.dense(params, "fc2", jnp.tanh(traces.dense(params, "fc1", batch.obs))))
+    return distrax.Categorical(traces.dense(params, "decoder", hidden)), traces.dense(params, "value", hidden)[..., 0]
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:
@@ -55,14 +51,13 @@ def unwritten_last_column(batch: pp.Batch) -> pp.Batch:
 BUFFERS = {"values_before": "value", "ratio_before": "ratio", "advantages": "advantage"}  # the peer's name: ours
 
 
-def puffer_chain(config: dict[str, Any], indices: jax.Array, weights: jax.Array) -> pp.Part:
+def puffer_chain(config: dict[str, Any], indices: jax.Array, weights: jax.Array, tape: traces.Tape) -> pp.Part:
     """PufferLib's update, with a tape of the rollout before each minibatch."""
     clips = {"rho_clip": config["vtrace_rho_clip"], "c_clip": config["vtrace_c_clip"]}
-    horizon = config["bptt_horizon"]
     return pp.chain(
         pp.stateless(unwritten_last_column),
         pp.vtrace(gamma=config["gamma"], gae_lambda=config["gae_lambda"], **clips),
-        traces.record_estimates(len(indices), (horizon, config["batch_size"] // horizon)),
+        traces.record_estimates(tape, BUFFERS),
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=1), pp.advantage_weight(), pp.clipped_surrogate(clip_eps=config["clip_coef"]),
         pp.clipped_value_loss(clip_eps=config["vf_clip_coef"], coef=config["vf_coef"]), pp.policy_diagnostics(),
@@ -78,29 +73,29 @@ def test_learner_reproduces_pufferlib(case):
     rate = optax.cosine_decay_schedule(config["learning_rate"], meta["total_epochs"])
     traces.close("learning rate", rate(meta["epoch"]), z["lr"])
     traces.close("next learning rate", rate(meta["epoch"] + 1), z["lr_next"])
+    buffers, steps = traces.Tape(), traces.Tape()
     optimizer = optax.chain(
-        traces.record_steps(meta["total_minibatches"], traces.METRICS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.scale_by_adam(config["adam_beta1"], config["adam_beta2"], config["adam_eps"]),
         pp.optim.scale_by_update_schedule(rate),
+        traces.record_steps(steps, traces.METRICS),
     )
 
     def make_learner(indices: jax.Array, weights: jax.Array) -> pp.Learner:
-        return pp.learner(evaluate, puffer_chain(config, indices, weights), optimizer)
+        return pp.learner(evaluate, puffer_chain(config, indices, weights, buffers), optimizer)
 
     def under_way(state: pp.LearnerState) -> pp.LearnerState:
         return state._replace(step=jnp.asarray(meta["epoch"], jnp.int32))
 
     given = recorded["idx"].astype(np.int32), recorded["mb_prio"][..., 0]
     ((state, _),) = traces.replay(make_learner, start, [(given, rollout(z))], under_way)
-    (found,) = traces.tapes(state.pipeline)
-    buffers = {theirs: found[ours].swapaxes(1, 2) for theirs, ours in BUFFERS.items()}
-    traces.close_tensors("before minibatches", buffers, {name: recorded[name] for name in BUFFERS})
+    found = {name: x.swapaxes(1, 2) for name, x in buffers.read().items()}
+    traces.close_tensors("before minibatches", found, {name: recorded[name] for name in BUFFERS})
     alpha, beta0 = config["prio_alpha"], config["prio_beta0"]
     beta = pp.linear_schedule(beta0, beta0 + (1 - beta0) * alpha, meta["total_epochs"])(meta["epoch"])
     traces.close("anneal_beta", beta, z["anneal_beta"])
     names = ("idx", "prio_probs", "mb_prio")
-    for advantages, *row in zip(buffers["advantages"], *(recorded[name] for name in names), strict=True):
+    for advantages, *row in zip(found["advantages"], *(recorded[name] for name in names), strict=True):
         traces.close_priorities(advantages.T, row[0], alpha, beta, row[1], row[2][:, 0])
     after = traces.sub(recorded, "param_after/")
-    traces.close_steps(traces.steps(state.opt_state[0], state.params), recorded, after, start, traces.ROUNDING)
+    traces.close_steps(steps, state.params, recorded, after, start, traces.ROUNDING)

@@ -132,10 +132,10 @@ def of_library(name):
 def of_jaxagents(phase):
     """One of its two phases, which is an update of its own."""
     z = load("jaxdem_jaxagents/ippo_cont_nostop")
-    fields = ("obs", "action", "log_prob", "value", "reward", "next_value", "advantage")
-    record = {x: z[f"traj/{x}"].swapaxes(0, 1) for x in fields}
-    record |= {"terminated": test_jaxagents.per_agent(z["traj/terminated"]).astype(float)}
-    record |= {"target": record["advantage"] + record["value"], "loss": z[f"{phase}/mb_loss"].ravel()}
+    fields, batch = ("obs", "action", "log_prob", "value", "reward", "next_value"), test_jaxagents.rollout(z)
+    record = {x: getattr(batch, x) for x in fields} | {"terminated": batch.terminated.astype(float)}
+    record |= {"advantage": z["traj/advantage"].swapaxes(0, 1), "loss": z[f"{phase}/mb_loss"].ravel()}
+    record["target"] = record["advantage"] + record["value"]
     record |= {"segments": np.tile(z["minibatch_idx"], 3).reshape(3, 4, 2)}
     behavior = {name: sub(z, f"{name}_init/") for name in ("actor", "critic")}
     params = behavior | ({"actor": sub(z, "actor_final/")} if phase == "critic" else {})
