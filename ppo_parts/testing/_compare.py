@@ -112,7 +112,7 @@ def compare_update(
         update = Update((evaluate_text(chain),), (evaluate_text(optimizer),))
     found = replay.compare(update)
     first = find_first(found)
-    explained, changes, left = explain(replay, update) if text else ("", [], first)
+    explained, changes, left = explain(replay, update, first) if text else ("", [], first)
     return UpdateComparison(replay.list_compared(found), first, tuple(x.says for x in changes), left, str(explained))
 
 
@@ -122,10 +122,9 @@ def _set_sizes(update: Update, replay: Replay) -> Update:
     if old is None or replay.indices is None:
         return update
     epochs, minibatches, size = map(str, replay.indices.shape)
-    new = old.set(num_epochs=epochs, num_minibatches=minibatches)
+    given, name = {"num_epochs": epochs, "num_minibatches": minibatches}, "shuffled_minibatches"
+    if "segments" in replay.record:
+        name = "segment_minibatches"
     if "weight" in replay.record:
-        new = new.set(segments_per_minibatch=size, alpha="0.6", beta="0.4")._replace(function="pp.prioritized_sampler")
-    else:
-        axis = "segment" if "segments" in replay.record else "shuffled"
-        new = new._replace(function=f"pp.{axis}_minibatches")
-    return update.swap(old, new)
+        given, name = given | {"segments_per_minibatch": size, "alpha": "0.6", "beta": "0.4"}, "prioritized_sampler"
+    return update.swap(old, old.set(**given)._replace(function=f"pp.{name}"))

@@ -30,10 +30,10 @@ class Found(NamedTuple):
         return bool(np.max(np.abs(self.residual)) > 1)
 
 
-def explain(replay: Replay, start: Update) -> tuple[Update, list[Change], Difference | None]:
-    """Apply the best changes, stage by stage, until nothing differs or nothing helps; leave out those not needed."""
+def explain(replay: Replay, start: Update, left: Difference | None) -> tuple[Update, list[Change], Difference | None]:
+    """Apply the best changes, stage by stage, until no difference is `left` or nothing helps; drop those not needed."""
     changes: list[Change] = []
-    update, left, seen = start, find_first(replay.compare(start)), [start]
+    update, seen = start, [start]
     while left is not None and left.stage != "policy":
         best = Search(replay, left).find_best(update)
         if best is None or best.update in seen:
@@ -117,14 +117,13 @@ class Search:
         def try_numbers(x: Any) -> Found:
             return self.try_changes(begin.update, *map(set_number, first, x))
 
-        found, x = begin, np.array([*first.values()])
+        found = begin
         for _ in range(10):
-            nearer = np.clip(self.improve(found)[0], low, high)
-            after, before = try_numbers(nearer), found.norm
-            if after.norm < before:
-                found, x = after, nearer
-            if not after.norm < 0.9 * before:  # also if the chain does not work with these numbers
+            nearer = try_numbers(np.clip(self.improve(found)[0], low, high))
+            found, before = min(found, nearer, key=lambda x: x.norm), found.norm
+            if not found.norm < 0.9 * before:  # also if the chain does not work with the nearer numbers
                 break
+        x = np.array([*self.read_numbers(found.update).values()])
         x = np.where(x < 1e-9, 0, x)
         best = np.max(np.abs(try_numbers(x).residual))
         for digits in (1, 2, 3, 4, 6):

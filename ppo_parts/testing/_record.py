@@ -11,17 +11,20 @@ import numpy as np
 from .._base.errors import ShapeError, UserValueError
 from ..functional._errors import did_you_mean
 
-STAGE_OF = {
-    **dict.fromkeys(("log_prob", "value"), "policy"),
-    **dict.fromkeys(("advantage", "target"), "advantage"),
-    "weight": "sampler",
-    **dict.fromkeys(("minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl"), "loss"),
-    **dict.fromkeys(("clip_fraction", "loss", "loss_without_entropy"), "loss"),
-    **dict.fromkeys(("gradient", "grad_norm"), "gradient"),
-    "params_after": "optimizer",
-}
-"""The quantities that are compared, in this order, each with its stage."""
-STAGES = tuple(dict.fromkeys(STAGE_OF.values()))
+QUANTITIES = {
+    "policy": ("log_prob", "value"),
+    "advantage": ("advantage", "target"),
+    "sampler": ("weight",),
+    "loss": (
+        "minibatch_advantage", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "loss",
+        "loss_without_entropy",
+    ),
+    "gradient": ("gradient", "grad_norm"),
+    "optimizer": ("params_after",),
+}  # fmt: skip
+"""The quantities that each stage compares, in this order."""
+STAGES = tuple(QUANTITIES)
+STAGE_OF = {name: stage for stage, names in QUANTITIES.items() for name in names}
 OF_ROLLOUT = ("policy", "advantage")
 """The stages whose quantities have an axis of time; those of the others have one of gradient steps."""
 OF_MINIBATCH = tuple(name for name, stage in STAGE_OF.items() if stage not in OF_ROLLOUT)

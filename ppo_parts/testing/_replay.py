@@ -118,8 +118,7 @@ class Replay:
 
     def list_compared(self, found: list[Difference]) -> tuple[str, ...]:
         """Return the quantities that were compared, and mark those compared only in the first gradient step."""
-        several = self.indices is not None and self.indices.shape[0] * self.indices.shape[1] > 1
-        first_alone = several and (self.is_last or "params_after" not in self.record)
+        first_alone = self.steps == 1 and self.indices is not None and self.indices[..., 0].size > 1
         cut = {*OF_MINIBATCH} - {"params_after"} if first_alone else set()
         says = " (of the first gradient step)"
         return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
@@ -136,8 +135,9 @@ class Replay:
             ours["params_after"] = self._run_optimizer(update, ours, steps or self.steps)
         size = 1 + np.mean(np.abs(ours["minibatch_advantage"]))
         for name in (x for x in wanted if x in ours):
-            factors = (1, 2) if name == "value_loss" else (1,)  # it may be recorded without the factor 1/2
-            each = [self._compare(name, jax.tree.map(lambda x, y=y: y * x, ours[name]), size) for y in factors]
+            each = [self._compare(name, ours[name], size)]
+            if name == "value_loss":  # it may be recorded without the factor 1/2
+                each.append(self._compare(name, 2 * ours[name], size))
             found += min(each, key=compute_error)
         return found
 
@@ -230,26 +230,23 @@ class Replay:
             batch = self.batch.replace(**estimates._asdict())
             return fold(parts, batch, states, self.context.replace(params=params))[0]
 
-        begin = np.arange(self.steps)
-        if refresh != "minibatch":  # then these parts run once for each epoch
-            begin -= begin % self.indices.shape[1]
-        params = _take_row(self.before, begin)
-        return functools.partial(_take_row, jax.vmap(run)(self.compute_estimates(refresh, update.rows), params))
+        return functools.partial(_take_row, jax.vmap(run)(*self.compute_estimates(refresh, update.rows)))
 
-    def _compute_estimates(self, refresh: str, rows: str) -> Estimates:
-        """Return what a sampler with this `refresh` knows of the rollout before each step."""
-        estimates, sampler, found = Estimates.recorded(self.batch), self.sampler, []
+    def _compute_estimates(self, refresh: str, rows: str) -> tuple[Estimates, Any]:
+        """Return the estimates and the parameters with which parts run before each step with this `refresh`."""
+        estimates, params, found = Estimates.recorded(self.batch), self.params, []
         for index in range(self.steps):
-            params = _take_row(self.before, index)
-            evaluates = refresh == "every_epoch" or (refresh == "epoch" and index > 0)
-            if evaluates and index % self.indices.shape[1] == 0:
+            begins = index % self.indices.shape[1] == 0
+            if begins or refresh == "minibatch":  # otherwise, these parts run once for each epoch
+                params = _take_row(self.before, index)
+            if begins and (refresh == "every_epoch" or (refresh == "epoch" and index > 0)):
                 estimates = Estimates.evaluated(self.evaluate, params, self.batch)
-            found.append(estimates)
+            found.append((estimates, params))
             if refresh == "minibatch":
                 drawn = self._select_rows(rows, index)
-                minibatch = sampler.take(self.batch, drawn, None)
+                minibatch = self.sampler.take(self.batch, drawn, None)
                 minibatch = minibatch.replace(current=self._evaluate_current(params, minibatch))
-                estimates = estimates.write_back(self.batch, sampler, minibatch, drawn)
+                estimates = estimates.write_back(self.batch, self.sampler, minibatch, drawn)
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
     def _select_rows(self, rows: str, index: Any) -> Any:
