@@ -121,11 +121,6 @@ def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
     return x @ kernel + params[bias].reshape((1,) * (x.ndim - 1) + (-1,))
 
 
-def estimates(part: pp.Part, batch: pp.Batch) -> pp.Batch:
-    """The rollout with the advantages and targets of an estimator."""
-    return jax.jit(lambda batch: part.update(batch, (), pp.Context(key=jax.random.key(0)))[0])(batch)
-
-
 def close(name: str, ours: Any, recorded: Any, atol: float = 0.0) -> None:
     """|ours - recorded| <= RTOL |recorded| + atol, entry by entry."""
     assert np.shape(ours) == np.shape(recorded), name

@@ -1,4 +1,4 @@
-"""The laws that every part obeys, for your own parts: `check_part` checks them. It needs JAX and NumPy only.
+"""Laws that every part obeys, also yours (`check_part`), and where a recorded update differs (`compare_update`).
 
 The tests of this repository check its own parts against the same laws.
 """

@@ -61,10 +61,6 @@ def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: boo
     return distribution, network(params["critic"], batch.obs)
 
 
-def gae(config: Any) -> pp.Part:
-    return pp.gae(gamma=config["gamma"], gae_lambda=config["gae_lambda"])
-
-
 def ippo_learner(config: Any, order: np.ndarray, tapes: dict[str, traces.Tape]) -> pp.Learner:
     """The peer's update."""
     indices = order.reshape(1, -1, config["minibatch_size"])
@@ -89,7 +85,9 @@ def ippo_learner(config: Any, order: np.ndarray, tapes: dict[str, traces.Tape]) 
     critic = pp.chain(given(config["critic_epochs"]), pp.value_loss(coef=2 * config["vf_coeff"]))
     optimizers = {"actor": adam("actor", kl="early_stop_kl"), "critic": adam("critic")}
     policy = partial(evaluate, discrete=bool(config["discrete"]))
-    return pp.learner(policy, pp.chain(gae(config), pp.phases(actor=actor, critic=critic)), optimizers)
+    estimate = pp.gae(gamma=config["gamma"], gae_lambda=config["gae_lambda"])
+    recorder = traces.record_estimates(tapes["estimates"], {"advantage": "advantage"})
+    return pp.learner(policy, pp.chain(estimate, recorder, pp.phases(actor=actor, critic=critic)), optimizers)
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:
@@ -103,11 +101,11 @@ def rollout(z: traces.Arrays) -> pp.Batch:
 def test_learner_reproduces_ippo(case):
     z = traces.load(f"jaxdem_jaxagents/ippo_{case}")
     config, batch = settings(z), rollout(z)
-    estimated = traces.estimates(gae(config), batch)
-    traces.close("advantage", estimated.advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
     start = {name: traces.sub(z, f"{name}_init/") for name in ("actor", "critic")}
-    tapes = {name: traces.Tape() for name in start}
+    tapes = {name: traces.Tape() for name in (*start, "estimates")}
     ((state, metrics),) = traces.replay(lambda: ippo_learner(config, z["minibatch_idx"], tapes), start, [((), batch)])
+    [advantage] = tapes["estimates"].read()["advantage"]
+    traces.close("advantage", advantage.swapaxes(0, 1), z["traj/advantage"], atol=1e-6)
 
     epochs = int(z["actor/epochs_run"])
     for phase, ran in (("actor", epochs), ("critic", config["critic_epochs"])):
