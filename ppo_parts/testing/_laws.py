@@ -152,9 +152,10 @@ def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
 
 def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
     """`jax.jit` and `jax.vmap` over runs compute what the part does without them, run by run."""
+    stack = functools.partial(jax.tree.map, lambda *x: jnp.stack(x))
     inputs = [subject.inputs(seed) for seed in (0, 1)]
-    expected = stack([subject.apply(*given) for given in inputs])
-    wrong = compare(jax.jit(jax.vmap(subject.apply))(*stack(inputs)), expected)  # compiling is slow: both at once
+    expected = stack(*(subject.apply(*given) for given in inputs))
+    wrong = compare(jax.jit(jax.vmap(subject.apply))(*stack(*inputs)), expected)  # compiling is slow: both at once
     return f"jit with vmap gives another result: {wrong}" if wrong else None
 
 
@@ -365,7 +366,3 @@ def describe(tree: Any) -> Any:
 def format_path(path: Any) -> str:
     """Write the path of a leaf with dots: "batch.advantage"."""
     return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)
-
-
-def stack(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *x: jnp.stack(x), *trees)

@@ -87,6 +87,15 @@ def test_choices_read_numbers_that_are_expressions():
         assert evaluate_text(update.change(*CHOICES).find("value_loss")).name == "value_loss"
 
 
+def test_a_call_inside_another_one_is_exchanged():
+    update = Update(read_calls("pp.chain(parts.normalized_values(pp.vtrace(gamma=0.9)), pp.full_batch())"), ())
+    more = update.swap(update.find("vtrace"), *read_calls("pp.chain(parts.scale_reward(2.0), pp.vtrace(gamma=0.5))"))
+    estimator = "pp.chain(parts.scale_reward(scale=2.0), pp.vtrace(gamma=0.5))"
+    assert [*map(str, more.chain)] == [f"parts.normalized_values(estimator={estimator})", "pp.full_batch()"]
+    fewer = more.swap(more.find("scale_reward"))
+    assert str(fewer.chain[0]) == "parts.normalized_values(estimator=pp.vtrace(gamma=0.5))"
+
+
 test_text_with_wrong_arguments_is_an_error = refused(
     ("pp.clipped_adam(3e-4, 0.5, nonsense=3)", "unexpected keyword argument 'nonsense'; it takes .*max_grad_norm"),
     ("pp.clipped_adam(3e-4)", "missing a required argument: 'max_grad_norm'"),
