@@ -97,21 +97,19 @@ def _update_once(subject: Subject, own: bool) -> None:
 def _check_law(law: Law, subject: Subject) -> str | None:
     """Return how a law is broken; an error of the part while the law is checked breaks it, too."""
     try:
-        wrong = law(subject)
-        return wrong and (_check_repeatable(subject) or wrong)
+        if (wrong := law(subject)) is None:
+            return None
+        first, second = (subject.apply(*subject.inputs()) for _ in range(2))
+        differs = compare(first, second, exact=True)  # which breaks laws that are about something else
+        says = (
+            f"two calls with the same inputs differ, {differs}: draw random numbers from context.key, with jax.random"
+        )
+        return says if differs else wrong
     except VALUE_NEEDED as error:
         summary = str(error).partition("\n")[0]
         return f"it needs the value of an array ({summary}); do not use `if`, float(), int() or NumPy on arrays"
     except Exception as error:
         return f"the part raised {type(error).__name__}: {error}"
-
-
-def _check_repeatable(subject: Subject) -> str | None:
-    """Return how the results of two equal calls differ, which breaks laws that are about something else."""
-    first, second = (subject.apply(*subject.inputs()) for _ in range(2))
-    if wrong := compare(first, second, exact=True):
-        return f"two calls with the same inputs differ, {wrong}: draw random numbers from context.key, with jax.random"
-    return None
 
 
 def check_hyperparameters(
