@@ -16,13 +16,15 @@ ROWS = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
 """The number t*N + n of each step."""
 
 
-def run(pipeline, batch=None, *, optimizer=None, params=None, policy=evaluate, key=KEY, updates=1, **options):
-    """The last result of updates of a fresh learner on one rollout."""
+def run(pipeline, *batches, optimizer=None, params=None, policy=evaluate, **options):
+    """Updates of a fresh learner, one for each rollout: the last state, and the metrics of each."""
     learner = pp.learner(policy, pipeline, optimizer or optax.sgd(0.1), **options)
-    state, update = learner.init(make_params() if params is None else params, key), jax.jit(learner.update)
-    for _ in range(updates):
-        state, *rest = update(key, state, rollout() if batch is None else batch)
-    return (state, *rest)
+    state, update = learner.init(make_params() if params is None else params, KEY), jax.jit(learner.update)
+    metrics = []
+    for batch in batches or [rollout()]:
+        state, measured = update(KEY, state, batch)
+        metrics.append(measured)
+    return (state, *metrics)
 
 
 def part(update=lambda batch, state, context: (batch, state), name="part", state: Any = (), **attributes):

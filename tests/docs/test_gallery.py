@@ -20,12 +20,13 @@ import ppo_parts as pp
 from benchmarks.gallery import load_card
 from ppo_parts import envs, training
 from tests import reference
-from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
+from tests.common import ACTIONS, OBS, SEGMENTS, TIME, assert_close, make_params, rollout
 from tests.common import evaluate as categorical
+from tests.core.common import KEY, run
 from tests.docs.test_docs import FENCE, ROOT, blocks
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-KEY, RATE = jax.random.key(0), 0.3
+RATE = 0.3
 MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -1)
 
 
@@ -37,20 +38,14 @@ def given(pipeline, axis="step", indices=MINIBATCHES):
 
 def train(pipeline, params, batches, evaluate=categorical, optimizer=None):
     """One update for each batch: the last state and all metrics."""
-    learner = pp.learner(evaluate, pipeline, optimizer or optax.sgd(RATE))
-    state, update, metrics = learner.init(params, KEY), jax.jit(learner.update), []
-    for batch in batches:
-        state, measured = update(KEY, state, batch)
-        metrics.append(measured)
+    state, *metrics = run(pipeline, *batches, params=params, policy=evaluate, optimizer=optimizer or optax.sgd(RATE))
     return state, metrics
 
 
 def assert_equal(actual, expected):
-    """To 1e-6, and much closer where nothing but the order of sums differs."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert x.dtype == jnp.float64
-        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
+    """In double precision, where nothing but the order of sums differs."""
+    assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype(float)}
+    assert_close(actual, expected, 1e-9, 1e-9)
 
 
 def check(element, pipeline, params, batches, steps, evaluate=categorical):
