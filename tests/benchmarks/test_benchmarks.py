@@ -18,21 +18,9 @@ import pytest
 import scipy.stats
 
 from benchmarks import __main__ as command_line
-from benchmarks import (
-    _pages,
-    _shared,
-    _tables,
-    atari,
-    classic,
-    explain,
-    house,
-    learning,
-    parts,
-    report,
-    reproduce,
-    train,
-)  # fmt: skip
+from benchmarks import _pages, _shared, _tables, atari, classic, explain, house, learning, report, reproduce, train
 from benchmarks._runs import make_keys, measure_training, train_in_stages
+from benchmarks.parts import check
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
@@ -65,11 +53,11 @@ def test_parts_are_timed(tmp_path, monkeypatch):
 
 def test_repeats_differ_and_wrong_numbers_are_not_timed():
     """Otherwise XLA adds to a few numbers once, however often that is repeated."""
-    repeated = parts._timing.repeat(jax.numpy.add, numbered=True)
+    repeated = train._timing.repeat(jax.numpy.add, numbered=True)
     np.testing.assert_array_equal(jax.jit(repeated)(5, jax.numpy.ones(6)), np.full(6, 1.0 + 4))
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):
-            parts.check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
+            check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
 
 
 @pytest.mark.slow
@@ -178,6 +166,15 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
         assert report.fill(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
         for file, name in re.findall(r"benchmarks/results/(\w+)\.jsonl#([^)\s]+)", page):
             assert name in _tables.read_records(file), f"{path} links to {file}.jsonl#{name}"
+
+
+def test_markers_of_generated_tables_stand_on_lines_of_their_own():
+    """What `report` does not take for the marker of a table, it would leave as it is."""
+    for path in report.PAGES:
+        page = path.read_text()
+        markers = [line for line in page.splitlines() if "<!--" in line and not line.endswith(" command -->")]
+        assert [line for line in markers if not re.fullmatch(r"<!-- [\w. -]+ -->", line)] == [], path
+        assert [line == "<!-- end -->" for line in markers] == [False, True] * len(report.BLOCK.findall(page)), path
 
 
 def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch):
