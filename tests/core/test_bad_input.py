@@ -23,7 +23,9 @@ from tests.core.common import part, without_critic
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
-SURROGATE, VALUE = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
+SURROGATE, VALUE, BONUS = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(), pp.entropy_bonus(coef=0.1)
+PRIORITIZED = functools.partial(pp.prioritized_sampler, alpha=1.0, beta=0.0)
+mine = functools.partial(pp.stateless, name="mine")
 BOTH = jnp.ones((TIME, SEGMENTS, 2))
 STREAMS = pp.stateless(lambda b: b.replace(advantage=BOTH), provides=("advantage",))
 TARGETS = pp.stateless(lambda b: b.replace(target=jnp.ones((TIME, SEGMENTS, 3))), provides=("target",))
@@ -54,7 +56,7 @@ def update(*row, **given):
 
 
 def traced(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key, **options):
-    learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, FULL, VALUE))), optimizer, **options)
+    learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, CRITIC))), optimizer, **options)
     state = learner.init(make_params() if params is None else params)
     return jax.eval_shape(lambda state, batch: learner.update(key, state, batch), state, batch)
 
@@ -135,7 +137,6 @@ def doubled(*fields):
 estimate = functools.partial(pp.gae, gae_lambda=0.9)
 VALUE_ERRORS = {
     # the order of a chain
-    "clipped_surrogate ... move it after shuffled_minibatches": lambda: pp.chain(GAE, SURROGATE, SHUFFLED),
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
@@ -143,15 +144,15 @@ VALUE_ERRORS = {
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
     "phases needs advantage, which is produced later, by gae": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
     "the loss 'early' was added before the sampler":
-        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE),
-    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, FULL, SURROGATE),
+        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, ACTOR),
+    "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, ACTOR),
     "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
     "replay must be the first part of its chain, but scale is: put scale before":
         lambda: learner(pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)),
     # what parts read and write
     "gae writes advantage and target, and no part after it reads them, because there is no loss: put one, such as cli":
         (GAE, FULL, SURROGATE, GAE),
-    "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, FULL, SURROGATE),
+    "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, ACTOR),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
@@ -159,13 +160,13 @@ VALUE_ERRORS = {
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
     "kl_penalty needs batch.behavior ... keep_distribution=True":
-        (GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
+        (GAE, CRITIC, pp.kl_penalty(coef=1.0, estimator="analytic")),
     "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
     "within: gae does not read 'advantage'; it reads reward, value":
         lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
-    "'value' ... name=\"...\"": (GAE, FULL, VALUE, pp.clipped_value_loss(clip_eps=0.2)),
-    "'early_stop_kl' ... another name": (GAE, FULL, VALUE, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
-    "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), FULL, VALUE, metric("a")),
+    "'value' ... name=\"...\"": (GAE, CRITIC, pp.clipped_value_loss(clip_eps=0.2)),
+    "'early_stop_kl' ... another name": (GAE, CRITIC, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
+    "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), CRITIC, metric("a")),
     "'loss' is written twice ... gradient_metrics ... another name":
         ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
     # parts outside a learner
@@ -185,11 +186,10 @@ VALUE_ERRORS = {
     "phases ... do not nest": lambda: pp.phases(all=pp.phases(actor=ACTOR)),
     "['actor', 'critic'] ... GradientTransformation": lambda: learner(PHASES),
     "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
-    "mine ... into one of the phases": (PHASES, pp.stateless(lambda batch: batch, name="mine"), {"optimizer": TWO}),
+    "mine ... into one of the phases": (PHASES, mine(lambda batch: batch), {"optimizer": TWO}),
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
     # samplers and replays
-    "5 of 4 segments ... replacement":
-        (GAE, pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=5), VALUE),
+    "5 of 4 segments ... replacement": (GAE, PRIORITIZED(1, segments_per_minibatch=5), VALUE),
     "shuffled_minibatches ... carry ... segment_minibatches()":
         (GAE, SHUFFLED, VALUE, given(carry=jnp.zeros(SEGMENTS))),
     "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
@@ -206,12 +206,10 @@ VALUE_ERRORS = {
     "length=4 must divide the 6 steps": (GAE, pp.time_chunks(2, length=4), VALUE),
     "num_minibatches must divide the 24 steps ... got 7 ... 6, 8": (GAE, pp.shuffled_minibatches(7), VALUE),
     "num_minibatches must divide the 4 segments ... got 3 ... 2, 4": (GAE, pp.segment_minibatches(3), VALUE),
-    "prioritized_sampler: num_minibatches must divide the 4":
-        (GAE, pp.prioritized_sampler(3, alpha=1.0, beta=0.0), VALUE),
+    "prioritized_sampler: num_minibatches must divide the 4": (GAE, PRIORITIZED(3), VALUE),
     "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
     "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
-    "prioritized_sampler: segments_per_minibatch must be at least 1 ... 0":
-        lambda: pp.prioritized_sampler(2, alpha=1.0, beta=1.0, segments_per_minibatch=0),
+    "segments_per_minibatch must be at least 1 ... 0": lambda: PRIORITIZED(2, segments_per_minibatch=0),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)':
         (doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"), GAE,
          pp.shuffled_minibatches(2, refresh="minibatch"), VALUE),
@@ -244,14 +242,14 @@ VALUE_ERRORS = {
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
     **{
-        f"{part.name}: batch.{field} is missing": (part, FULL, VALUE, given(**{field: None}))
+        f"{part.name}: batch.{field} is missing": (part, CRITIC, given(**{field: None}))
         for part in (GAE, VTRACE) for field in ("reward", "terminated", "next_value", "value")
     },
     # numbers, schedules and axes
     "gamma must be one number ... (3,) ... vmap":
         lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
     "axis=1 ... ('step',) ... (12,)": (GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
-    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
+    "-3 ... (6, 4)": (GAE, pp.advantage_normalize(axis=(0, -3)), ACTOR),
     "advantage_normalize: axis=None ... shape (1,) ... always 0 ... fewer minibatches":
         (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
     "advantage_normalize: axis=-1 ... shape (6, 1)":
@@ -329,24 +327,23 @@ TYPE_ERRORS = {
         lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
     "mine: the function must take (batch); this one takes (batch, *, context)":
-        lambda: pp.stateless(lambda batch, *, context: batch, name="mine"),
+        lambda: mine(lambda batch, *, context: batch),
     "mine: the function must take (batch, context, scale=...); this one takes (batch, factor)":
-        lambda: pp.stateless(lambda batch, factor: batch, name="mine", numbers={"scale": 1.0}),
+        lambda: mine(lambda batch, factor: batch, numbers={"scale": 1.0}),
     # what functions return
     "mine ... must return (batch, state)": (pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL),
     "mine ... (batch, state), got Batch": (pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
-    "mine: the function must return the new batch, got NoneType":
-        (pp.stateless(lambda batch: None, name="mine"), FULL, VALUE),
+    "mine: the function must return the new batch, got NoneType": (mine(lambda batch: None), CRITIC),
     "drifting: update changed its state from int32[] to float32[]: keep its structure":
-        (GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
+        (GAE, CRITIC, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
     "mine: amend must return (params, opt_state), got dict":
-        (GAE, FULL, VALUE, part(name="mine", amend=lambda params, *rest: params)),
+        (GAE, CRITIC, part(name="mine", amend=lambda params, *rest: params)),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
-    "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), FULL, VALUE),
+    "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), CRITIC),
     "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     # what is trained, and on what
@@ -374,8 +371,7 @@ TYPE_ERRORS = {
     "needs sample(seed=), but an array of shape (2, 2) has no sample: use one of ppo_parts.distributions":
         lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
-    "SimpleNamespace defines neither entropy() nor sample":
-        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with()}),
+    "SimpleNamespace defines neither entropy() nor sample": (FULL, BONUS, {"evaluate": policy_with()}),
     # numbers and schedules
     "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
@@ -393,16 +389,14 @@ TYPE_ERRORS = {
 SHAPE_ERRORS = {
     "Metrics.of: these must have the same shape, got a (3,), b ()":
         lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
-    "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), FULL, VALUE),
+    "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), CRITIC),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
         (STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR),
     "combine_advantages: advantage has shape (6, 4) and a coefficient of shape (6, 4, 1)":
         (GAE, WEIGHTED, ACTOR, given(extras={"w": BATCH.reward[..., None]})),
-    "prioritized_sampler ... (6, 4, 2) ... combine the streams":
-        (STREAMS, pp.prioritized_sampler(2, alpha=1, beta=0), SURROGATE),
-    "same number of streams, got (6, 4, 2), (6, 4, 3)":
-        (TARGETS, FULL, VALUE, given(value=BOTH), {"evaluate": two_values}),
+    "prioritized_sampler ... (6, 4, 2) ... combine the streams": (STREAMS, PRIORITIZED(2), SURROGATE),
+    "same number of streams, got (6, 4, 2), (6, 4, 3)": (TARGETS, CRITIC, given(value=BOTH), {"evaluate": two_values}),
     "a value of shape (6, 4, 2), but batch.value has (6, 4)": ({"evaluate": two_values},),
     "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers":
         (GAE, ACTOR, given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))),
@@ -416,8 +410,7 @@ SHAPE_ERRORS = {
     "value of shape (6, 4, 1) ... value[..., 0]": returning(lambda d, v: (d, v[..., None])),
     "log_prob has shape (6, 4, 1) ... distributions.Normal":
         ({"evaluate": policy_with(log_prob=lambda d, action: d.log_prob(action)[..., None])},),
-    "'entropy' ... (6, 4, 1)":
-        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.entropy()[..., None])}),
+    "'entropy' ... (6, 4, 1)": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.entropy()[..., None])}),
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
     "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
@@ -431,7 +424,7 @@ SHAPE_ERRORS = {
     "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
     **{
-        f"{field} (5, 4) ... Nothing is broadcast": (VTRACE, FULL, VALUE, given(**{field: BATCH.value[1:]}))
+        f"{field} (5, 4) ... Nothing is broadcast": (VTRACE, CRITIC, given(**{field: BATCH.value[1:]}))
         for field in ("value", "reward", "terminated", "truncated", "next_value", "mask", "log_prob", "reset",
                       "log_ratio", "advantage", "target")
     },
@@ -439,9 +432,8 @@ SHAPE_ERRORS = {
 
 REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads":
-        (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("own", batch.extras["x"]), name="mine")),
-    "no attribute 'nothing'":
-        (FULL, pp.entropy_bonus(coef=0.1), {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
+        (GAE, FULL, mine(lambda batch: batch.add_loss("own", batch.extras["x"]))),
+    "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
 }  # fmt: skip
 
 
