@@ -36,10 +36,7 @@ BATCH, SGD, CONTEXT = rollout(), optax.sgd(0.1), pp.Context(key=jax.random.key(0
 WITH_BONUS = BATCH.replace(per_segment={"bonus": jnp.ones(SEGMENTS)})
 REPLAY = pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8)))
 TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
-
-
-def learner(pipeline, optimizer=SGD, **options):
-    return pp.learner(evaluate, pipeline, optimizer, **options)
+given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
 def replayed(like, batch):
@@ -47,27 +44,20 @@ def replayed(like, batch):
     return part.update(batch, part.init(None), CONTEXT)
 
 
-def update(*row, **given):
+def update(*row):
     """Trace one update of parts, after which there may be a batch and options; nothing is compiled."""
-    parts = [x for x in row if not isinstance(x, (pp.Batch, dict))]
+    parts = [x for x in row if isinstance(x, pp.Part)]
+    options = {"batch": BATCH, "evaluate": evaluate, "optimizer": SGD, "params": make_params(), "key": CONTEXT.key}
     for x in row[len(parts) :]:
-        given |= x if isinstance(x, dict) else {"batch": x}
-    return traced(*parts, **given)
-
-
-def traced(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key, **options):
-    learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, CRITIC))), optimizer, **options)
-    state = learner.init(make_params() if params is None else params)
-    return jax.eval_shape(lambda state, batch: learner.update(key, state, batch), state, batch)
-
-
-def given(**fields):
-    return BATCH.replace(**fields)
+        options |= x if isinstance(x, dict) else {"batch": x}
+    batch, params, key = map(options.pop, ("batch", "params", "key"))
+    learner = pp.learner(pipeline=pp.chain(*(parts or (GAE, CRITIC))), **options)
+    return jax.eval_shape(functools.partial(learner.update, key), learner.init(params), batch)
 
 
 def returning(result):
     """An update whose `evaluate` returns `result(distribution, value)`."""
-    return lambda: update(evaluate=lambda params, batch: result(*evaluate(params, batch)))
+    return ({"evaluate": lambda params, batch: result(*evaluate(params, batch))},)
 
 
 def two_values(params, batch):
@@ -87,7 +77,7 @@ def own_sampler(axis, draw, name="mine", num_minibatches=2):
 
 def draws(draw, axis="step"):
     """An update with a sampler whose `draw` returns `draw(item)`; an item is six indices."""
-    return lambda: update(GAE, own_sampler(axis, draw), SURROGATE)
+    return GAE, own_sampler(axis, draw), SURROGATE
 
 
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
@@ -121,10 +111,6 @@ def categorical(params, batch):
     return distributions.Categorical(distribution.logits), value
 
 
-def clipped(schedule):
-    return pp.clipped_surrogate(clip_eps=schedule)
-
-
 def doubled(*fields):
     """A part that leaves twice as many segments of these fields."""
 
@@ -134,7 +120,6 @@ def doubled(*fields):
     return pp.stateless(double, name="doubled")
 
 
-estimate = functools.partial(pp.gae, gae_lambda=0.9)
 VALUE_ERRORS = {
     # the order of a chain
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
@@ -177,7 +162,7 @@ VALUE_ERRORS = {
     "phases ... learner()": lambda: pp.phases(actor=ACTOR).update(BATCH, {}, CONTEXT),
     "step= ... learner()": lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
     # phases
-    "phases ... one sampler": lambda: learner(CRITIC, {"actor": SGD}),
+    "phases ... one sampler": lambda: learner(CRITIC, optimizer={"actor": SGD}),
     "phases(actor=chain(...)": lambda: pp.phases(),
     "actor ... shuffled_minibatches()": lambda: pp.phases(actor=pp.chain(SURROGATE)),
     "got (); None means all": lambda: pp.phase(ACTOR, trains=()),
@@ -185,7 +170,7 @@ VALUE_ERRORS = {
         (GAE, pp.phases(all=pp.phase(CRITIC, trains=lambda params: {"value": True})), {"optimizer": {"all": SGD}}),
     "phases ... do not nest": lambda: pp.phases(all=pp.phases(actor=ACTOR)),
     "['actor', 'critic'] ... GradientTransformation": lambda: learner(PHASES),
-    "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, dict.fromkeys(("actor", "critic", "x"), SGD)),
+    "got a dict with ['actor', 'critic', 'x']": lambda: learner(PHASES, optimizer=TWO | {"x": SGD}),
     "mine ... into one of the phases": (PHASES, mine(lambda batch: batch), {"optimizer": TWO}),
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
     # samplers and replays
@@ -255,12 +240,12 @@ VALUE_ERRORS = {
     "advantage_normalize: axis=-1 ... shape (6, 1)":
         (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
     "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
-    "clip_eps must lie in (0, inf], but its schedule is nan at step 0": lambda: clipped(lambda step: jnp.nan),
+    "must lie in (0, inf], but its schedule is nan": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.nan),
     "a rollout has axes=('time', 'segment'), got ('step',)": (given(axes=("step",)),),
     "weight belongs to minibatches: draw with given_indices(weights=...) instead": (given(weight=BATCH.reward),),
-    "its schedule is 0 at step 0": lambda: clipped(lambda step: 0.0 * step),
-    "its schedule is -0.1 at the end": lambda: clipped(pp.linear_schedule(0.2, -0.1, 100)),
-    "one number at every step, but its schedule returns shape (3,)": lambda: clipped(lambda step: jnp.ones(3)),
+    "its schedule is 0 at step 0": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.0 * step),
+    "its schedule is -0.1 at the end": lambda: pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, -0.1, 100)),
+    "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
@@ -301,7 +286,7 @@ TYPE_ERRORS = {
     "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
-    "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optax.sgd),
+    "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optimizer=optax.sgd),
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),
     "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
@@ -382,8 +367,9 @@ TYPE_ERRORS = {
         lambda: pp.kl_penalty(coef=pp.field("extras.w"), target_kl=0.01),
     "linear_schedule: init_value must be a number": lambda: pp.linear_schedule("0.2", 1.0, 9),
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
-    "gae: gamma must be a number, but its schedule is '0.9' at step 0": lambda: estimate(gamma=lambda step: "0.9"),
-    "for all steps, and calling ... failed: index": lambda: clipped(lambda step: np.array([0.2, 0.1])[step]),
+    "gamma must be a number, but its schedule is 'x' at step 0": lambda: pp.gae(gamma=lambda _: "x", gae_lambda=0.9),
+    "for all steps, and calling ... failed: index":
+        lambda: pp.clipped_surrogate(clip_eps=lambda step: np.array([0.2, 0.1])[step]),
 }  # fmt: skip
 
 SHAPE_ERRORS = {

@@ -242,20 +242,12 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     def see(key):
         jax.debug.callback(seen.append, jax.random.key_data(key))
 
+    def look(first, second, *others):  # of `update` and `amend`, which return both, the last one is the context
+        see(others[-1].key)
+        return first, second
+
     def looks(name):
-        def update(batch, state, context):
-            see(context.key)
-            return batch, state
-
-        def finish(batch, state, context):
-            see(context.key)
-            return state
-
-        def amend(params, opt_state, old, new, context):
-            see(context.key)
-            return params, opt_state
-
-        return part(update, name, finish=finish, amend=amend)
+        return part(look, name, finish=lambda *given: look(*given)[1], amend=look)
 
     def plan(key, batch, epoch):
         see(key)
@@ -525,8 +517,8 @@ def test_a_phase_that_does_not_run_does_not_finish():
     look = part(lambda b, s, c: (b, s), place="after_sampler", finish=lambda b, s, c: seen.append(b.advantage) or s)
     for refresh, every in itertools.product(("rollout", "epoch"), (1, 2)):
         phase = pp.phase(pp.chain(pp.full_batch(refresh=refresh), VALUE, look), trains=None, every=every)
-        learner = pp.learner(evaluate, pp.chain(GAE, pp.phases(policy=phase)), {"policy": optax.sgd(0.0)})
-        jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
+        pipeline = pp.chain(GAE, pp.phases(policy=phase))
+        jax.eval_shape(lambda: run(pipeline, batch, optimizer={"policy": optax.sgd(0.0)}))  # noqa: B023
     assert len(seen) == 4
     assert not any(advantage is None for advantage in seen)
 
@@ -542,10 +534,8 @@ def test_replayed_rollouts_are_those_that_the_shared_parts_left(refresh):
     scale = pp.stateless(lambda b: b.replace(reward=b.reward / 100), name="scale", place="before_sampler")
     again = (pp.replay(3, batch), part(look, place="before_sampler"), GAE, pp.full_batch(refresh=refresh), VALUE)
     pipeline = pp.chain(scale, pp.phases(aux=pp.phase(pp.chain(*again), trains=None)))
-    learner = pp.learner(evaluate, pipeline, {"aux": optax.sgd(0.1)})
-    state, update = learner.init(make_params()), jax.jit(learner.update)
-    for number in (100.0, 200.0, 300.0):
-        state, _ = jax.block_until_ready(update(KEY, state, batch.replace(reward=jnp.full_like(batch.reward, number))))
+    batches = [batch.replace(reward=jnp.full_like(batch.reward, number)) for number in (100.0, 200.0, 300.0)]
+    jax.block_until_ready(run(pipeline, *batches, optimizer={"aux": optax.sgd(0.1)}))
     jax.effects_barrier()
     assert seen[-1] == [1, 2, 3]
     keys = jax.random.split(KEY, rollout().log_prob.shape)  # as a policy that draws leaves them
@@ -624,8 +614,7 @@ def test_a_change_for_the_losses_after_it_is_accepted(parts):
     ],
 )
 def test_a_part_may_write_what_others_read(parts):
-    learner = pp.learner(evaluate, pp.chain(*parts, SURROGATE), optax.sgd(1.0))
-    assert "minibatches" in jax.eval_shape(lambda b: learner.update(KEY, learner.init(make_params()), b), rollout())[1]
+    assert "minibatches" in jax.eval_shape(lambda batch: run(pp.chain(*parts, SURROGATE), batch), rollout())[1]
 
 
 def test_print_shows_stages_and_fields():

@@ -157,15 +157,14 @@ def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
         assert exact[0][0] != estimated[0][0]
 
 
+def stopped_at(target_kl):
+    return pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(target_kl))
+
+
 @functools.cache
-def stopping_update(**settings):
+def stopping_update():
     """`update(target_kl, key, state, batch)` with a threshold that may be traced, and the state it starts from."""
-
-    def learner(target_kl):
-        stop = pp.kl_early_stop(target_kl, **settings)
-        pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), stop)
-        return pp.learner(evaluate, pipeline, optax.adam(0.1))
-
+    learner = lambda target_kl: pp.learner(evaluate, stopped_at(target_kl), optax.adam(0.1))  # noqa: E731
     state = learner(0.0).init(make_params())
     return jax.jit(lambda target_kl, key, state, batch: learner(target_kl).update(key, state, batch)), state
 
@@ -174,9 +173,9 @@ def stopping_update(**settings):
 def unstopped():
     """The run that nothing stops: parameters before each of the six minibatches and after, and each divergence."""
     batch = rollout(behavior=make_params())
-    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(jnp.inf))
     tape = Tape()
-    state, _ = run(pipeline, batch, optimizer=optax.chain(optax.adam(0.1), record_steps(tape, {"kl": "early_stop_kl"})))
+    optimizer = optax.chain(optax.adam(0.1), record_steps(tape, {"kl": "early_stop_kl"}))
+    state, _ = run(stopped_at(jnp.inf), batch, optimizer=optimizer)
     after, numbers = read_steps(tape, state.params)
     assert all(numbers["kl"][1:] > 0)
     params = [make_params(), *(jax.tree.map(lambda x, i=i: x[i], after) for i in range(6))]
@@ -220,8 +219,7 @@ def test_stopping_skips_the_work(unstopped):
 
     threshold = 0.999 * max(kls[1:4])
     first = next(i for i, kl in enumerate(kls) if kl > threshold)
-    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
-    _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), policy=counted))
+    _, metrics = jax.block_until_ready(run(stopped_at(threshold), batch, optimizer=optax.adam(0.1), policy=counted))
     jax.effects_barrier()
     assert metrics["minibatches"] == first < 5
     assert len(evaluated) == first + 1
