@@ -1,7 +1,7 @@
 """Distributions against scipy and their own samples, and what all of them have in common.
 
-State-dependent noise (gSDE) is that of Stable-Baselines3, in the rollout that holds it, and in the network, too. The
-numbers of `Categorical`, with their gradients, are compared with rlax in `test_migration_rlax.py`.
+State-dependent noise (gSDE) is that of Stable-Baselines3, in the network, too; `test_library.py` has the rollout that
+holds it. The numbers of `Categorical`, with gradients, are compared with rlax in `test_migration_rlax.py`.
 """
 
 import functools
@@ -486,25 +486,6 @@ def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_
         traced(distrax.MultivariateNormalDiag, 6)
     traced(distrax.MultivariateNormalDiag, "auto", (128, 128))  # from which on "auto" takes pieces
     traced(Normal, 6)
-
-
-def test_gsde_keeps_a_noise_matrix_for_some_steps():
-    num_steps, held = 7, 3
-    env = envs.prepare(envs.make("MountainCarContinuous-v0"))
-    policy = networks.actor_critic(env, (16, 8), log_std=-1.0, gsde=True)
-    settings = {"num_envs": 5, "num_steps": num_steps, "keep_distribution": True}
-    rollout = pp.rollout(env, policy, **settings, noise_steps=held)
-    params, key = jax.jit(policy.init)(jax.random.key(0)), jax.random.key(2)
-    _, batch, _ = jax.jit(rollout.collect)(key, params, jax.jit(rollout.init)(jax.random.key(1)))
-
-    # The same matrix theta explains the noise of every step in which it was held, and of no other step.
-    noise, features = batch.action - batch.behavior.loc, np.asarray(batch.behavior.features)
-    keys = jax.random.split(key, (num_steps, 2))[:, 0]
-    theta = [np.exp(-1) * jax.random.normal(keys[begin], (5, 8, 1)) for begin in range(0, num_steps, held)]
-    for step in range(num_steps):
-        expected = np.einsum("nl,nld->nd", features[step], theta[step // held])
-        np.testing.assert_allclose(noise[step], expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(batch.log_prob, batch.behavior.log_prob(batch.action), rtol=1e-4, atol=1e-5)
 
 
 def test_gsde_is_that_of_stable_baselines3(monkeypatch):

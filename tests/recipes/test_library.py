@@ -78,14 +78,17 @@ def test_rl_games_configuration_of_humanoid():
     assert optax.tree_utils.tree_get(learner, "mean") < -1e5  # the running mean of targets
 
 
-def test_noise_steps_hold_the_noise_of_a_preset():
-    run = library_ppo.make_train(tiny("rsl_rl", noise_steps=4))
+def test_gsde_keeps_a_noise_matrix_for_some_steps_of_a_preset():
+    """The same matrix theta explains the noise of every step in which it was held, and of no other step."""
+    run, key, held = library_ppo.make_train(tiny("rsl_rl", noise_steps=3)), jax.random.key(1), 3
     params = jax.jit(run.policy.init)(jax.random.key(0))
     assert params["policy"]["params"]["log_std"].shape == (8, 1)
-    _, batch, _ = jax.jit(run.rollout.collect)(jax.random.key(1), params, run.rollout.init(jax.random.key(2)))
-    theta = jax.random.normal(jax.random.split(jax.random.key(1), (8, 2))[4, 0], (4, 8, 1))  # of the last four steps
-    noise = jnp.einsum("tnl,nld->tnd", batch.behavior.features[4:], batch.behavior.std[0] * theta)
-    np.testing.assert_allclose(batch.action[4:], batch.behavior.loc[4:] + noise, rtol=1e-4, atol=1e-6)
+    _, batch, _ = jax.jit(run.rollout.collect)(key, params, run.rollout.init(jax.random.key(2)))
+    for step, begin in enumerate(np.arange(8) // held * held):
+        theta = batch.behavior.std[step] * jax.random.normal(jax.random.split(key, (8, 2))[begin, 0], (4, 8, 1))
+        noise = jnp.einsum("nl,nld->nd", batch.behavior.features[step], theta)
+        np.testing.assert_allclose(batch.action[step], batch.behavior.loc[step] + noise, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(batch.log_prob, batch.behavior.log_prob(batch.action), rtol=1e-4, atol=1e-5)
 
 
 def test_segments_of_brax_that_are_shorter_than_the_rollout():
