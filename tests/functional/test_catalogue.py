@@ -59,10 +59,14 @@ class Entry(NamedTuple):
     function: Callable[..., Any]
     reference: Callable[..., np.ndarray]  # the same in NumPy, in float64, without mask
     hyperparameters: Mapping[str, Any] = {}
-    differentiable: tuple[str, ...] = ("log_ratio",)  # the inputs that have gradients; the others must have none
     samples: Arrays = PAIRS
+    wrt: tuple[str, ...] | None = None  # the inputs that have gradients (None: the first); the others must have none
     elementwise: bool = True  # each output depends only on the inputs at its place
     note: str = ""  # distinguishes several entries of one function
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        return tuple(self.samples)[:1] if self.wrt is None else self.wrt
 
     @property
     def id(self) -> str:
@@ -240,6 +244,18 @@ def clip_cov(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, cov_low
     return np.where(drop, 0, surrogate(log_ratio, advantage, clip_eps=clip_eps))
 
 
+def divergence(log_ratio, *, estimator):
+    return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": np.exp(log_ratio) - 1 - log_ratio}[estimator]
+
+
+def of_sequence(log_ratio, *, reduction):
+    return np.broadcast_to(getattr(np, reduction)(log_ratio, axis=0), log_ratio.shape)
+
+
+def out_of_bounds(mean, *, bound):
+    return np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1)
+
+
 def outcome(score, log_prob, reference_log_prob, *, kl_coef):
     reward = -kl_coef * (log_prob - reference_log_prob)
     reward[-1] += score
@@ -250,32 +266,19 @@ def returns(reward, terminated, truncated, gamma):
     return slow_gae(reward, 0 * reward, 0 * reward, terminated, truncated, gamma=gamma, gae_lambda=1)[0]
 
 
-def of_log_ratio(function, reference, settings, wrt=("log_ratio",), note=""):
-    return Entry(function, reference, settings, wrt, RATIOS, note=note)
-
-
-def critic(function, reference, settings, samples, note=""):
-    return Entry(function, reference, settings, (next(iter(samples)),), samples, note=note)
-
-
-def across(function, reference, settings, samples, wrt=("log_ratio",), note=""):
-    """An entry for a function that compares tokens or sequences."""
-    return Entry(function, reference, settings, wrt, samples, elementwise=False, note=note)
-
-
+across = functools.partial(Entry, elementwise=False)  # of functions that compare tokens or sequences
 RANGE = {"key": jax.random.key(0), "fraction": 1.0, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0}
 
 CRITICS = (
-    critic(f.value_loss, lambda value, target: (value - target) ** 2 / 2, {}, VALUES),
-    critic(f.clipped_value_loss, clipped_error, {"clip_eps": 0.5}, THREE_VALUES),
-    critic(f.clipped_value_loss, clipped_error, {"clip_eps": np.inf}, THREE_VALUES, note="unbounded"),
-    critic(f.huber_value_loss, huber, {"delta": 1.0}, VALUES),
-    critic(f.quantile_value_loss, quantile, {"kappa": 1.0}, QUANTILES),
-    critic(f.quantile_value_loss, quantile, {"kappa": 0.0}, QUANTILES, note="pinball"),
-    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT}, LOGITS, note="two-hot"),
-    critic(f.categorical_value_loss, cross_entropy, {"support": SUPPORT, "sigma": 0.75}, LOGITS,
-           note="HL-Gauss"),
-)  # fmt: skip
+    Entry(f.value_loss, lambda value, target: (value - target) ** 2 / 2, {}, VALUES),
+    Entry(f.clipped_value_loss, clipped_error, {"clip_eps": 0.5}, THREE_VALUES),
+    Entry(f.clipped_value_loss, clipped_error, {"clip_eps": np.inf}, THREE_VALUES, note="unbounded"),
+    Entry(f.huber_value_loss, huber, {"delta": 1.0}, VALUES),
+    Entry(f.quantile_value_loss, quantile, {"kappa": 1.0}, QUANTILES),
+    Entry(f.quantile_value_loss, quantile, {"kappa": 0.0}, QUANTILES, note="pinball"),
+    Entry(f.categorical_value_loss, cross_entropy, {"support": SUPPORT}, LOGITS, note="two-hot"),
+    Entry(f.categorical_value_loss, cross_entropy, {"support": SUPPORT, "sigma": 0.75}, LOGITS, note="HL-Gauss"),
+)
 OF_SEQUENCES = (
     across(f.gspo, gspo, {"clip_eps": 0.5}, TOKENS),
     across(f.gmpo, gmpo, {"clip_eps": 0.4}, TOKENS),
@@ -294,29 +297,20 @@ ENTRIES = (
     Entry(f.rollback_surrogate, rollback, {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5}, note="higher"),
     Entry(f.mirror_descent_surrogate, mirror_descent, {"coef": 2.0}),
     Entry(f.sapo, sapo, {"tau": 1.0, "tau_negative": 2.0}),
-    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2}, wrt=(), note="wide"),
-    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.04}, wrt=(), note="narrow"),
-    of_log_ratio(f.clip_fraction, outside, {"clip_eps": 0.2, "clip_eps_high": 4.0}, wrt=(), note="higher"),
-    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: -log_ratio, {"estimator": "k1"}, note="k1"),
-    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: log_ratio**2 / 2, {"estimator": "k2"}, note="k2"),
-    of_log_ratio(f.approx_kl, lambda log_ratio, estimator: np.exp(log_ratio) - 1 - log_ratio, {"estimator": "k3"},
-                 note="k3"),
-    of_log_ratio(f.importance_sampling_weight, truncated, {"high": 2.0, "low": 0.5}, wrt=(),
-                 note="truncate"),
-    of_log_ratio(f.importance_sampling_weight, masked, {"high": 2.0, "low": 0.5, "mode": "mask"}, wrt=(),
-                 note="mask"),
-    Entry(f.bounds_loss, lambda mean, bound: np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1), {"bound": 1.0},
-          ("mean",), {"mean": LOG_RATIO}),
-    Entry(f.mirror_loss, lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1), {}, ("mean",),
-          means("mirrored")),
-    Entry(f.smoothness_loss, lambda mean, other: np.linalg.norm(mean - other, axis=-1), {}, ("mean", "other"),
-          means("other", 0.1)),
+    Entry(f.clip_fraction, outside, {"clip_eps": 0.2}, RATIOS, wrt=(), note="wide"),
+    Entry(f.clip_fraction, outside, {"clip_eps": 0.04}, RATIOS, wrt=(), note="narrow"),
+    Entry(f.clip_fraction, outside, {"clip_eps": 0.2, "clip_eps_high": 4.0}, RATIOS, wrt=(), note="higher"),
+    *(Entry(f.approx_kl, divergence, {"estimator": name}, RATIOS, note=name) for name in ("k1", "k2", "k3")),
+    Entry(f.importance_sampling_weight, truncated, {"high": 2.0, "low": 0.5}, RATIOS, wrt=(), note="truncate"),
+    Entry(f.importance_sampling_weight, masked, {"high": 2.0, "low": 0.5, "mode": "mask"}, RATIOS, wrt=(), note="mask"),
+    Entry(f.bounds_loss, out_of_bounds, {"bound": 1.0}, {"mean": LOG_RATIO}),
+    Entry(f.mirror_loss, lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1), {}, means("mirrored")),
+    Entry(f.smoothness_loss, lambda mean, other: np.linalg.norm(mean - other, axis=-1), {}, means("other", 0.1),
+          wrt=("mean", "other")),
     *CRITICS,
     *OF_SEQUENCES,
-    across(f.sequence_log_ratio, lambda log_ratio: np.broadcast_to(np.mean(log_ratio, axis=0), log_ratio.shape), {},
-           OF_TOKENS),
-    across(f.sequence_log_ratio, lambda log_ratio, reduction: np.broadcast_to(np.sum(log_ratio, 0), log_ratio.shape),
-           {"reduction": "sum"}, OF_TOKENS, note="sum"),
+    across(f.sequence_log_ratio, of_sequence, {"reduction": "mean"}, OF_TOKENS),
+    across(f.sequence_log_ratio, of_sequence, {"reduction": "sum"}, OF_TOKENS, note="sum"),
     across(f.outcome_reward, outcome, {"kl_coef": 0.5}, OUTCOMES, wrt=()),
     across(f.reward_to_go, returns, {"gamma": 0.9}, STEPS, wrt=()),
 )  # fmt: skip
