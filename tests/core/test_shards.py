@@ -295,20 +295,19 @@ def test_explained_variance_of_shards_is_that_of_all():
             assert bool(jnp.isnan(found(batch))) == (scale < 1)
 
 
+SAMPLERS = {
+    "shuffled": pp.shuffled_minibatches,
+    "segments": pp.segment_minibatches,
+    "prioritized": functools.partial(pp.prioritized_sampler, alpha=0.8, beta=0.4),
+}
 LARGE = (32, 64)
 COVERING = [("segments", "epoch"), ("prioritized", "minibatch")]
 MINIBATCHES = 4
 
 
 def chain_of(sampler, refresh):
-    options = {"num_minibatches": 2, "num_epochs": 2, "refresh": refresh}
-    made = {
-        "shuffled": pp.shuffled_minibatches,
-        "segments": pp.segment_minibatches,
-        "prioritized": functools.partial(pp.prioritized_sampler, alpha=0.8, beta=0.4),
-    }[sampler](**options)
     weighs = (pp.advantage_weight(),) if sampler == "prioritized" else ()
-    return pp.chain(GAE, made, LOSSES[0], *weighs, *LOSSES[1:])
+    return pp.chain(GAE, SAMPLERS[sampler](2, num_epochs=2, refresh=refresh), LOSSES[0], *weighs, *LOSSES[1:])
 
 
 def compiled_on_devices(f, state, batch, explicit=False):
@@ -400,8 +399,7 @@ def check_recurrent():
 
 @pytest.mark.slow
 def test_devices_with_every_sampler_and_refresh():
-    samplers, refreshes = ("shuffled", "segments", "prioritized"), ("rollout", "epoch", "minibatch")
-    alone(check_learner, [*itertools.product(samplers, refreshes)])
+    alone(check_learner, [*itertools.product(SAMPLERS, ("rollout", "epoch", "minibatch"))])
 
 
 def shard_map(function, in_specs, out_specs):

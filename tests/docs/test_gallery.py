@@ -745,15 +745,12 @@ def test_attention_equals_a_loop_by_hand():
         "episode": jnp.asarray([[0, 0, 3], [5, 5, 5], [1, 1, 1], [0, 1, 2]]),
     }
     batch = remembered(module, carry=carry)
-    obs, reset, past = (np.asarray(x) for x in (batch.obs, batch.reset, carry["obs"]))
-    seen, visible = np.zeros((TIME, SEGMENTS, window, module.OBS)), np.zeros((TIME, SEGMENTS, window))
-    for n in range(SEGMENTS):
-        history = list(zip(past[n], carry["episode"][n].tolist(), strict=True))
-        for t in range(TIME):
-            history.append((obs[t, n], history[-1][1] + int(reset[t, n])))
-            for back in range(1, window + 1):
-                if history[-back][1] == history[-1][1]:
-                    seen[t, n, -back], visible[t, n, -back] = history[-back][0], 1
+    obs, reset, past, episode = (np.asarray(x) for x in (batch.obs, batch.reset, carry["obs"], carry["episode"]))
+    history = np.concatenate([past, np.swapaxes(obs, 0, 1)], axis=1)
+    episode = np.concatenate([episode, episode[:, -1:] + np.cumsum(reset, axis=0).T], axis=1)
+    back = np.arange(TIME)[:, None] + np.arange(window)  # of each step, the last of which is its own
+    seen, visible = (np.swapaxes(x[:, back], 0, 1) for x in (history, episode))
+    visible = visible == visible[..., -1:]
     assert 0.2 < np.mean(visible) < 0.9
 
     def network(params, d):
@@ -819,21 +816,18 @@ def test_options_equal_a_loop_by_hand():
     batch = remembered(module, carry=carry, action={"option": option, "move": move}, mask=None)
 
     def element(params, d):
-        each, before, rows = [], carry, jnp.arange(SEGMENTS)
-        for t in range(TIME):
-            obs = batch.obs[t]
-            beta = jnp.where(batch.reset[t] == 1, 1, 1 / (1 + jnp.exp(-(obs @ params["stop"])[rows, before])))
-            chosen_option = jnp.exp(log_probs(obs @ params["option"]))[rows, option[t]]
-            own = jnp.log(beta * chosen_option + (1 - beta) * (option[t] == before))
-            logits = jnp.stack([obs @ params["move"][:, k] for k in range(2)], axis=1)[rows, option[t]]
-            each.append((own + chosen(logits, move[t]), (obs @ params["value"])[rows, before]))
-            before = option[t]
-        log_prob, value = (jnp.concatenate(x) for x in zip(*each, strict=True))
-        surrogate = clipped(jnp.exp(log_prob - d["log_prob"]), normalized(d["advantage"], d["mask"]))
-        return surrogate + 0.25 * (value - d["target"]) ** 2
+        def of(name, option):
+            return jnp.take_along_axis(d["obs"] @ params[name], option[:, None], axis=1)[:, 0]
 
-    advantage, target = gae_of(batch)
-    d = data_of(batch.replace(action=None), advantage=advantage, target=target)
+        beta = jnp.where(d["reset"] == 1, 1, 1 / (1 + jnp.exp(-of("stop", d["before"]))))
+        begins, stays = jnp.exp(chosen(d["obs"] @ params["option"], d["option"])), d["option"] == d["before"]
+        logits = jnp.where(d["option"][:, None] == 1, *(d["obs"] @ params["move"][:, k] for k in (1, 0)))
+        log_prob = jnp.log(beta * begins + (1 - beta) * stays) + chosen(logits, d["move"])
+        surrogate = clipped(jnp.exp(log_prob - d["log_prob"]), normalized(d["advantage"], d["mask"]))
+        return surrogate + 0.25 * (of("value", d["before"]) - d["target"]) ** 2
+
+    more = {"option": option, "move": move, "before": jnp.append(carry[None], option[:-1], axis=0)}
+    d = estimated(batch.replace(action=None), reset=batch.reset, **more)
     pipeline = given(module.optioned, "segment", np.arange(SEGMENTS).reshape(1, -1))
     check(element, pipeline, params, [batch], [d], module.options)
     collected = jax.jit(lambda key, params: module.rollout.collect(key, params, module.rollout.init(key))[1])
