@@ -24,8 +24,9 @@ from tests.core.common import part, without_critic
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 GAE, VTRACE, NORMALIZE = pp.gae(gamma=0.9, gae_lambda=0.8), pp.vtrace(gamma=0.9), pp.advantage_normalize()
 SURROGATE, VALUE, BONUS = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(), pp.entropy_bonus(coef=0.1)
+CLIPPED = pp.clipped_value_loss(clip_eps=0.2)
 PRIORITIZED = functools.partial(pp.prioritized_sampler, alpha=1.0, beta=0.0)
-mine = functools.partial(pp.stateless, name="mine")
+mine, LENS = functools.partial(pp.stateless, name="mine"), functools.partial(pp.within, name="lens")
 BOTH = jnp.ones((TIME, SEGMENTS, 2))
 STREAMS = pp.stateless(lambda b: b.replace(advantage=BOTH), provides=("advantage",))
 TARGETS = pp.stateless(lambda b: b.replace(target=jnp.ones((TIME, SEGMENTS, 3))), provides=("target",))
@@ -147,9 +148,17 @@ VALUE_ERRORS = {
     "kl_penalty needs batch.behavior ... keep_distribution=True":
         (GAE, CRITIC, pp.kl_penalty(coef=1.0, estimator="analytic")),
     "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
-    "within: gae does not read 'advantage'; it reads reward, value":
-        lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
-    "'value' ... name=\"...\"": (GAE, CRITIC, pp.clipped_value_loss(clip_eps=0.2)),
+    # a lens, which must not mix two critics
+    "gae does not read 'advantage'; it reads reward, value": lambda: LENS(GAE, read={"advantage": "extras.mine"}),
+    "chain does not read 'value'; it reads ... current.value":
+        lambda: LENS(pp.chain(VALUE), read={"value": "current.aux.v"}),
+    "gae does not write 'weight'": lambda: LENS(GAE, read={}, write={"weight": "extras.x"}),
+    "chain does not write 'weight'": lambda: LENS(pp.chain(GAE), read={}, write={"weight": "extras.x"}),
+    "the value of one critic with next_value of another: give the path": lambda: LENS(GAE, read={"value": "extras.v"}),
+    "gae would ... with next_value of another": lambda: LENS(pp.chain(GAE), read={"value": "extras.v"}),
+    "the value of one critic with value of another": lambda: LENS(CLIPPED, read={"current.value": "current.aux.v"}),
+    "with current.value of another": lambda: LENS(CLIPPED, read=dict.fromkeys(("value", "target"), "extras.x")),
+    "'value' ... name=\"...\"": (GAE, CRITIC, CLIPPED),
     "'early_stop_kl' ... another name": (GAE, CRITIC, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
     "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), CRITIC, metric("a")),
     "'loss' is written twice ... gradient_metrics ... another name":
