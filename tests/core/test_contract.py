@@ -482,8 +482,7 @@ def test_a_phase_that_does_not_run_does_not_finish():
     pipeline = pp.chain(GAE, pp.phases(policy=pp.phase(policy, trains=None, every=3)))
     learner = pp.learner(evaluate, pipeline, {"policy": optax.sgd(0.0)})
     state, update, coefs = learner.init(make_params()), jax.jit(learner.update), []
-    batch = rollout(masked=False)
-    batch = batch.replace(log_prob=evaluate(make_params(), batch)[0].log_prob(batch.action))
+    batch = rollout(masked=False, behavior=make_params())
     for _ in range(7):
         state, _ = update(KEY, state, batch)
         coefs.append(float(pp.part_state(state, pipeline, "policy/kl_penalty").coef))

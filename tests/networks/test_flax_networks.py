@@ -90,8 +90,7 @@ def asymmetric():
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(3), time_limit=5, privileged_space=space)
 
 
-@pytest.mark.parametrize("memory", [None, "lstm"])
-def test_the_critic_sees_what_the_policy_does_not(memory):
+def test_the_critic_sees_what_the_policy_does_not():
     game = asymmetric()
     envs.check(game)
     policy = networks.actor_critic(game, hidden=(8,))
@@ -105,12 +104,13 @@ def test_the_critic_sees_what_the_policy_does_not(memory):
     seen = {name: (bool(jnp.any(x.obs)), bool(jnp.any(x.privileged["two"]))) for name, x in slopes.items()}
     assert seen == {"logits": (True, False), "value": (False, True)}
     normalized = envs.normalize_observation(game)
-    policy = networks.actor_critic(normalized, hidden=(4,), memory=memory)
-    rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
-    state = rollout.init(jax.random.key(2))
-    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), policy.init(jax.random.key(1)), state)
-    assert batch.obs.privileged["two"].shape == (6, 2, 2)
-    assert jnp.all(jnp.isfinite(batch.next_value))
+    for memory in (None, "lstm"):
+        policy = networks.actor_critic(normalized, hidden=(4,), memory=memory)
+        rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
+        state = rollout.init(jax.random.key(2))
+        _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), policy.init(jax.random.key(1)), state)
+        assert batch.obs.privileged["two"].shape == (6, 2, 2)
+        assert jnp.all(jnp.isfinite(batch.next_value))
 
 
 CELLS = ("lstm", "gru", "mingru", "lru")
