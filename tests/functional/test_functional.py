@@ -226,7 +226,6 @@ WRONG = [
     (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "has one row more than reward; pass terminated[:-1]"),
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2), "sum log_ratio .*(advantage[..., None], log_ratio.s"),
-    (lambda: f.value_loss(ONES[..., None], ONES), "drop the trailing axis of size 1 with value[..., 0]."),
     (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
     (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
 ]  # fmt: skip
