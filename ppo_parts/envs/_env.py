@@ -217,6 +217,8 @@ def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -
     """Return a copy of `x` in another dtype, or raise if it lacks a number, as uint8 lacks 0.5; floats are rounded."""
     if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)
+    if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
+        raise UserTypeError(f"{where} must be numbers, got {x.dtype}")
     with np.errstate(all="ignore"):
         cast, both_float = x.astype(dtype), x.dtype.kind == dtype.kind == "f"
         if both_float and math.isfinite(np.vdot(cast, cast)):  # nearly always; what follows takes longer

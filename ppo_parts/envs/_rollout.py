@@ -16,14 +16,7 @@ from .._base.moments import Moments
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.batch import Array, Batch, Evaluate, Output, Params, kind, map_streams
 from .._core.metrics import Metrics
-from .._core.policy import (
-    apply_policy,
-    carry_after,
-    evaluate_policy,
-    initial_carry_of,
-    is_value,
-    policy_keys,
-)
+from .._core.policy import apply_policy, carry_after, evaluate_policy, initial_carry_of, is_value, policy_keys
 from .._core.shards import check_shards
 from ..distributions import Joint, check_distribution
 from ..functional import next_values

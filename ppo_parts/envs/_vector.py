@@ -158,7 +158,7 @@ class GymnasiumVector:
         if x.shape != (self.num_envs,):
             raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
         if name == "reward":
-            return cast_numbers("reward of step", x, FLOAT, "scale it in a wrapper")
+            return cast_exactly("from_gymnasium: reward of step", x, FLOAT, "scale it in a wrapper")
         if x.dtype.kind != "b":
             raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         return x
@@ -210,11 +210,7 @@ class HostSpace:
             f"the observation space is {self.text}; give it the dtype of what the environment returns, or convert that "
             "in a wrapper; integers keep 64 bits with jax_enable_x64"
         )
-        return cast_numbers(name, np.asarray(obs), self.dtype, remedy, self.starts)
-
-
-def cast_numbers(name: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str, starts: Any = None) -> np.ndarray:
-    """Return `cast_exactly` of these numbers, counted from `starts`, in another dtype."""
-    if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
-        raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {x.dtype}")
-    return cast_exactly(f"from_gymnasium: {name}", x if starts is None else x - starts, dtype, remedy)
+        x = np.asarray(obs)
+        if self.starts is not None and x.dtype.kind in "biuf":
+            x = x - self.starts
+        return cast_exactly(f"from_gymnasium: {name}", x, self.dtype, remedy)
