@@ -15,6 +15,7 @@ import numpy as np
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
+from .._base.trees import select
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
@@ -68,8 +69,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
     space = copy.copy(env.observation_space(env_params))
     if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers, and returns floats
         space.dtype = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0].dtype
-    draw = make_gymnax_renderer(env, env_params)
-    render = None if draw is None else lambda state: draw(state.inner)
+    render = make_gymnax_renderer(env, env_params)
     wrapped = Env(reset, step, space, env.action_space(env_params), lambda state: wrapped, render=render)
     return wrapped
 
@@ -208,36 +208,31 @@ def from_brax(
     names = ("reset", "step", "action_size")
     check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
 
-    def get_entry(obs: Any, argument: str, key: str) -> Array:
-        if isinstance(obs, Mapping) and key in obs:
-            return obs[key]
-        has = f"have the entries {', '.join(obs)}" if isinstance(obs, Mapping) else "are a single array: leave it out"
-        raise UserValueError(f"{argument}={key!r}: the observations {has}")
-
     def observe(state: Any) -> Any:
-        plain = obs_key == "state" and not isinstance(state.obs, Mapping)
-        obs = state.obs if plain else get_entry(state.obs, "obs_key", obs_key)
+        named = isinstance(state.obs, Mapping)
+        entries = state.obs if named else {"state": state.obs}
+        for argument, key in (("obs_key", obs_key), ("critic_obs_key", critic_obs_key)):
+            if key is not None and key not in entries:
+                has = f"have the entries {', '.join(entries)}" if named else "are a single array: leave it out"
+                raise UserValueError(f"{argument}={key!r}: the observations {has}")
         if critic_obs_key is None:
-            return obs
-        return Observation(obs, privileged=get_entry(state.obs, "critic_obs_key", critic_obs_key))
+            return entries[obs_key]
+        return Observation(entries[obs_key], privileged=entries[critic_obs_key])
 
     def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(key)
         return state, observe(state)
 
-    def step_once(carry: Any, action: Array) -> Any:
-        state, reward = carry
-        after, over = env.step(state, action), state.done > 0
-        state = jax.tree.map(lambda x, y: jnp.where(over, x, y), state, after)
-        return (state, reward + jnp.where(over, 0, after.reward)), None
-
     def step(key: Array, state: Any, action: Array) -> Step:
+        def repeat(carry: Any, _: None) -> Any:
+            state, reward = carry
+            after, over = env.step(state, action), state.done > 0
+            return (select(over, state, after), reward + jnp.where(over, 0, after.reward)), None
+
         if action_repeat == 1:
             state = env.step(state, action)
-            reward = state.reward
-        else:
-            actions = jnp.broadcast_to(action, (action_repeat, *action.shape))
-            (state, reward), _ = jax.lax.scan(step_once, (state, jnp.zeros_like(state.reward)), actions)
+            return Step(state, observe(state), state.reward, state.done > 0)
+        (state, reward), _ = jax.lax.scan(repeat, (state, jnp.zeros_like(state.reward)), length=action_repeat)
         return Step(state, observe(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
@@ -270,17 +265,17 @@ def make_playground(
     check_known(name, "MuJoCo Playground", registry.ALL_ENVS)
     config = registry.get_default_config(name)
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
-    env = registry.load(name, config=config)
     repeat = config.get("action_repeat", 1)  # which Playground leaves to its training wrapper
     limit = -(-config.episode_length // repeat) if time_limit is None else time_limit
-    keys: Any = {"obs_key": obs_key, "critic_obs_key": critic_obs_key}
-    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, action_repeat=repeat, **keys)
+    settings: Any = {"reset_ratio": reset_ratio, "obs_key": obs_key, "critic_obs_key": critic_obs_key}
+    return from_brax(registry.load(name, config=config), time_limit=limit, action_repeat=repeat, **settings)
 
 
 Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
+@checked
 def make_pgx(
     name: str,
     *,
@@ -303,10 +298,6 @@ def make_pgx(
     if opponent is not None and env.num_players == 1:
         raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
     both = opponent == "self"
-    if not (opponent is None or both or callable(opponent)):
-        raise UserValueError(
-            f'{name}: opponent must be "self", None or a function (key, obs) -> action, got {opponent!r}'
-        )
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
     def observe(state: Any) -> Observation:

@@ -82,7 +82,7 @@ CELL = 32
 
 
 def make_gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
-    """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if it cannot be drawn.
+    """Return the `render` of an `Env` for the states of a gymnax environment, or None if it cannot be drawn.
 
     Gymnasium draws the classic control tasks; MinAtar's observations are drawn with one color for each channel.
     """
@@ -91,7 +91,7 @@ def make_gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarra
         return None
 
     def render(states: Any) -> np.ndarray:
-        state = jax.tree.map(lambda x: np.asarray(x)[0], states)
+        state = jax.tree.map(lambda x: np.asarray(x)[0], states.inner)
         if name not in CONTROL:
             return draw_grid(np.asarray(env.observe(jax.random.key(0), state, None, env_params)))
         require_package("pygame", "watch")
