@@ -82,9 +82,10 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         listed = ", ".join(f"{agent}: {x}" for agent, x in zip(agents, actions, strict=True))
         raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
     kinds = {base.__name__ for base in type(env).__mro__}
-    options = [space.n for space in spaces] if discrete else []
+    options = {agent: space.n for agent, space in zip(agents, spaces, strict=True)} if discrete else {}
     family = next((family for family in FAMILIES if family.base_classes & kinds), _Family())
-    limited = discrete and (family.available is not None or len(set(options)) > 1)
+    most = max(options.values(), default=0)
+    limited = discrete and (family.available is not None or len(set(options.values())) > 1)
     over_time = timed_out or functools.partial(family.timed_out, env)
 
     def observe(obs: dict[str, Array], inner: Any) -> Observation:
@@ -92,8 +93,10 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         stacked = jnp.stack([jnp.pad(row, (0, obs_size - row.size)) for row in rows])
         if not limited:
             return Observation(stacked)
-        masks = [jnp.ones(n, bool) for n in options] if family.available is None else family.available(env, inner)
-        return Observation(stacked, jnp.stack([jnp.pad(mask, (0, max(options) - mask.size)) for mask in masks]))
+        all_of_them = {agent: jnp.ones(n, bool) for agent, n in options.items()}
+        given = all_of_them if family.available is None else family.available(env, inner)
+        masks = [jnp.asarray(given[agent], bool) for agent in agents]
+        return Observation(stacked, jnp.stack([jnp.pad(mask, (0, most - mask.size)) for mask in masks]))
 
     def reset(key: Array) -> tuple[Any, Observation]:
         """Reset one environment; its state is that of the game, and which agents are present."""
@@ -121,7 +124,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             mask=None if family.end_together else alive,
         )
 
-    action_space = Discrete(max(options)) if discrete else spaces[0]
+    action_space = Discrete(most) if discrete else spaces[0]
     return auto_reset(reset, step, Box((obs_size,)), action_space, num_agents=len(agents))
 
 
@@ -145,15 +148,10 @@ def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:
     return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
 
-def _available_in_smax(env: Any, inner: Any) -> list[Array]:
-    given = env.get_avail_actions(inner)
-    return [jnp.asarray(given[agent]).astype(bool) for agent in env.agents]
-
-
-def _available_in_the_room(env: Any, inner: Any) -> list[Array]:
+def _available_in_the_room(env: Any, inner: Any) -> dict[str, Array]:
     """Make a single action available to the agents outside the room of the riddle."""
-    options = env.action_space(env.agents[0]).n
-    return [(jnp.arange(options) == 0) | (inner.agent_in_room == i) for i in range(len(env.agents))]
+    first = jnp.arange(env.action_space(env.agents[0]).n) == 0
+    return {agent: first | (inner.agent_in_room == i) for i, agent in enumerate(env.agents)}
 
 
 class _Family(NamedTuple):
@@ -165,7 +163,7 @@ class _Family(NamedTuple):
     base_classes: frozenset[str] = frozenset()  # their names
     timed_out: Callable[[Any, Any], Any] = lambda env, inner: False  # whether an episode that ended was cut
     end_together: bool = False  # whether the episode ends for all agents at once
-    available: Callable[[Any, Any], list[Array]] | None = None  # the available actions of each agent; None: all
+    available: Callable[[Any, Any], dict[str, Array]] | None = None  # the available actions by agent; None: all
     won: Callable[[Any, Any], Array] | None = None  # whether the episode was won; None: episodes are not won
 
 
@@ -175,7 +173,7 @@ FAMILIES = (
         frozenset({"SMAX", "EnemySMAX"}),
         timed_out=lambda env, inner: jnp.logical_and(*_units_alive(env, inner)),
         end_together=True,
-        available=_available_in_smax,
+        available=lambda env, inner: env.get_avail_actions(inner),
         won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
     ),
     # These are endless except for the time limit.
