@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -314,26 +315,20 @@ def check_laws(
 def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played:
     """Run an environment twice with one key, and its `evaluation` once."""
 
-    def make_run(make: Callable[[Array], Env]) -> Any:
-        def run(key: Array) -> tuple[Any, Transition]:
-            env_key, reset_key, key = jax.random.split(key, 3)
-            env = make(env_key)
-            state, obs = env.reset(reset_key, num_envs)
+    def run(key: Array, evaluating: bool = False) -> tuple[Any, Transition]:
+        env_key, reset_key, key = jax.random.split(key, 3)
+        played = make_evaluation(env, env_key, num_envs) if evaluating else env
+        state, obs = played.reset(reset_key, num_envs)
 
-            def step(carry: Any, key: Array) -> Any:
-                action_key, step_key = jax.random.split(key)
-                state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
-                return (state, out.obs), out
+        def step(carry: Any, key: Array) -> Any:
+            action_key, step_key = jax.random.split(key)
+            state, out = played.step(step_key, carry[0], act(action_key, carry[1]))
+            return (state, out.obs), out
 
-            return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
-
-        return jax.jit(run)
-
-    def evaluation(key: Array) -> Env:
-        return make_evaluation(env, key, num_envs)
+        return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
 
     key, same = jax.random.key(seed), []
-    one, two = (make_run(lambda key: env).lower(key) for _ in range(2))
+    one, two = (jax.jit(functools.partial(run)).lower(key) for _ in range(2))  # traced twice
     compiled = one.compile()
     first, out = jax.device_get(compiled(key))
     # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
@@ -341,8 +336,8 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
     other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(_first_leaf(first)) else None
-    jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
-    unscaled = out if same[0] else jax.device_get(make_run(evaluation)(key)[1])
+    jax.eval_shape(lambda key: same.append(make_evaluation(env, key, num_envs) is env), key)
+    unscaled = out if same[0] else jax.device_get(jax.jit(functools.partial(run, evaluating=True))(key)[1])
     return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
 
 

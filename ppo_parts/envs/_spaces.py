@@ -128,15 +128,13 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
         return function(space, *trees)
     named = isinstance(space.spaces, Mapping)
     keys = sorted(space.spaces) if named else range(len(space.spaces))  # sorted: the order of leaves in JAX
+    entries: list[Any] = []
     for tree in trees:
         fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
         if tree is not None and not fits:
             raise UserValueError(f"expected an element of {space}, got {tree!r:.200}: change what returns it")
-
-    def entry(tree: Any, key: Any) -> Any:
-        return None if tree is None else tree.get(key) if named else tree[key]
-
-    found = {key: map_space(function, space.spaces[key], *(entry(tree, key) for tree in trees)) for key in keys}
+        entries.append({} if tree is None else tree if named else dict(enumerate(tree)))
+    found = {key: map_space(function, space.spaces[key], *(each.get(key) for each in entries)) for key in keys}
     return found if named else tuple(found.values())
 
 
