@@ -20,7 +20,7 @@ from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
 from ._callback import numpy_callback
-from ._env import Array, Env, Observation, Transition
+from ._env import Array, Env, Observation, Transition, as_observation
 from ._episodes import EpisodeState
 from ._vector import RESTART_REMEDY, GymnasiumVector
 
@@ -82,35 +82,31 @@ def from_gymnasium(
     example = make_vector(1)
     example.env.close()
 
-    def make_obs_struct(num_envs: int) -> Observation:
+    def make_obs_struct(num_envs: int) -> Any:
         obs = jax.tree.map(lambda one: jax.ShapeDtypeStruct((num_envs, *one.shape), one.dtype), example.observations)
         mask = jax.ShapeDtypeStruct((num_envs, sum(example.options)), np.bool_)
-        return Observation(obs, None if action_mask is None else mask)
+        return obs if action_mask is None else Observation(obs, mask)
 
     def make_env(instances: Instances) -> Env:
         def reset(key: Array, num_envs: int, again: Any = -1) -> tuple[EpisodeState, Any]:
             shapes = jax.ShapeDtypeStruct((), np.int32), make_obs_struct(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            instance, seen = numpy_callback(lambda *x: instances.open(num_envs, *x), shapes, seed, jnp.int32(again))
-            state = EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs)
-            return state, seen.obs if action_mask is None else seen
+            instance, obs = numpy_callback(lambda *x: instances.open(num_envs, *x), shapes, seed, jnp.int32(again))
+            return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
 
         def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
             num_envs = state.episode_length.shape[-1]
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
-            seen = make_obs_struct(num_envs)
-            shapes = seen, seen.obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
-            seen, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
+            struct = make_obs_struct(num_envs)
+            shapes = struct, as_observation(struct).obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
+            obs, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
             terminated, truncated, ended = numbers[1:4] > 0
-            if action_mask is None:
-                seen = seen.obs
-            else:  # nothing is masked where an episode is over, because no action follows
-                final = Observation(final, seen.available | (terminated | truncated)[:, None])
-            info = dict(zip(names, numbers[4:], strict=True))
-            fields = {"terminated": terminated, "truncated": truncated, "ended": ended, "info": info}
-            inner = state.inner._replace(steps=state.inner.steps + 1)
-            return state.advance(inner, ended, numbers[0], obs=seen, final_obs=final, **fields)
+            if action_mask is not None:  # nothing is masked where an episode is over, because no action follows
+                final = Observation(final, obs.available | (terminated | truncated)[:, None])
+            fields = {"terminated": terminated, "truncated": truncated, "ended": ended, "obs": obs, "final_obs": final}
+            fields["info"] = dict(zip(names, numbers[4:], strict=True))
+            return state.advance(state.inner._replace(steps=state.inner.steps + 1), ended, numbers[0], **fields)
 
         env = Env(
             reset,
