@@ -44,8 +44,8 @@ SOURCES = {
     "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
     "envpool": Source("_gymnasium", "envpool", "envpool"),
     "ale": Source("_atari", "ale_py.vector_env", "atari"),
-    "tasks": Source("_tasks", "jax", "envs"),  # ours, which need nothing else
-    "popgym": Source("_popgym", "jax", "envs"),
+    "tasks": Source("_tasks", "jax", "envs"),  # this and the next are ours, and need nothing else
+    "popgym": Source("_tasks", "jax", "envs"),
 }
 """The prefixes that come with this package."""
 

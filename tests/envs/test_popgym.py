@@ -8,7 +8,7 @@ from popgym import envs as games
 from popgym.core.deck import Deck
 
 from ppo_parts import envs
-from ppo_parts.envs._popgym import NAMES
+from ppo_parts.envs._tasks import NAMES
 
 
 def stacked(deck, kinds, dealt):
