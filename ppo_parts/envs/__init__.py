@@ -1,6 +1,5 @@
 """Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
 
-from ._callback import host_errors as host_errors
 from ._env import SEATS as SEATS
 from ._env import Env as Env
 from ._env import Observation as Observation
@@ -8,6 +7,7 @@ from ._env import Transition as Transition
 from ._episodes import Step as Step
 from ._episodes import auto_reset as auto_reset
 from ._host import from_gymnasium as from_gymnasium
+from ._host import host_errors as host_errors
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._laws import check as check
 from ._laws import check_laws as check_laws

@@ -15,8 +15,8 @@ from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
-from ._callback import host_errors
 from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
+from ._host import host_errors
 from ._spaces import count_options, is_tree, list_spaces, make_action_struct, map_space
 
 

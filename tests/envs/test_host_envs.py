@@ -16,7 +16,7 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.envs import _gymnasium
 from ppo_parts.envs._atari import _Games
-from ppo_parts.envs._callback import numpy_callback
+from ppo_parts.envs._host import numpy_callback
 from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical, P, assert_same, mesh_of_all, refused
 from tests.envs.common import Scripted, by_name, host
