@@ -181,8 +181,7 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
 
     That function first converts its arguments to JAX arrays on the host: with four environments of CartPole, a step of
     a rollout took 1.5 ms, and 0.4 ms without. It is called on other devices, in processes with several devices, and by
-    an old JAX. The function must not keep the NumPy arrays that it receives, or write to them, and it must
-    return the shapes that are declared.
+    an old JAX. The function must return the declared shapes, and neither keep nor change the arrays that it receives.
     """
     leaves, structure = jax.tree.flatten(shapes)
 

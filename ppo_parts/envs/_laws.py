@@ -75,30 +75,22 @@ def make_evaluation(env: Env, key: Array, num_envs: int) -> Env:
 def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     """Raise unless observations, and their action masks, fit the spaces."""
     obs, available, privileged = as_observation(obs)
-    spaces = {"observation": (env.observation_space, obs), "privileged": (env.privileged_space, privileged)}
-    for name, (space, tree) in spaces.items():
+    for name, tree in (("observation", obs), ("privileged", privileged)):
+        space = getattr(env, f"{name}_space")
         shape = map_space(lambda x: None if getattr(x, "shape", None) is None else tuple(x.shape), space)
         given = jax.tree.map(lambda x: x.shape[len(each) :], tree)
         if shape != given and (shape is not None or name == "privileged"):
             raise ShapeError(f"check: {name}_space has shape {shape}, but reset returns {given}: make them alike")
-    if available is not None:
-        _check_masks(env.action_space, available, each)
-
-
-def _check_masks(space: Any, available: Any, each: tuple[int, ...]) -> None:
-    """Raise unless each mask is at the place of a discrete action and has its shape; a dict may lack some."""
 
     def valid_mask(space: Any) -> Any:
         options = count_options(space)
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
-    def by_place(tree: Any) -> dict[Any, str]:
-        return {place: describe(mask) for place, mask in jax.tree.leaves_with_path(tree)}
-
-    valid = map_space(valid_mask, space)
-    if not by_place(available).items() <= by_place(valid).items():
-        says = f"check: obs.available must be {describe(valid)}, True for each option of {space} that is available"
-        raise ShapeError(f"{says}, got {describe(available)}")
+    valid = map_space(valid_mask, env.action_space)
+    given, there = ({place: describe(x) for place, x in jax.tree.leaves_with_path(t)} for t in (available, valid))
+    if not given.items() <= there.items():  # a dict may lack some
+        must = f"{describe(valid)}, True for each option of {env.action_space} that is available"
+        raise ShapeError(f"check: obs.available must be {must}, got {describe(available)}")
 
 
 Act = Callable[[Array, Any], Any]
