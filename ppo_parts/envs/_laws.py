@@ -295,13 +295,8 @@ def check_laws(
     for law in LAWS:
         if (wrong := law(played)) is not None:
             raise UserValueError(f"check_laws: {wrong}")
-    cut = np.asarray(played.out.episode_ends()[1])
-    return Report(
-        episodes=int(played.ended.sum()),
-        terminated=int((played.ended & ~cut).sum()),
-        truncated=int(cut.sum()),
-        notes=list_notes(played),
-    )
+    episodes, truncated = (int(np.sum(x)) for x in played.out.episode_ends())
+    return Report(episodes, episodes - truncated, truncated, list_notes(played))
 
 
 def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played:

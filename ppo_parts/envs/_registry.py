@@ -107,20 +107,17 @@ def deferred(*names: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for module in stand_ins.values():
-            module.step_aside()
+        for name in stand_ins:
+            if isinstance(sys.modules.get(name), _Deferred):
+                del sys.modules[name]
 
 
 class _Deferred(ModuleType):
     """A module that is imported when one of its attributes is first used."""
 
-    def step_aside(self) -> None:
-        """Let the next import of this name find the module itself."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-
     def __getattr__(self, attribute: str) -> Any:
-        self.step_aside()
+        if isinstance(sys.modules.get(self.__name__), _Deferred):
+            del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), attribute)
 
 
