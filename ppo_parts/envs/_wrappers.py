@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,11 +27,7 @@ def clip_action(env: Env) -> Env:
 
     In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
-
-    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
-        return space, lambda action: jnp.clip(action, *_like(action, low, high))
-
-    return _with_actions(env, of_box, clip_action)
+    return _with_actions(env, clip_action, lambda space, low, high: space, jnp.clip)
 
 
 def rescale_action(env: Env) -> Env:
@@ -44,21 +40,18 @@ def rescale_action(env: Env) -> Env:
         ValueError: actions are discrete or integers, or the bounds are not finite and in order.
     """
 
-    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            center, half = (low + high) / 2, (high - low) / 2
-            finite = np.isfinite(np.array([center, half], np.float32)).all()
-        if not (finite and (half >= 0).all()):
+    def make_box(space: Any, low: np.ndarray, high: np.ndarray) -> Box:
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(np.array([low, high], np.float32)).all()
+        if not (finite and (low <= high).all()):
             bounds = f"low={space.low}, high={space.high}"
             raise UserValueError(f"rescale_action: bounds must be finite, with low <= high, got {bounds}")
+        return Box(space.shape, -1.0, 1.0)
 
-        def change(action: Array) -> Array:
-            middle, scale, *bounds = _like(action, center, half, low, high)
-            return jnp.clip(middle + scale * action, *bounds)
+    def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
+        return jnp.clip(low / 2 + high / 2 + (high / 2 - low / 2) * action, low, high)
 
-        return Box(space.shape, -1.0, 1.0), change
-
-    return _with_actions(env, of_box, rescale_action)
+    return _with_actions(env, rescale_action, make_box, change)
 
 
 def flatten_action(env: Env) -> Env:
@@ -68,11 +61,13 @@ def flatten_action(env: Env) -> Env:
         ValueError: actions are discrete or integers.
     """
 
-    def of_box(space: Any, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
-        flat = Box((low.size,), low.ravel(), high.ravel())
-        return flat, lambda action: action.reshape(*action.shape[:-1], *space.shape)
+    def make_box(space: Any, low: np.ndarray, high: np.ndarray) -> Box:
+        return Box((low.size,), low.ravel(), high.ravel())
 
-    return _with_actions(env, of_box, flatten_action)
+    def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
+        return action.reshape(*action.shape[:-1], *low.shape[1:])
+
+    return _with_actions(env, flatten_action, make_box, change)
 
 
 def clip_reward(env: Env) -> Env:
@@ -350,40 +345,40 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
-def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
-    """Return constants in the precision of actions, which is at least that of float32."""
-    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
-
-
-def _with_actions(env: Env, of_box: Callable[..., tuple[Any, Any]], wrap: Callable[[Env], Env]) -> Env:
+def _with_actions(
+    env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., Any], change: Callable[..., Array]
+) -> Env:
     """Change the actions of boxes before they enter the environment.
 
-    `of_box(space, low, high)`, with bounds `[1, ...]`, returns the space of the policy's actions, and the function that
-    changes these. `wrap` does the same in the environment of evaluations.
+    `make_box(space, low, high)`, with bounds `[1, ...]`, returns the space of the policy's actions, and `change(action,
+    low, high)` what enters the environment. `wrap` does the same in the environment of evaluations.
     """
     where = wrap.__name__
     check_env(where, env)
     if is_discrete(env.action_space):
         raise UserValueError(f"{where} needs a box, but this environment's actions are discrete: leave the wrapper out")
 
-    def of_space(space: Any) -> tuple[Any, Any]:
-        if is_discrete(space):
-            return space, lambda action: action
+    def bounds(space: Any) -> Iterator[np.ndarray]:
         shape = array_shape("actions", space)
         if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
             raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
-        return of_box(space, *(np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high)))
+        return (np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high))
 
-    changes = map_space(of_space, env.action_space)
+    def of_leaf(space: Any, action: Any) -> Any:
+        if is_discrete(space):
+            return action
+        precision = jnp.promote_types(action.dtype, jnp.float32)
+        return change(action, *(x.astype(precision) for x in bounds(space)))
+
+    def of_all(action: Any) -> Any:
+        return map_space(of_leaf, env.action_space, action)
+
     act = env.act or (lambda action: action)
-
-    def change(action: Any) -> Any:
-        return map_space(lambda space, of_leaf, x: of_leaf[1](x), env.action_space, changes, action)
-
+    made = map_space(lambda space: space if is_discrete(space) else make_box(space, *bounds(space)), env.action_space)
     return env._replace(
-        action_space=make_space(map_space(lambda space, of_leaf: of_leaf[0], env.action_space, changes)),
-        step=lambda key, state, action: env.step(key, state, change(action)),
-        act=lambda action: act(change(action)),
+        action_space=make_space(made),
+        step=lambda key, state, action: env.step(key, state, of_all(action)),
+        act=lambda action: act(of_all(action)),
         evaluation=lambda state: wrap(env.evaluation(state)),
     )
 
