@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -50,20 +50,19 @@ def choose(where: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(unsqueeze(where, y.ndim), x, y), new, old)
 
 
-def _read_step(out: Any, each: tuple[int, ...]) -> Step:
-    """Return a step of all environments; raise unless it has one reward and two flags for each, or for each agent."""
+def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Array]:
+    """Yield reward, terminated and truncated of all environments, with a number for each, or for each agent."""
     if not isinstance(out, Step):
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
-    if out.truncated is None:
-        out = out._replace(truncated=jnp.zeros_like(out.terminated, bool))
-    for name in ("reward", "terminated", "truncated"):
-        x = jnp.asarray(getattr(out, name))
+    for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
+        x = getattr(out, name)
+        x = jnp.zeros(each, bool) if x is None and name == "truncated" else jnp.asarray(x)
         if x.shape != each:
             number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
             raise ShapeError(f"auto_reset: step must return {number} as {name}, got shape {x.shape[1:]}")
-        if name != "reward" and jnp.issubdtype(x.dtype, jnp.inexact):
+        if dtype is bool and jnp.issubdtype(x.dtype, jnp.inexact):
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
-    return out
+        yield x.astype(dtype)
 
 
 class Step(NamedTuple):
@@ -171,9 +170,7 @@ def auto_reset(
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        out = _read_step(out, state.episode_return.shape)
-        terminated = jnp.asarray(out.terminated, bool)
-        truncated = jnp.asarray(out.truncated, bool)
+        reward, terminated, truncated = _read_step(out, state.episode_return.shape)
         if time_limit is not None:
             truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)
         truncated &= ~terminated
@@ -183,7 +180,7 @@ def auto_reset(
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
         fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
         fields |= {"info": out.info, "mask": out.mask, "ended": ended if agents else None}
-        return state.advance(inner, ended, jnp.asarray(out.reward, jnp.float32), **fields)
+        return state.advance(inner, ended, reward, **fields)
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None
