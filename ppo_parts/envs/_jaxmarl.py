@@ -14,7 +14,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
 from ._env import Array, Env, Observation, check_interface, check_known
 from ._episodes import Step, auto_reset
-from ._spaces import Box, Discrete, array_shape, count_numbers, is_discrete, is_tree, make_action_struct
+from ._spaces import Box, Discrete, count_numbers, make_action_struct
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make` can override each of them."""
@@ -76,11 +76,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         raise UserValueError(f"{env.name}: {lost}: make it with auto_reset=False")
     agents = tuple(env.agents)
     spaces, obs_size = _read_spaces(env)
-    discrete = is_discrete(spaces[0])
-    actions = ["discrete" if is_discrete(x) else Box(x.shape, x.low, x.high) for x in spaces]
-    if len(set(actions)) > 1:
-        listed = ", ".join(f"{agent}: {x}" for agent, x in zip(agents, actions, strict=True))
-        raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
+    discrete = hasattr(spaces[0], "n")
     kinds = {base.__name__ for base in type(env).__mro__}
     options = {agent: space.n for agent, space in zip(agents, spaces, strict=True)} if discrete else {}
     family = next((family for family in FAMILIES if family.base_classes & kinds), _Family())
@@ -129,17 +125,19 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
 
 def _read_spaces(env: Any) -> tuple[list[Any], int]:
-    """Return the action space of each agent, and the size of the largest observation."""
+    """Return the action space of each agent, all of one kind, and the size of the largest observation."""
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
-        for space in spaces:
-            if is_tree(space) or not is_discrete(space):
-                array_shape("actions", space)  # raises if there is none
-        return spaces, max(count_numbers(env.observation_space(agent)) for agent in env.agents)
+        actions = ["discrete" if hasattr(x, "n") else Box(x.shape, x.low, x.high) for x in spaces]
+        size = max(count_numbers(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         says = "action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete actions)"
         given = f"but they do not ({type(error).__name__}: {error}). Wrap it so that they do"
         raise UserValueError(f"{env.name}: {says}, {given}, and pass it to envs.from_jaxmarl") from error
+    if len(set(actions)) > 1:
+        listed = ", ".join(f"{agent}: {x}" for agent, x in zip(env.agents, actions, strict=True))
+        raise UserValueError(f"{env.name}: actions of agents differ ({listed}); wrap it so that all agree")
+    return spaces, size
 
 
 def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:
