@@ -181,8 +181,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
     def standardized_space(tree: Any) -> Any:
         def of_leaf(space: Any) -> Any:
-            shape = array_shape("observations", space)
-            return Box(shape, -clip, clip) if is_standardized(space, tree) else space
+            return Box(array_shape("observations", space), -clip, clip) if is_standardized(space, tree) else space
 
         return None if tree is None else make_space(map_space(of_leaf, tree))
 
@@ -200,8 +199,12 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         return NormalizedState(inner, moments.updated(x))
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
-        following = get_numbers(out.obs, picked, axes), _present_next(out)
-        return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, following))), out
+        present = out.mask
+        if present is not None:  # in the next step: an agent that stays, or begins an episode
+            begins = unsqueeze(out.episode_ends()[0], present.ndim)
+            present = (present & ~(out.terminated | out.truncated)) | begins
+        x = get_numbers(out.obs, picked, axes)
+        return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, (x, present)))), out
 
     def freeze(inner: Env, state: NormalizedState) -> Env:
         frozen = with_observations(inner, lambda obs: show(state, obs))
@@ -457,11 +460,3 @@ def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
     if env.num_agents is None or per_agent:
         return lambda x: x
     return lambda x: x.reshape(-1, *x.shape[2:])
-
-
-def _present_next(out: Transition) -> Array | None:
-    """Return where the next observation is of a present agent, which stays or begins an episode; None: everywhere."""
-    if out.mask is None:
-        return None
-    ended, _ = out.episode_ends()
-    return (out.mask & ~(out.terminated | out.truncated)) | unsqueeze(ended, out.mask.ndim)
