@@ -64,7 +64,7 @@ class Transition(NamedTuple):
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
-        for name, dtype in FIELD_KINDS.items():
+        for name, (kind, dtype) in FIELDS.items():
             x = getattr(self, name)
             shape = each[:1] if name in ("episode_length", "ended") else each
             if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
@@ -72,7 +72,6 @@ class Transition(NamedTuple):
             is_array = hasattr(x, "dtype")
             if is_array and x.shape == shape and jnp.issubdtype(x.dtype, dtype):
                 continue
-            kind = {np.bool_: "booleans", np.floating: "floats", np.number: "numbers"}[dtype]
             remedy = f": return {name} > 0" if is_array and x.shape == shape and kind == "booleans" else ""
             if name == "ended" and len(each) == 2:
                 remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
@@ -87,8 +86,9 @@ class Transition(NamedTuple):
                 raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
 
 
-FIELD_KINDS: dict[str, Any] = {"reward": np.floating, "episode_return": np.floating, "episode_length": np.number}
-FIELD_KINDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_)
+FIELDS: dict[str, Any] = dict.fromkeys(("reward", "episode_return"), ("floats", np.floating))
+FIELDS |= {"episode_length": ("numbers", np.number)}
+FIELDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), ("booleans", np.bool_))
 """The kinds of numbers in the fields of a `Transition`."""
 
 RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_length", "terminated", "truncated")
