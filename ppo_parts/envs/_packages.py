@@ -15,6 +15,7 @@ import numpy as np
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_takes
 from .._base.trees import select
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
@@ -297,6 +298,8 @@ def make_pgx(
         raise UserValueError(f"{name} has {env.num_players} players, but this adapter is for one or two")
     if opponent is not None and env.num_players == 1:
         raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
+    if callable(opponent):
+        check_takes("make_pgx", "opponent", opponent, ("key", "obs"))
     both = opponent == "self"
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 

@@ -477,6 +477,9 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
         monkeypatch.setattr(fake, name, value)
         with pytest.raises(pp.errors.UserValueError, match=says):
             envs.make(env_id)
+    monkeypatch.setattr(env_fakes.Nim, "num_players", 2)
+    with pytest.raises(pp.errors.UserTypeError, match=r"opponent must take \(key, obs\); this one takes \(obs\)"):
+        envs.make("pgx:nim", opponent=lambda obs: 0)
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):
