@@ -174,14 +174,16 @@ def tabulate_mujoco(link: Link) -> Rows:
         if run["variant"] == variants.get(run["task"], "recipe")
     }
     tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
-    head = ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
-    yield head
+    yield ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
     for task, (one, three, others, more) in PUBLISHED.items():
         yield [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
         if task == "Humanoid-v5":
-            preset = show_interval(read_records("humanoid")["preset_1"]["results"]["last_evaluation"])
-            own = link("`--preset humanoid`", "humanoid.jsonl#preset_1")
-            yield [f"{task}, {own}, last evaluation", preset, *(len(head) - 2) * [""]]
+            found = {name: record["results"] for name, record in read_records("humanoid").items()}
+            long = {name: result["curve"][-1] for name, result in found.items() if name.startswith("preset_3M")}
+            late = training.summary([x for row in long.values() for x in row["evaluation"]])
+            own = link("`--preset humanoid`", *(f"humanoid.jsonl#{name}" for name in ("preset_1", *long)))
+            preset = show_interval(found["preset_1"]["last_evaluation"])
+            yield [f"{task}, {own}, last evaluation", preset, "", "", show_interval(late), "", ""]
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
