@@ -85,22 +85,23 @@ def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
     Their records are a length in 8 bytes, its checksum in 4, the event, and its checksum in 4.
     """
     parse = require_package("tensorboardX.proto.event_pb2", "train").Event.FromString
-    for data in map(Path.read_bytes, paths):
-        at = 0
-        while at + 12 <= len(data):
-            (length,) = struct.unpack_from("<Q", data, at)
-            if at + 16 + length > len(data):
-                break  # another process is writing the last record
-            event = parse(data[at + 12 : at + 12 + length])
-            scalars = (x for x in event.summary.value if x.WhichOneof("value") == "simple_value")
-            yield from ((x.tag, x.simple_value, event.step) for x in scalars)
-            at += 16 + length
+    for path in paths:
+        with path.open("rb") as file:
+            while len(header := file.read(12)) == 12:
+                (length,) = struct.unpack_from("<Q", header)
+                if len(record := file.read(length + 4)) < length + 4:
+                    break  # another process is writing the last record
+                event = parse(record[:-4])
+                scalars = (x for x in event.summary.value if x.WhichOneof("value") == "simple_value")
+                yield from ((x.tag, x.simple_value, event.step) for x in scalars)
 
 
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
-    return compute_for_each_seed(run, lambda state: probe(run.train, run.train.continued(state).acting, run.config))
+    return compute_for_each_seed(
+        run, lambda state: probe(run.train, run.train.restart_host_envs(state).acting, run.config)
+    )
 
 
 def describe(findings: Sequence[Finding], measured: bool = True) -> str:

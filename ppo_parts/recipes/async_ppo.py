@@ -47,7 +47,7 @@ class OneAhead(training.Program):
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
-        functions = self.train.collect, self.train.learn, lambda state: jax.random.split(state.key, 3)[0]
+        functions = self.train.collect, self.train.learn, lambda state: state.keys[0]
         collect, learn, next_key = (self.jit(training.vmap_over_seeds(each, seeds)) for each in functions)
         if self.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()

@@ -194,8 +194,10 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = _stored.find_changes(run.stored, config, options)
-    same = len({str(x).partition(",")[0] for x in changed.get("env_id", "s")}) == 1  # its settings may change
-    if fixed := {name: changed[name] for name in ("env_id", "seed", "num_seeds")[same:] if name in changed}:
+    fixed = {name: changed[name] for name in ("env_id", "seed", "num_seeds") if name in changed}
+    if "env_id" in fixed and len({str(env_id).partition(",")[0] for env_id in fixed["env_id"]}) == 1:
+        del fixed["env_id"]  # its settings may change
+    if fixed:
         says = f"a run from the state of {run.path} continues its episodes and keys; {_stored.format_changes(fixed)}"
         raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)

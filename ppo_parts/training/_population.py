@@ -82,8 +82,8 @@ class Population(Train):
         none = jnp.zeros(self.members)
         return PopulationState(key, members, hyperparameters, none, none, jnp.full(self.members, jnp.nan))
 
-    def continued(self, state: Any) -> Any:
-        return state._replace(members=jax.vmap(super().continued)(state.members))
+    def restart_host_envs(self, state: Any) -> Any:
+        return state._replace(members=jax.vmap(super().restart_host_envs)(state.members))
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Any:
         if self.members % mesh.size:
@@ -129,8 +129,8 @@ class Population(Train):
     def sample(self, key: Array) -> dict[str, Array]:
         drawn, uniform = {}, jax.random.uniform(key, (len(self.ranges), self.members))
         for (name, x), u in zip(self.ranges.items(), uniform, strict=True):
-            at = x.low * (x.high / x.low) ** u if x.low > 0 else x.low + (x.high - x.low) * u
-            drawn[name] = jnp.clip(at, x.low, x.high)  # in spite of rounding
+            value = x.low * (x.high / x.low) ** u if x.low > 0 else x.low + (x.high - x.low) * u
+            drawn[name] = jnp.clip(value, x.low, x.high)  # in spite of rounding
         return drawn
 
 

@@ -24,6 +24,8 @@ from ._train import Train, TrainState
 
 STEPS, ROLLOUTS = 1024, 4
 """Rewards and ends of episodes are looked for in so many steps, and at least so many rollouts, all else in the last."""
+NEAR = 0.005
+"""Actions closer to a bound than this share of the range are at it."""
 
 
 @checked
@@ -130,16 +132,16 @@ def _measure_observations(state: TrainState, batch: Batch) -> dict[str, Any]:
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
     """Compare what a rollout stored with the `output` for it, and look for actions at their bounds."""
     log_ratio = jnp.abs(output.distribution.log_prob(batch.action) - batch.log_prob)
-    at_bound = _mark_bounds(train.env.action_space, batch.action, log_ratio.shape)
-    inside = ~jnp.any(at_bound == 1, axis=-1)
+    from_bound = _measure_distance_to_bounds(train.env.action_space, batch.action, log_ratio.shape)
+    inside = jnp.all(from_bound > NEAR, axis=-1)
     change = jnp.abs(jnp.asarray(output.value) - batch.value)
     return {
         "log_ratio": jnp.max(log_ratio),
         "log_ratio_inside": jnp.where(jnp.any(inside), jnp.max(log_ratio, where=inside, initial=0), jnp.nan),
         "value_change": jnp.max(change) / (jnp.sqrt(jnp.mean(batch.value**2)) + 1e-6),
         "memory_after_reset": _measure_memory_after_reset(train, params, batch),
-        "action_at_bound": jnp.nanmean(at_bound),
-        "action_beyond": jnp.nanmean(_mark_bounds(train.env.action_space, batch.action, log_ratio.shape, margin=-1e-6)),
+        "action_at_bound": jnp.mean(from_bound <= NEAR),
+        "action_beyond": jnp.mean(from_bound < -1e-6),
     }
 
 
@@ -160,23 +162,20 @@ def _flatten_obs(batch: Batch) -> Array:
     return jnp.concatenate(leaves or [jnp.full((*shape, 1), jnp.nan)], axis=-1)
 
 
-def _mark_bounds(space: Any, action: Any, shape: tuple[int, ...], margin: float = 0.005) -> Array:
-    """Return 1 for components of actions, `[*shape, D]`, beyond a bound or near it; NaN without bounds.
+def _measure_distance_to_bounds(space: Any, action: Any, shape: tuple[int, ...]) -> Array:
+    """Return how far each component of actions that has bounds is inside them, as a share of its range, `[*shape, D]`.
 
-    The margin is a share of the range; if it is negative, components must lie so far beyond a bound.
+    Without bounds, D is 0, and means over the components are NaN.
     """
 
-    def mark(space: Any, action: Array) -> Array:
-        if is_discrete(space):
-            return jnp.full((*shape, 1), jnp.nan)
+    def measure(space: Any, action: Array) -> Array:
         # NumPy's arrays: those of JAX become traced inside jit.
-        low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
-        if not np.all(np.isfinite([low, high])):
-            return jnp.full((*shape, 1), jnp.nan)
-        near = margin * (high - low)
-        return jnp.asarray((action <= low + near) | (action >= high - near), jnp.float32).reshape(*shape, -1)
+        low, high = (0, np.inf) if is_discrete(space) else (np.asarray(x, np.float32) for x in (space.low, space.high))
+        if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
+            return jnp.zeros((*shape, 0))
+        return (jnp.minimum(action - low, high - action) / (high - low)).reshape(*shape, -1)
 
-    return jnp.concatenate(jax.tree.leaves(map_space(mark, space, action)), axis=-1)
+    return jnp.concatenate(jax.tree.leaves(map_space(measure, space, action)), axis=-1)
 
 
 def _measure_memory_after_reset(train: Train, params: Any, batch: Batch) -> Array | float:

@@ -76,7 +76,7 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        function = self.train.jitted_init if restored is None else self.train.continued
+        function = self.train.jitted_init if restored is None else self.train.restart_host_envs
         over_seeds = vmap_over_seeds(function, self.options.num_seeds)
         begin = self.jit(over_seeds, out_shardings=self.sharding)
         with host_errors():

@@ -133,8 +133,8 @@ def plot_curve(
         draw_seeds(axes, *resample([(env_steps, smooth(each, WINDOW))]), "C0", label)
         if evaluation is not None:
             played = evaluation.reshape(len(returns), -1)
-            at = np.isfinite(played).any(axis=1)
-            axes.plot(env_steps[at], np.nanmean(played[at], axis=1), "C1.-", linewidth=0.8, label="evaluation")
+            known = np.isfinite(played).any(axis=1)
+            axes.plot(env_steps[known], np.nanmean(played[known], axis=1), "C1.-", linewidth=0.8, label="evaluation")
 
 
 def resample(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

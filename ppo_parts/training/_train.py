@@ -37,6 +37,11 @@ class TrainState(NamedTuple):
     rollout: RolloutState
 
     @property
+    def keys(self) -> Array:
+        """The key of the next state, that of the rollout, and that of the update, `[3]`."""
+        return jax.random.split(self.key, 3)
+
+    @property
     def acting(self) -> TrainState:
         """The state whose policy evaluations play: this one; of a population, that of its best member."""
         return self
@@ -188,8 +193,8 @@ class Train:
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
-    def continued(self, state: TrainState) -> TrainState:
-        """Return the state from which a restored run continues: the same, or with new episodes on the host."""
+    def restart_host_envs(self, state: TrainState) -> TrainState:
+        """Begin new episodes in environments on the host, which no checkpoint can store; others stay as they were."""
         if self.rollout.restart is None:
             return state
         key = jax.random.fold_in(state.key, state.learner.step)
@@ -201,12 +206,12 @@ class Train:
 
     def collect(self, state: TrainState) -> Collected:
         """Run one rollout with the policy of `state`."""
-        _, key, _ = jax.random.split(state.key, 3)  # `learn` takes the others
+        _, key, _ = state.keys
         return self.rollout.collect(key, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
         """Run one update on a rollout; after non-finite numbers, the learner stays as it was, but for its `step`."""
-        (rollout_state, batch, episodes), (next_key, _, key) = collected, jax.random.split(state.key, 3)
+        (rollout_state, batch, episodes), (next_key, _, key) = collected, state.keys
         updated, metrics = sequential_vmap_on_cpu(self.learner.update)(key, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})

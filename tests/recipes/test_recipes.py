@@ -139,7 +139,7 @@ def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
     collect, learn = jax.jit(train.collect), jax.jit(train.learn)
     collected = collect(state)
     for _ in range(train.num_updates):
-        later = training.TrainState(jax.random.split(state.key, 3)[0], state.learner, collected[0])
+        later = training.TrainState(state.keys[0], state.learner, collected[0])
         state, _ = learn(state, collected)
         collected = collect(later)
     jax.tree.map(np.testing.assert_array_equal, ended.learner.params, state.learner.params)
