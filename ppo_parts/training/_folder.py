@@ -64,17 +64,17 @@ class RunFolder:
         window = 1 if metric.startswith(EVALUATION) else max(1, self.stored.get("num_updates", 1) // 10)
         found = {}
         for step in sorted({*self.checkpoints.steps(), *(() if new is None else (new,))}):
-            mean = _files.average_finite([self.judged.get(update, np.nan) for update in range(step - window, step)])
+            mean = _files.average_finite([self.tracked.get(update, np.nan) for update in range(step - window, step)])
             if np.isfinite(mean):
                 found[step] = mean
         return max(found.items(), key=lambda x: x[1], default=None)
 
     @functools.cached_property
-    def judged(self) -> dict[int, float]:
-        """The `best_metric` of each update."""
-        return self.judge(_files.read_rows(self.log_path))
+    def tracked(self) -> dict[int, float]:
+        """The `best_metric` of each update in the log, averaged over the seeds; `append` adds those of new rows."""
+        return self._read_tracked(_files.read_rows(self.log_path))
 
-    def judge(self, rows: Iterable[_files.Row]) -> dict[int, float]:
+    def _read_tracked(self, rows: Iterable[_files.Row]) -> dict[int, float]:
         return {row["update"]: _files.average_finite(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
     def read_rows(self, before: int) -> Iterator[_files.Row]:
@@ -91,7 +91,7 @@ class RunFolder:
             message = f"{self.log_path} is {state}: {lost}; the checkpoint is sound"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
+    def rewind(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Return how many updates are done and the state after them, and cut off what came later."""
         steps = self.checkpoints.steps()
         done, state = self.restore(train, which) if steps or which != "latest" else (0, None)
@@ -122,7 +122,7 @@ class RunFolder:
             there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
             raise _files.RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
         if self.options.best_metric is not None:
-            self.judged.update(self.judge(rows))
+            self.tracked.update(self._read_tracked(rows))
 
     def write_checkpoint(self, update: int, state: Any) -> None:
         """Write a checkpoint; the latest ones and the best one are kept."""
@@ -163,7 +163,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         _stored.check_unchanged(stored, config, options, train.recipe)
         stack.enter_context(_lock(options.resume))
         folder = RunFolder(options.resume, stored, options)
-        return folder, *folder.begin(train, options.checkpoint)
+        return folder, *folder.rewind(train, options.checkpoint)
     stored = _stored.describe_run(config, train)
     source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
     env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain a path
@@ -186,7 +186,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
         _files.write_whole(folder.log_path, _files.format_rows(source.read_rows(done)))
         folder.write_checkpoint(done, state)
-    return folder, *folder.begin(train)
+    return folder, *folder.rewind(train)
 
 
 def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:

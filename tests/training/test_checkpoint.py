@@ -103,7 +103,7 @@ def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train,
     def best(checkpoints, window=1):
         options = training.RunOptions(best_metric="x")
         run = RunFolder(folder, {"num_updates": 10 * window}, options)
-        run.judged = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
+        run.tracked = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
         run.checkpoints.steps = lambda: checkpoints
         return run.find_best()
 

@@ -70,7 +70,7 @@ def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, caps
     config = tiny(16, learning_rate=1e-3)
     train = cleanrl_ppo.make_train(config)
     monkeypatch.chdir(whole[0].parent)
-    for name, dies in (("run", (Checkpoints, "save")), ("other", (RunFolder, "begin"))):  # before there is a run
+    for name, dies in (("run", (Checkpoints, "save")), ("other", (RunFolder, "rewind"))):  # before there is a run
         with monkeypatch.context() as patch:
             patch.setattr(*dies, lambda *args, **given: crash())
             with pytest.raises(Crash):
