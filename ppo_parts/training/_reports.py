@@ -79,26 +79,23 @@ def make_records(train: Train, options: RunOptions, write: Write) -> OnRows:
     every = options.log_every or max(1, train.num_updates // 200)
     steps = train.steps_per_update * options.num_seeds
     record: list[Row] = []
-    seconds: list[float] = []  # of each row; NaN in the first call, which begins with compiling
-    before: float | None = None  # the end of the call before
+    before = np.nan  # the end of the call before; the first call begins with compiling
 
     def listen(rows: list[Row]) -> None:
         nonlocal before
         now = time.perf_counter()
-        each = np.nan if before is None else (now - before) / len(rows)
-        before = now
+        seconds, before = (now - before) / len(rows), now
         for row in rows:
-            record.append(row)
-            seconds.append(each)
+            record.append({**row, "seconds": seconds})
             number = row["update"] + 1
             if not (number % every == 0 or number == train.num_updates or any(x.startswith(EVALUATION) for x in row)):
                 continue
-            numbers = {"time/steps_per_second": steps / average_finite(seconds)}
-            for name in set().union(*record) - {"update", "env_steps"}:
-                numbers[make_tag(name)] = average_finite([row[name] for row in record if name in row])
+            names = set().union(*record)
+            means = {name: average_finite([x[name] for x in record if name in x]) for name in names}
+            numbers = {"time/steps_per_second": steps / means.pop("seconds")}
+            numbers |= {make_tag(name): x for name, x in means.items() if name not in ("update", "env_steps")}
             write({name: x for name, x in sorted(numbers.items()) if np.isfinite(x)}, row["env_steps"])
             record.clear()
-            seconds.clear()
 
     return listen
 
