@@ -183,6 +183,6 @@ def check_takes(
         raise UserTypeError(f"{where}: {name} must take ({call}); this one takes {signature}") from None
 
 
-def at(value: Numeric, step: Any) -> Any:
+def value_at(value: Numeric, step: Any) -> Any:
     """Return the value of a hyperparameter at learner update `step`."""
     return jnp.asarray(value(step)) if callable(value) else value

@@ -62,7 +62,7 @@ class Moments(NamedTuple):
         return Moments(*(x[None] for x in self))
 
 
-def merged(each: Moments) -> Moments:
+def merge_shards(each: Moments) -> Moments:
     """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
     mean, var, seen = each
     weight, total = unsqueeze(seen, mean.ndim), jnp.sum(seen, axis=0)

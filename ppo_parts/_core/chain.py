@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import spread_nan
 from .batch import Batch, Params, field_at, kind, with_field_at
-from .part import Context, Part, values_at
+from .part import Context, Part, read_numbers
 from .wiring import check_batch, check_order, find_sampler, list_reads
 
 AMEND = 2**29
@@ -150,7 +150,7 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    numbers = jax.tree.leaves(values_at(dict(part.numbers), before, step))
+    numbers = jax.tree.leaves(read_numbers(dict(part.numbers), before, step))
     for path in part.provides if numbers else ():
         if path == "losses":
             own = {name: x for name, x in after.losses.items() if before.losses.get(name) is not x}

@@ -64,7 +64,7 @@ def differentiate(
 
     def loss(trained: Params) -> tuple[Array, Aux]:
         total, aux = loss_of(phase, trained, minibatch, state, context)
-        return watch(total, traced), aux
+        return record_tangent(total, traced), aux
 
     results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
     if not traced:
@@ -135,7 +135,7 @@ def _depends(f: Callable[[Params], Any], params: Params) -> bool:
 
     def total(params: Params) -> Array:
         floats = (x for x in jax.tree.leaves(f(params)) if jnp.issubdtype(jnp.result_type(x), jnp.floating))
-        return sum((jnp.sum(watch(x, traced)) for x in floats), jnp.zeros(()))
+        return sum((jnp.sum(record_tangent(x, traced)) for x in floats), jnp.zeros(()))
 
     jax.eval_shape(jax.grad(total), params)
     return bool(traced)
@@ -152,7 +152,7 @@ def _first_of_current(parts: Sequence[Part]) -> int:
     return [*map(needs_gradient, parts), True].index(True)
 
 
-def watch(x: Array, traced: list[Array]) -> Array:
+def record_tangent(x: Array, traced: list[Array]) -> Array:
     """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
 
     def tangent_of(tangent: Array, result: Array, x: Array) -> Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
-from .._base.hyperparameters import Field, at, check_takes
+from .._base.hyperparameters import Field, check_takes, value_at
 from ..functional._arguments import check_as, is_known
 from ..functional._common import unsqueeze
 from .batch import ABSENT, PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
@@ -180,7 +180,7 @@ def stateless(
     check_takes(called, "the function", f, ("batch", "context") if takes_context else ("batch",), numbers)
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        values = values_at(numbers, batch, context.step)
+        values = read_numbers(numbers, batch, context.step)
         result = f(batch, context, **values) if takes_context else f(batch, **values)
         if not isinstance(result, Batch):
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
@@ -206,15 +206,15 @@ def _takes_context(f: Callable[..., Any], numbers: Mapping[str, Any]) -> bool:
     return sum(p.default is p.empty for p in found) == 2 or [p.name for p in found[1:2]] == ["context"]
 
 
-def values_at(numbers: Any, batch: Batch, step: Any) -> Any:
+def read_numbers(numbers: Any, batch: Batch, step: Any) -> Any:
     """Return the values of hyperparameters at learner update `step`; a tree of them keeps its structure."""
-    return jax.tree.map(lambda number: _value_at(number, batch, step), numbers, is_leaf=callable)
+    return jax.tree.map(lambda number: _read_number(number, batch, step), numbers, is_leaf=callable)
 
 
-def _value_at(number: Any, batch: Batch, step: Any) -> Any:
+def _read_number(number: Any, batch: Batch, step: Any) -> Any:
     """Return the value of one hyperparameter; a `field` as an array that broadcasts against `log_prob`."""
     if not isinstance(number, Field):
-        return at(number, step)
+        return value_at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
     first = number.path.partition(".")[0]
     if first in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":

@@ -14,9 +14,9 @@ from .. import functional
 from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
-from .._base.moments import Moments, merged
+from .._base.moments import Moments, merge_shards
 from .._core.batch import Array, Batch, map_streams, require
-from .._core.part import Context, Part, PartState, no_state, stateless, values_at
+from .._core.part import Context, Part, PartState, no_state, read_numbers, stateless
 from .._core.policy import shift_values
 from .._core.shards import map_shards, replicate
 from ..functional._arguments import AXIS, DDOF
@@ -108,7 +108,7 @@ def _estimator(
         values = _latest_values(where, batch, skip=skip)
         ends = {name: getattr(batch, name) for name in ("terminated", "truncated", "mask")}
         ratio = (_latest_log_ratio(batch),) if off_policy else ()
-        of_stream = functools.partial(estimate, *ratio, **ends, **values_at(numbers, batch, context.step))
+        of_stream = functools.partial(estimate, *ratio, **ends, **read_numbers(numbers, batch, context.step))
         out = map_streams(of_stream, batch.terminated, *values)(*values)
         return _write(batch, getattr(out, advantage), out.target), state
 
@@ -241,5 +241,5 @@ def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
     references, each = jax.tree.map(replicate, map_shards(of_shard, batch.replace(value=value, target=target)))
     reference = unmasked_element(references, each.seen > 0)
     each = each._replace(mean=each.mean.at[:, 0].add(references - reference))
-    total, error = merged(each).var
+    total, error = merge_shards(each).var
     return share_explained(total, error, reference).astype(batch.value.dtype)

@@ -12,7 +12,7 @@ from .._base.checked import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_takes
 from .._core.batch import Array, Batch, Params
-from .._core.part import Context, Part, values_at
+from .._core.part import Context, Part, read_numbers
 from .common import check_numbers, moments_of
 from .losses import check_loss, critic_part
 
@@ -111,7 +111,7 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
-        share = jnp.asarray(values_at(numbers, batch, context.step)["rate"], state.mean.dtype)
+        share = jnp.asarray(read_numbers(numbers, batch, context.step)["rate"], state.mean.dtype)
         if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         dtype, target = batch.target.dtype, batch.target.astype(state.mean.dtype)

@@ -13,7 +13,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
 from .._core.batch import Array, Batch, Params
-from .._core.part import Context, Part, values_at
+from .._core.part import Context, Part, read_numbers
 from ..functional import masked_mean
 from ..functional._common import boolean_mask, check_same_shape, zero_masked
 from .common import check_numbers, loss_part, moments_of
@@ -90,7 +90,7 @@ def rnd_reward(
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
         keep = boolean_mask(batch.mask, error)
         error = jnp.where(keep, error, 0).astype(state.discounted.dtype)
-        discount = values_at(numbers, batch, context.step)["gamma"]
+        discount = read_numbers(numbers, batch, context.step)["gamma"]
 
         def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
             error, counts = now

@@ -11,7 +11,7 @@ import optax
 
 from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_number, spread_nan
+from .._base.hyperparameters import Numeric, check_number, spread_nan, value_at
 from .._core.batch import Array
 from .._core.optimizer import wrap_optimizer
 from ..functional._arguments import ANY, POSITIVE, check_order
@@ -71,7 +71,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
                 "scale_by_update_schedule: update needs the argument step=..., which learner() passes, unless a "
                 "transformation around this one drops it"
             )
-        return _scaled(updates, at(learning_rate, step)), state
+        return _scaled(updates, value_at(learning_rate, step)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

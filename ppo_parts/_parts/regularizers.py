@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_number
+from .._base.hyperparameters import Numeric, check_number, value_at
 from .._core.batch import POLICY_READS, Array, Batch, Params
-from .._core.part import Context, Part, stateless, values_at
+from .._core.part import Context, Part, read_numbers, stateless
 from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
@@ -106,17 +106,15 @@ def kl_penalty(
         return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else ()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        beta, kl = state.coef if adaptive else values_at(coef, batch, context.step), divergence(batch)
+        beta, kl = state.coef if adaptive else read_numbers(coef, batch, context.step), divergence(batch)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
         return batch.add_loss(name, (beta * kl).astype(kl.dtype)).add_metrics(**measured), state
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
-        goal, kl = (
-            at(numbers["target_kl"], context.step),
-            masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype),
-        )
+        goal = value_at(numbers["target_kl"], context.step)
+        kl = masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
@@ -194,7 +192,7 @@ def adaptive_entropy_bonus(
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key)
-        now = values_at(numbers, batch, context.step)
+        now = read_numbers(numbers, batch, context.step)
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
@@ -366,7 +364,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         return ProximalAverageState(zeros, jnp.zeros(()))
 
     def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
-        weight = (values_at(numbers, batch, context.step)["decay"] * state.weight + 1).astype(state.weight.dtype)
+        weight = (read_numbers(numbers, batch, context.step)["decay"] * state.weight + 1).astype(state.weight.dtype)
         latest = jax.lax.stop_gradient(context.params)
         mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)

@@ -13,7 +13,7 @@ from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.batch import Array, Batch
-from .._core.part import Context, Part, values_at
+from .._core.part import Context, Part, read_numbers
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from ..functional._arguments import FROM_0
@@ -205,7 +205,7 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        alpha, beta, eps = values_at(tuple(numbers.values()), batch, context.step)
+        alpha, beta, eps = read_numbers(tuple(numbers.values()), batch, context.step)
 
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 

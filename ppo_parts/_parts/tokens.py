@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.checked import Count, checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at
+from .._base.hyperparameters import Numeric, value_at
 from .._core.batch import Batch, field_at
 from .._core.part import Part, stateless
 from ..functional import masked_mean
@@ -251,6 +251,6 @@ def importance_correction(
         update, name=where, requires=("advantage", f"extras.{reference}"), provides=("advantage",),
         reads=("log_prob", "mask"), needs_time=level == "sequence", numbers=check_numbers(where, low=low, high=high),
     )  # fmt: skip
-    first = {"low": at(low, 0), "high": at(high, 0)}  # of schedules, the values in the first update
+    first = {"low": value_at(low, 0), "high": value_at(high, 0)}  # of schedules, the values in the first update
     check_order(where, first, "low", "high")
     return part

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.moments import Moments, merged
+from .._base.moments import Moments, merge_shards
 from .._core.batch import Array
 from .._core.shards import split
 
@@ -42,7 +42,7 @@ class ShardMoments(NamedTuple):
 
     def whole(self) -> Moments:
         """Return the moments of all rows at the end of a rollout, in which the shards are merged."""
-        return self.before.appended(merged(self.since))
+        return self.before.appended(merge_shards(self.since))
 
 
 class NormalizedState(NamedTuple):

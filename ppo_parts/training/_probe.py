@@ -173,7 +173,8 @@ def _measure_distance_to_bounds(space: Any, action: Any, shape: tuple[int, ...])
         low, high = (0, np.inf) if is_discrete(space) else (np.asarray(x, np.float32) for x in (space.low, space.high))
         if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
             return jnp.zeros((*shape, 0))
-        return (jnp.minimum(action - low, high - action) / (high - low)).reshape(*shape, -1)
+        size = np.where(high > low, high - low, 1)  # a component may have a single value
+        return (jnp.minimum(action - low, high - action) / size).reshape(*shape, -1)
 
     return jnp.concatenate(jax.tree.leaves(map_space(measure, space, action)), axis=-1)
 

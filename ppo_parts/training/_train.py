@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._base.batching import sequential_vmap_on_cpu
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count
+from .._base.hyperparameters import Numeric, check_count, value_at
 from .._base.trees import select
 from .._core.batch import Array, Batch, Policy
 from .._core.chain import chain
@@ -216,7 +216,7 @@ class Train:
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
-        scheduled = Metrics.of({name: jnp.asarray(at(x, step), jnp.float32) for name, x in self.schedules.items()})
+        scheduled = Metrics.of({name: jnp.float32(value_at(x, step)) for name, x in self.schedules.items()})
         metrics = join_metrics(episodes, metrics, parameters, scheduled)
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
