@@ -58,13 +58,14 @@ class Checkpoints:
                 writer.save(path, arrays, force=True)
         except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
-        else:
-            for old in [] if self._keep is None else self.steps()[: -self._keep]:
-                if old != best:  # renamed first, so that a kill leaves no broken checkpoint
-                    os.replace(self.directory / str(old), self.directory / f"{old}{PARTIAL}")
         finally:
             for partial in self.directory.glob(f"*{PARTIAL}*"):
                 shutil.rmtree(partial, ignore_errors=True)
+        for old in [] if self._keep is None else self.steps()[: -self._keep]:
+            if old != best:  # renamed first, so that a kill leaves no broken checkpoint
+                partial = self.directory / f"{old}{PARTIAL}"
+                os.replace(self.directory / str(old), partial)
+                shutil.rmtree(partial)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """Return the number and the state of the latest readable checkpoint (or of `step`).
