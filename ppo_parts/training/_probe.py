@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -73,6 +72,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     ends = batch.terminated, batch.truncated
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
+    found["no_effect"] = _compare_policies(train, state)
     found |= _measure_observations(state, batch) | _compare_repeated(train, params, batch, output)
     found |= {
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
@@ -83,28 +83,19 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
 
 
 def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
-    """Return the last rollout, and what is measured in all of them: ends of episodes, and the effect of actions."""
-    params = state.learner.params
-    other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
+    """Return the last rollout, and what is measured of rewards and ends of episodes in all of them."""
 
-    def collect(carry: tuple[Any, Batch], given: tuple[Array, Array]) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
-        key, again = given  # of the first rollout, which another policy repeats, from the same states
-        acting, (start, before) = jax.tree.map(functools.partial(jnp.where, again), other, params), carry
-        after, batch, _ = train.rollout.collect(key, acting, start)
-        same = [jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (batch.obs, before.obs)), strict=True)]
-        after = jax.tree.map(functools.partial(jnp.where, again), start, after)
+    def collect(carry: tuple[Any, Batch], key: Array) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
+        after, batch, _ = train.rollout.collect(key, state.learner.params, carry[0])
         size = jnp.abs(batch.reward)
         sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, size))
-        others = jnp.max(size), _measure_jump_at_end(batch), _measure_value_at_end(batch), jnp.all(jnp.stack(same))
-        return (after, batch), (*sums, *others)
+        return (after, batch), (*sums, jnp.max(size), _measure_jump_at_end(batch), _measure_value_at_end(batch))
 
-    empty = jax.eval_shape(train.rollout.collect, state.key, params, state.rollout)[1]
-    start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
+    empty = jax.eval_shape(train.rollout.collect, state.key, state.learner.params, state.rollout)[1]
     keys = jax.random.split(state.key, max(ROLLOUTS, -(-STEPS // len(empty.reward))))
-    twice = train.rollout.restart is None  # otherwise the states are on the host, which cannot go back
-    given = jnp.concatenate([keys[:twice], keys]), jnp.arange(len(keys) + twice) < twice
-    (_, batch), (*measured, same) = jax.lax.scan(collect, start, given)
-    terminated, truncated, reward, sizes, largest, jump, value_at_end = (x[twice:] for x in measured)
+    start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
+    (_, batch), measured = jax.lax.scan(collect, start, keys)
+    terminated, truncated, reward, sizes, largest, jump, value_at_end = measured
     return batch, {
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
@@ -112,8 +103,17 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
         "reward_size": jnp.max(largest),
         "jump_at_end": jnp.nanmean(jump),
         "value_at_end": jnp.nanmean(value_at_end),
-        "no_effect": same[1] if twice else jnp.nan,
     }
+
+
+def _compare_policies(train: Train, state: TrainState) -> Array | float:
+    """Return whether a policy with other parameters sees the same observations from the same states."""
+    if train.rollout.restart is not None:
+        return jnp.nan  # the states are on the host, which cannot go back
+    other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
+    both = jax.tree.map(lambda *x: jnp.stack(x), state.learner.params, other)
+    obs = jax.vmap(lambda params: train.rollout.collect(state.key, params, state.rollout)[1].obs)(both)
+    return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
 
 
 def _measure_observations(state: TrainState, batch: Batch) -> dict[str, Any]:
