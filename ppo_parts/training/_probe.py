@@ -169,9 +169,11 @@ def _measure_distance_to_bounds(space: Any, action: Any, shape: tuple[int, ...])
     """
 
     def measure(space: Any, action: Array) -> Array:
+        if is_discrete(space):
+            return jnp.zeros((*shape, 0))
         # NumPy's arrays: those of JAX become traced inside jit.
-        low, high = (0, np.inf) if is_discrete(space) else (np.asarray(x, np.float32) for x in (space.low, space.high))
-        if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
+        low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
+        if not np.all(np.isfinite([low, high])):
             return jnp.zeros((*shape, 0))
         size = np.where(high > low, high - low, 1)  # a component may have a single value
         return (jnp.minimum(action - low, high - action) / size).reshape(*shape, -1)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import training
+from ppo_parts import envs, training
 from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
-from ppo_parts.training._probe import _measure_value_at_end
+from ppo_parts.training._probe import _measure_distance_to_bounds, _measure_value_at_end
 from tests import recipe
 
 UPDATES = 100
@@ -207,6 +207,16 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
         assert _measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
+
+
+def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
+    space = envs.Dict(
+        {"box": envs.Box((2,), -1.0, np.array([3.0, -1.0])), "choice": envs.Discrete(2), "free": envs.Box(())}
+    )
+    action = {"box": jnp.array([[2.0, -1.0], [-1.2, -1.0]]), "choice": jnp.zeros(2, int), "free": jnp.zeros(2)}
+    found = _measure_distance_to_bounds(space, action, (2,))
+    np.testing.assert_allclose(found, [[0.25, 0.0], [-0.05, 0.0]], atol=1e-6)
+    assert np.isnan(jnp.mean(_measure_distance_to_bounds(space.spaces["free"], action["free"], (2,)) < 0))
 
 
 def status(*arguments) -> int:
