@@ -150,7 +150,7 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    numbers = jax.tree.leaves(read_numbers(dict(part.numbers), before, step))
+    numbers = read_numbers(part.numbers, before, step).values()
     for path in part.provides if numbers else ():
         if path == "losses":
             own = {name: x for name, x in after.losses.items() if before.losses.get(name) is not x}

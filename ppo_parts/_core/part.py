@@ -110,8 +110,12 @@ class Part:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
         for argument, hint in declarable().items():
             check_as(self.name, argument, getattr(self, argument), hint)
-        numbers = jax.tree.leaves(dict(self.numbers), is_leaf=callable)
-        fields = (number.path for number in numbers if isinstance(number, Field))
+        object.__setattr__(self, "numbers", dict(self.numbers))
+        for argument, number in self.numbers.items():
+            check_as(self.name, "a name in numbers", argument, str)
+            if callable(number):
+                check_takes(self.name, argument, number, ("step",))
+        fields = (number.path for number in self.numbers.values() if isinstance(number, Field))
         object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
         known = {field.name for field in dataclasses.fields(Batch)}
         for field in (*self.requires, *self.provides, *(self.reads or ())):
@@ -201,17 +205,20 @@ def _takes_context(f: Callable[..., Any], numbers: Mapping[str, Any]) -> bool:
         parameters = inspect.signature(f).parameters
     except (TypeError, ValueError):  # a callable without a signature
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p for p in parameters.values() if p.kind in positional and p.name not in numbers]
+    found = [
+        p
+        for p in parameters.values()
+        if p.kind is p.POSITIONAL_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in numbers)
+    ]
     return sum(p.default is p.empty for p in found) == 2 or [p.name for p in found[1:2]] == ["context"]
 
 
-def read_numbers(numbers: Any, batch: Batch, step: Any) -> Any:
-    """Return the values of hyperparameters at learner update `step`; a tree of them keeps its structure."""
-    return jax.tree.map(lambda number: _read_number(number, batch, step), numbers, is_leaf=callable)
+def read_numbers(numbers: Mapping[str, Any], batch: Batch, step: Any) -> dict[str, Any]:
+    """Return the values of hyperparameters at learner update `step`."""
+    return {name: read_number(number, batch, step) for name, number in numbers.items()}
 
 
-def _read_number(number: Any, batch: Batch, step: Any) -> Any:
+def read_number(number: Any, batch: Batch, step: Any) -> Any:
     """Return the value of one hyperparameter; a `field` as an array that broadcasts against `log_prob`."""
     if not isinstance(number, Field):
         return value_at(number, step)

@@ -59,7 +59,7 @@ def loss_part(
     """
     weight = check_numbers(where, coef=coef)["coef"]
 
-    def update(batch: Batch, context: Context, **values: Any) -> Batch:
+    def update(batch: Batch, context: Context, /, **values: Any) -> Batch:
         coef = values.pop(COEF)
         result = loss(batch, context, **values)
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})

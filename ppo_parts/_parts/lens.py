@@ -195,10 +195,13 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
     def checked_number(path: str, x: Any) -> Any:
         return check_number(where, f"coefficient of {path}", x, ANY, field=True)
 
-    numbers, given = dict[str, Any](), dict[str, Any](coefficients)
-    for path, c in given.items():
-        several = isinstance(c, (tuple, list)) or getattr(c, "ndim", 0) == 1
-        numbers[path] = tuple(checked_number(path, x) for x in c) if several else checked_number(path, c)
+    numbers, of_streams = dict[str, Any](), dict[str, list[str]]()
+    for path, c in dict[str, Any](coefficients).items():
+        if isinstance(c, (tuple, list)) or getattr(c, "ndim", 0) == 1:
+            of_streams[path] = [f"{path}[{k}]" for k in range(len(c))]
+            numbers |= {name: checked_number(path, x) for name, x in zip(of_streams[path], c, strict=True)}
+        else:
+            numbers[path] = checked_number(path, c)
 
     def weighted(path: str, batch: Batch, c: Any) -> Array:
         x, rank = field_at(batch, path), jnp.ndim(batch.log_prob)
@@ -220,10 +223,11 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         )
 
     def update(batch: Batch, **values: Any) -> Batch:
-        fields = {path: weighted(path, batch, c) for path, c in values.items()}
+        values |= {path: tuple(values[name] for name in names) for path, names in of_streams.items()}
+        fields = {path: weighted(path, batch, values[path]) for path in coefficients}
         check_same_shape(where, **fields)
         first, *rest = fields.values()
-        return batch.replace(advantage=sum(rest, first).astype(field_at(batch, next(iter(numbers))).dtype))
+        return batch.replace(advantage=sum(rest, first).astype(field_at(batch, next(iter(coefficients))).dtype))
 
     return stateless(
         update, name=where, requires=tuple(coefficients), provides=("advantage",), reads=("log_prob",), numbers=numbers

@@ -12,7 +12,7 @@ from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number, value_at
 from .._core.batch import POLICY_READS, Array, Batch, Params
-from .._core.part import Context, Part, read_numbers, stateless
+from .._core.part import Context, Part, read_number, read_numbers, stateless
 from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
@@ -106,7 +106,7 @@ def kl_penalty(
         return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else ()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        beta, kl = state.coef if adaptive else read_numbers(coef, batch, context.step), divergence(batch)
+        beta, kl = state.coef if adaptive else read_number(coef, batch, context.step), divergence(batch)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}

@@ -205,7 +205,7 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        alpha, beta, eps = read_numbers(tuple(numbers.values()), batch, context.step)
+        alpha, beta, eps = read_numbers(numbers, batch, context.step).values()
 
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 

@@ -14,7 +14,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
 from ._env import Array, Env, Observation, check_interface, check_known
 from ._episodes import Step, auto_reset
-from ._spaces import Box, Discrete, count_numbers, make_action_struct
+from ._spaces import Box, Discrete, array_shape, count_numbers, make_action_struct
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make` can override each of them."""
@@ -128,7 +128,7 @@ def _read_spaces(env: Any) -> tuple[list[Any], int]:
     """Return the action space of each agent, all of one kind, and the size of the largest observation."""
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
-        actions = ["discrete" if hasattr(x, "n") else Box(x.shape, x.low, x.high) for x in spaces]
+        actions = ["discrete" if hasattr(x, "n") else Box(array_shape("actions", x), x.low, x.high) for x in spaces]
         size = max(count_numbers(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         says = "action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete actions)"

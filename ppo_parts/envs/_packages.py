@@ -276,7 +276,6 @@ Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
-@checked
 def make_pgx(
     name: str,
     *,
@@ -298,9 +297,13 @@ def make_pgx(
         raise UserValueError(f"{name} has {env.num_players} players, but this adapter is for one or two")
     if opponent is not None and env.num_players == 1:
         raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
-    if callable(opponent):
-        check_takes("make_pgx", "opponent", opponent, ("key", "obs"))
     both = opponent == "self"
+    if callable(opponent):
+        check_takes(name, "opponent", opponent, ("key", "obs"))
+    elif not (opponent is None or both):
+        raise UserValueError(
+            f'{name}: opponent must be "self", None or a function (key, obs) -> action, got {opponent!r}'
+        )
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
     def observe(state: Any) -> Observation:

@@ -27,7 +27,11 @@ def clip_action(env: Env) -> Env:
 
     In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
-    return _with_actions(env, clip_action, lambda space, low, high: space, jnp.clip)
+
+    def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
+        return jnp.clip(action, *_like(action, low, high))
+
+    return _with_actions(env, clip_action, lambda space, low, high: space, change)
 
 
 def rescale_action(env: Env) -> Env:
@@ -49,7 +53,8 @@ def rescale_action(env: Env) -> Env:
         return Box(space.shape, -1.0, 1.0)
 
     def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
-        return jnp.clip(low / 2 + high / 2 + (high / 2 - low / 2) * action, low, high)
+        middle, half, *bounds = _like(action, low / 2 + high / 2, high / 2 - low / 2, low, high)
+        return jnp.clip(middle + half * action, *bounds)
 
     return _with_actions(env, rescale_action, make_box, change)
 
@@ -348,6 +353,11 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
+def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
+    """Return constants in the precision of actions, which is at least that of float32."""
+    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
+
+
 def _with_actions(
     env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., Any], change: Callable[..., Array]
 ) -> Env:
@@ -368,10 +378,7 @@ def _with_actions(
         return (np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high))
 
     def of_leaf(space: Any, action: Any) -> Any:
-        if is_discrete(space):
-            return action
-        precision = jnp.promote_types(action.dtype, jnp.float32)
-        return change(action, *(x.astype(precision) for x in bounds(space)))
+        return action if is_discrete(space) else change(action, *bounds(space))
 
     def of_all(action: Any) -> Any:
         return map_space(of_leaf, env.action_space, action)

@@ -46,7 +46,10 @@ def walk(items: Iterable[Any]) -> Iterator[Call]:
 
 def join(calls: tuple[Any, ...]) -> Any:
     """Return the only call, or a chain of calls."""
-    return calls[0] if len(calls) == 1 else Call("pp.chain", tuple(("", x) for x in calls))
+    if len(calls) == 1:
+        return calls[0]
+    of_optimizer = calls and all(str(x).startswith(("optax.", "pp.optim.")) for x in calls)
+    return Call("optax.chain" if of_optimizer else "pp.chain", tuple(("", x) for x in calls))
 
 
 def exchange(item: Any, old: Call, new: tuple[Call, ...]) -> tuple[Any, ...]:

@@ -146,8 +146,14 @@ def _may_read(part: Part, path: str) -> bool:
 
 
 def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
-    """Return the batch with None in place of some of its fields, or of their entries."""
-    return functools.reduce(lambda batch, path: with_field_at(batch, path, None), paths, batch)
+    """Return the batch without some of its fields, or of their entries."""
+    for path in paths:
+        field, _, entry = path.partition(".")
+        if isinstance(tree := getattr(batch, field), Mapping):
+            batch = batch.replace(**{field: {name: x for name, x in tree.items() if name != entry}})
+        else:
+            batch = with_field_at(batch, path, None)
+    return batch
 
 
 def jit_and_vmap_equal_eager(subject: Subject) -> str | None:

@@ -218,7 +218,7 @@ def test_a_state_that_contains_the_parameters_can_be_donated(optimizer):
     assert update._cache_size() == 1
 
 
-def test_rows_out_of_range_are_counted():
+def test_rows_and_numbers_out_of_range_are_counted():
     """On CPUs, the exponential of a constant NaN that is selected may be any number."""
 
     @jax.jit
@@ -230,6 +230,7 @@ def test_rows_out_of_range_are_counted():
 
     assert all(pp.nonfinite_report(x) is None for x in update(1.0, 1, rollout()))
     assert "loss" in pp.nonfinite_report(update(1.0, -1, rollout())[0])
+    assert "loss" in pp.nonfinite_report(update(-1.0, 1, rollout())[1])
     assert np.isnan(jax.jit(lambda x, n: jnp.exp(spread_nan(x, n)))(jnp.zeros(64), jnp.float32(jnp.nan))).all()
     error, _ = checkify.checkify(update, errors=checkify.float_checks)(1.0, 1, rollout())
     assert error.get() is None  # no NaN is computed where nothing is wrong

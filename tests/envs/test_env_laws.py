@@ -470,7 +470,13 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     for fake, name, value, env_id, says in (
         (env_fakes.Jumanji, "action_spec", four, "jumanji:Walk-v0", "Walk-v0 has several agents, or actions"),
         (env_fakes.XMiniGrid, "observation_shape", image, "xminigrid:Walk-v0", r"has observations \{'img'"),
-        (env_fakes.Nim, "num_players", 2, "pgx:nim,opponent=random", r"'self', a function, None, got 'random'"),
+        (
+            env_fakes.Nim,
+            "num_players",
+            2,
+            "pgx:nim,opponent=random",
+            r"\"self\", None or a function \(key, obs\) -> action, got 'random'",
+        ),
         (env_fakes.Nim, "num_players", 4, "pgx:nim", "nim has 4 players"),
         (env_fakes.Nim, "num_players", 1, "pgx:nim,opponent=self", "nim has one player, so there is no opponent"),
     ):

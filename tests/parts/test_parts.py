@@ -54,6 +54,12 @@ def test_a_function_gets_the_values_of_its_numbers():
         part = pp.stateless(update, requires=("reward",), provides=("reward",), numbers=numbers)
         assert part.requires == ("reward", "per_segment.shift")
         close(applied(part, batch)[0].reward, 3 * (2 * batch.reward + jnp.arange(4.0)[None]))
+
+    def loss(prediction, target, mask, batch, context, scale):  # hyperparameters of any names
+        return 0 * prediction + 100 * batch + 10 * context + scale
+
+    part = pp.critics.critic_loss(loss, batch=2.0, context=lambda step: 3.0 + step, scale=4.0)
+    close(applied(part, batch.replace(target=batch.value))[0].losses["value"], jnp.full((6, 4), 234.0))
     bad = pp.stateless(lambda batch, x: batch, provides=("reward",), numbers={"x": lambda step: jnp.array(jnp.nan)})
     assert np.all(np.isnan(applied(pp.chain(bad), batch)[0].reward))
 

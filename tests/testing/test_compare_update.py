@@ -94,6 +94,8 @@ def test_a_call_inside_another_one_is_exchanged():
     assert [*map(str, more.chain)] == [f"parts.normalized_values(estimator={estimator})", "pp.full_batch()"]
     fewer = more.swap(more.find("scale_reward"))
     assert str(fewer.chain[0]) == "parts.normalized_values(estimator=pp.vtrace(gamma=0.5))"
+    (clipped,) = read_calls("optax.MultiSteps(pp.clipped_adam(3e-4, max_grad_norm=0.5), 2)")
+    assert str(clipped).startswith("optax.MultiSteps(opt=optax.chain(optax.clip_by_global_norm")
 
 
 test_text_with_wrong_arguments_is_an_error = refused(
