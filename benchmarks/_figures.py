@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ._pages import make_canvas, save
-from ._tables import PUBLISHED, compare_runs, group_by, read_records, read_results, read_whole_runs
+from ._tables import PUBLISHED, compare_runs, group_by, read_preset_runs, read_records, read_results, read_whole_runs
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import POPGYM, find_task, place_points
@@ -53,7 +53,7 @@ def draw_learning(path: Path, names: Sequence[str], published: str = "") -> None
 
 def draw_mujoco(path: Path) -> None:
     """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
-    runs = [*read_whole_runs(), read_records("humanoid")["preset_1"]["results"]]
+    runs = [*read_whole_runs(), *read_preset_runs()]
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
     figure, panels = make_canvas(len(tasks), width=4.6, columns=3)
     for task, panel in zip(tasks, panels, strict=True):

@@ -145,7 +145,8 @@ def merge(group: list[Record]) -> Record:
     addresses, seeds = [found["address"] for found in group], [seed for found in group for seed in found["seeds"]]
     if len({*seeds}) < len(seeds):
         raise ValueError(f"a seed would count twice: {', '.join(addresses)} have the seeds {seeds}")
-    if any(found["config"] | {"seed": 0} != group[0]["config"] | {"seed": 0} for found in group):
+    fields = set.intersection(*(set(found["config"]) for found in group)) - {"seed"}  # an old record may lack a new one
+    if any(found["config"][name] != group[0]["config"][name] for found in group for name in fields):
         raise ValueError(f"runs of the same name and length have different settings: {', '.join(addresses)}")
     names = ("evaluation", "last_100_episodes")
     rows = list(zip(*(record["curve"] for record in group), strict=True))
@@ -165,6 +166,12 @@ def read_whole_runs() -> list[Record]:
     return [run for run in read_runs("mujoco") if run["env_steps"] > 900_000]
 
 
+def read_preset_runs() -> list[Record]:
+    """The runs of Humanoid's preset: ten seeds for a million steps, and all those of three million steps as one."""
+    long = [name for name in read_records("humanoid") if name.startswith("preset_3M")]
+    return [merge(read_results("humanoid", *names)) for names in (["preset_1"], long)]
+
+
 def tabulate_mujoco(link: Link) -> Rows:
     """The recipe beside published results."""
     variants = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
@@ -178,12 +185,10 @@ def tabulate_mujoco(link: Link) -> Rows:
     for task, (one, three, others, more) in PUBLISHED.items():
         yield [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
         if task == "Humanoid-v5":
-            found = {name: record["results"] for name, record in read_records("humanoid").items()}
-            long = {name: result["curve"][-1] for name, result in found.items() if name.startswith("preset_3M")}
-            late = training.summary([x for row in long.values() for x in row["evaluation"]])
-            own = link("`--preset humanoid`", *(f"humanoid.jsonl#{name}" for name in ("preset_1", *long)))
-            preset = show_interval(found["preset_1"]["last_evaluation"])
-            yield [f"{task}, {own}, last evaluation", preset, "", "", show_interval(late), "", ""]
+            runs = read_preset_runs()
+            own = link("`--preset humanoid`", *(address for run in runs for address in run["addresses"]))
+            first, last = (show_interval(run["last_evaluation"]) for run in runs)
+            yield [f"{task}, {own}, last evaluation", first, "", "", last, "", ""]
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
