@@ -120,11 +120,11 @@ def test_the_explorer_works_with_the_keyboard(open_page):
 
 def test_the_figures_follow_their_sliders(open_page):
     browser = open_page("docs/by-hand")
-    loss = "#interactive-clip [role=status]"
-    assert browser.text_content(loss) == "Loss -1.200, gradient with respect to log π(a) 0.000 (clipped)."
+    loss = playwright.expect(browser.locator("#interactive-clip [role=status]"))  # it waits for drawing
+    loss.to_have_text("Loss -1.200, gradient with respect to log π(a) 0.000 (clipped).")
     browser.focus("[aria-label='advantage A']")
     browser.keyboard.press("Home")
-    assert browser.text_content(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
+    loss.to_have_text("Loss 2.800, gradient with respect to log π(a) 2.800.")
 
 
 BOUNDS = {"CartPole-v1": [2, 2, 0.2, 2], "MountainCar-v0": [0.6, 0.07], "Breakout-MinAtar": [1] * 400}
