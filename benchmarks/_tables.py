@@ -145,8 +145,9 @@ def merge(group: list[Record]) -> Record:
     addresses, seeds = [found["address"] for found in group], [seed for found in group for seed in found["seeds"]]
     if len({*seeds}) < len(seeds):
         raise ValueError(f"a seed would count twice: {', '.join(addresses)} have the seeds {seeds}")
-    fields = set.intersection(*(set(found["config"]) for found in group)) - {"seed"}  # an old record may lack a new one
-    if any(found["config"][name] != group[0]["config"][name] for found in group for name in fields):
+    # The oldest runs do not record whether values are in units of their moments. They always were then.
+    settings = [{"normalize_value": True} | found["config"] | {"seed": 0} for found in group]
+    if any(config != settings[0] for config in settings):
         raise ValueError(f"runs of the same name and length have different settings: {', '.join(addresses)}")
     names = ("evaluation", "last_100_episodes")
     rows = list(zip(*(record["curve"] for record in group), strict=True))
