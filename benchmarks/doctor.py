@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 4100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 5100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
 harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -271,6 +271,9 @@ TRAINING: Programs = {
     "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
     "Pong-misc": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 98_304),
     "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
+    "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
+    "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
+    "MemoryChain-bsuite memory": lambda: run_with_memory("MemoryChain-bsuite", 4100),
 } | make_programs(
     2100,
     (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536), (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
@@ -292,12 +295,7 @@ TRAINING: Programs = {
     (pufferlib_ppo, ("discrete",), "FourRooms-misc", 65_536), (pufferlib_ppo, ("continuous",), "Swimmer-misc", 204_800),
     (pufferlib_ppo, ("popgym",), "popgym:CountRecallEasy", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "Swimmer-misc", 204_800), (library_ppo, LIBRARIES, "Swimmer-misc", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule has seen their runs
-    "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
-    "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
-    "MemoryChain-bsuite memory": lambda: run_with_memory("MemoryChain-bsuite", 4100),
-} | make_programs(
+) | make_programs(
     4100,
     (cleanrl_ppo, ("discrete",), "MetaMaze-misc", 65_536),
     (cleanrl_ppo, ("continuous",), "gym:InvertedDoublePendulum-v5", 102_400),
@@ -306,6 +304,21 @@ HELD_OUT: Programs = {  # no rule has seen their runs
     (pufferlib_ppo, ("popgym",), "popgym:RepeatPreviousMedium", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "gym:InvertedDoublePendulum-v5", 102_400),
     (library_ppo, LIBRARIES, "gym:InvertedDoublePendulum-v5", 102_400),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule has seen their runs
+    "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
+    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 98_304),
+    "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
+} | make_programs(
+    5100,
+    (cleanrl_ppo, ("discrete",), "SimpleBandit-bsuite", 65_536),
+    (cleanrl_ppo, ("continuous",), "gym:HalfCheetah-v5", 102_400),
+    (pufferlib_ppo, ("discrete",), "SimpleBandit-bsuite", 65_536),
+    (pufferlib_ppo, ("continuous",), "gym:HalfCheetah-v5", 102_400),
+    (pufferlib_ppo, ("minatar",), "Freeway-MinAtar", 204_800),
+    (pufferlib_ppo, ("popgym",), "popgym:RepeatFirstEasy", 204_800),
+    (mujoco_ppo, ("mujoco", "tianshou"), "gym:HalfCheetah-v5", 102_400),
+    (library_ppo, LIBRARIES, "gym:HalfCheetah-v5", 102_400),
 )  # fmt: skip
 
 
