@@ -4,7 +4,7 @@
 
 After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics.
 Tianshou reports the best of these evaluations, which favors a lucky one; the records, <task>_<steps>_<variant>_<first
-seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant changes one thing of the recipe.
+seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant changes one choice of the recipe, or a few.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages
 from ._shared import claim, make_parser, write
 
 EPISODES = 10  # of each evaluation
+WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # tasks that observe contact forces, unless they are told not to
 Config = mujoco_ppo.Config
 
 
 class Variant(NamedTuple):
-    """A run: what makes it, of which configuration, and whether Ant and Humanoid observe contact forces."""
+    """A run: what makes it, of which configuration, and whether tasks `WITH_FORCES` observe them."""
 
     make_train: Callable[[Any], training.Train]
     config: Any = Config()
@@ -68,7 +69,7 @@ def measure(variant: Variant, options: argparse.Namespace, benchmark: str) -> No
     task, name = options.task, options.variant
     address = claim(f"{benchmark}.jsonl", f"{task}_{options.steps}_{name}_{options.first_seed}", options)
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
-    env_id = f"gym:{task}" + without * (not variant.contact_forces)
+    env_id = f"gym:{task}" + without * (task in WITH_FORCES and not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)
     train = variant.make_train(config)
@@ -102,8 +103,8 @@ def run(description: str | None, variants: Mapping[str, Variant], benchmark: str
     """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
     parser = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, results=None)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
-    parser.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals")
-    parser.add_argument("--variant", choices=variants, default=next(iter(variants)))
+    parser.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals (default: 20)")
+    parser.add_argument("--variant", choices=variants, default=next(iter(variants)), help="(default: %(default)s)")
     options = parser.parse_args()
     measure(variants[options.variant], options, benchmark)
 

@@ -1,5 +1,7 @@
 """The chains, games and updates by hand of benchmarks: they run, and are what pages, records and recipes say."""
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +102,15 @@ def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
     assert parts["refresh_minibatch"][1].refresh == "minibatch"
     assert names["value_clip"] == [*expected[:4], "clipped_value_loss", expected[5]]
     assert names["advantage_normalize"] == [*expected[:2], "advantage_normalize", *expected[2:]]
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"), [("Ant-v5", ",include_cfrc_ext_in_observation=False"), ("Hopper-v5", "")]
+)
+def test_only_tasks_with_contact_forces_are_told_to_leave_them_out(tmp_path, task, settings):
+    def make_train(config):
+        raise RuntimeError(config.env_id)
+
+    given = {"task": task, "variant": "none", "steps": 1, "seeds": 1, "first_seed": 1, "results": tmp_path}
+    with pytest.raises(RuntimeError, match=rf"^gym:{task}{settings}$"):
+        mujoco.measure(mujoco.Variant(make_train, contact_forces=False), argparse.Namespace(**given), "differences")
