@@ -147,11 +147,12 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 SHARED: dict[str, dict[str, Any]] = {
-    "seeds": {"type": positive, "help": "how many seeds"},
-    "first_seed": {"type": int, "help": "the first of them"},
-    "steps": {"type": positive, "help": "environment steps of each seed"},
+    "seeds": {"type": positive, "help": "how many seeds (default: %(default)s)"},
+    "first_seed": {"type": int, "help": "the first of them (default: %(default)s)"},
+    "steps": {"type": positive, "help": "environment steps of each seed (default: %(default)s)"},
     "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
-    "rounds": {"type": positive, "help": "interleaved rounds; a third of them where one takes long"},
+    "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long (default: %(default)s)"},
+    "cleanrl": {"nargs": 2, "metavar": ("PYTHON", "SCRIPT"), "help": "run CleanRL's script as well, with this Python"},
     "results": {"metavar": "FOLDER", "help": "write here, also in place of an earlier record"},
     "json": {"metavar": "FILE#NAME", "help": "write the record here"},
 }

@@ -1,9 +1,9 @@
-"""Atari games with `ppo_parts.recipes.atari_ppo`, and with CleanRL's own `ppo_atari.py` on the same machine.
+"""Atari games: `ppo_parts.recipes.atari_ppo` beside CleanRL's own `ppo_atari.py`.
 
     python -m benchmarks atari ale:breakout --steps 200_000 --seeds 1
     python -m benchmarks atari ale:pong --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_atari.py
 
-Both train one seed after another, and the script runs as in `hosts`. Its ale-py 0.8.1 comes without games:
+Both train one seed after another on this machine; the script runs as in `hosts`. Its ale-py 0.8.1 comes without games:
 `ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. A record of benchmarks/results/atari.jsonl has
 the returns of whole games against environment steps.
 """
@@ -31,7 +31,7 @@ from . import hosts
 from ._runs import select_seeds
 from ._shared import claim, make_parser, write
 
-PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
+THEIR_PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def list_versions(python: str, script: str) -> dict[str, str]:
     """Return the packages that CleanRL's script runs with, and its digest."""
     command = [python, "-m", "pip", "list", "--format=json"]
     installed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    found = {package["name"]: package["version"] for package in installed if package["name"] in PACKAGES}
+    found = {package["name"]: package["version"] for package in installed if package["name"] in THEIR_PACKAGES}
     return found | {"sha256 of the script": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
 
 
@@ -90,9 +90,8 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, results=None)
+    parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, results=None)
     parser.add_argument("task", help="ale:breakout, ale:pong, ...")
-    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_atari.py")
     options = parser.parse_args()
     fields = {"env_id": options.task, "total_timesteps": options.steps, "seed": options.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: the pieces of CleanRL's PPO, each beside what its arithmetic takes.
+"""Where the time of a training step goes: the pieces of CleanRL's PPO, each beside the cost of its arithmetic.
 
     taskset -c 0 python -m benchmarks budget --json benchmarks/results/budget.jsonl#cpu_one_core
 
@@ -25,7 +25,7 @@ from . import parts, update
 from ._shared import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
-ROWS = 2048  # larger minibatches are evaluated in pieces
+ROWS = 2048  # of an evaluation at most: larger minibatches are evaluated in pieces, which stay in the cache
 OBS, ACTIONS, WIDTH = 4, 2, 64  # of CartPole-v1 and the recipe's networks
 KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (ACTIONS + 1) * WIDTH  # of the actor and the critic
 UNITS = 4 * WIDTH  # hidden ones

@@ -1,4 +1,4 @@
-"""The effect of each single difference between the PPO of libraries: one chain, with one choice changed at a time.
+"""The effect of each difference between the PPO of libraries: one chain, with one choice changed at a time.
 
     python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --seeds 10 --evaluations 6 --variant current_value
 

@@ -111,7 +111,7 @@ def main() -> None:
     parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, results=None)
     parser.add_argument("first", choices=LIBRARIES)
     parser.add_argument("second", choices=LIBRARIES)
-    parser.add_argument("--env-id", default="gym:HalfCheetah-v5")
+    parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="(default: %(default)s)")
     options = parser.parse_args()
     names = list_differing(options.first, options.second)
     if not names:

@@ -158,6 +158,11 @@ def trace_rollout(variant: Variant) -> pp.Batch:
     return jax.eval_shape(train.collect, train.shapes[0])[1]
 
 
+def replacing(place: str, *names: str) -> dict[str, Callable[[], Variant]]:
+    """PPO with the line of each of these rows in place of one of `PARTS`."""
+    return {name: lambda name=name: Variant(ppo(**{place: evaluate_line(name)})) for name in names}
+
+
 def on_pendulum(chain: pp.Part) -> Variant:
     """A chain for continuous actions."""
     return Variant(chain, task=PENDULUM, without=f"PPO, {PENDULUM}")
@@ -287,17 +292,10 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "λ = 1": lambda: Variant(ppo(estimate=pp.gae(gamma=0.99, gae_lambda=1.0))),
     "Adam alone": lambda: Variant(ppo(), optimizer=optax.adam(RATE)),
     "no limit": lambda: make_constrained(1.0), "no weight": lambda: make_objectives(0.0), "no memory": make_trials,
-    **{
-        name: functools.partial(lambda name, place: Variant(ppo(**{place: evaluate_line(name)})), name, place)
-        for name, place in {
-            **dict.fromkeys(
-                ("clip-higher", "unclipped", "dual clip", "SPO", "DPO (discovered)", "rollback (PPO-RB)",
-                 "soft clip (P3O)", "MDPO, on-policy"), "surrogate",
-            ),
-            "squared error": "critic", "Huber": "critic", "adaptive entropy bonus": "entropy",
-            "V-trace, policy gradient": "estimate",
-        }.items()
-    },
+    **replacing("surrogate", "clip-higher", "unclipped", "dual clip", "SPO", "DPO (discovered)", "rollback (PPO-RB)",
+                "soft clip (P3O)", "MDPO, on-policy"),
+    **replacing("critic", "squared error", "Huber"), **replacing("entropy", "adaptive entropy bonus"),
+    **replacing("estimate", "V-trace, policy gradient"),
     "REINFORCE": lambda: Variant(ppo(surrogate=evaluate_line("REINFORCE"), sampler=pp.full_batch())),
     "annealed clip": lambda: Variant(
         ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, UPDATES)))),
@@ -317,7 +315,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "mirror loss": lambda: on_pendulum(ppo(evaluate_line("mirror loss"))),
     "mirrored rollouts": lambda: on_pendulum(ppo(estimate=pp.chain(GAE, evaluate_line("mirrored rollouts")))),
     **{
-        name: functools.partial(lambda name: Variant(ppo(), optimizer=evaluate_line(name)), name)
+        name: lambda name=name: Variant(ppo(), optimizer=evaluate_line(name))
         for name in ("weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")
     },
     "TRGPPO": lambda: Variant(load_card("losses", "A clip for each element").trgppo),

@@ -52,8 +52,8 @@ def play_alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def repeat(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
-    """Call `state = advance(state)` for each update."""
+def make_loop(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+    """A function that calls `state = advance(state)` for each update; another call goes on from there."""
 
     def run() -> None:
         nonlocal state
@@ -67,7 +67,7 @@ def run_ours(train: training.Train, updates: int, learn: bool = True) -> Callabl
     """Run `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
-    return repeat(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
+    return make_loop(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
 def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
@@ -75,7 +75,7 @@ def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    return repeat(lambda x: advance(x, 1)[0], state, updates)
+    return make_loop(lambda x: advance(x, 1)[0], state, updates)
 
 
 def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
@@ -131,10 +131,9 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
 
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
-    parser = make_parser(__doc__, rounds=5, json=None)
-    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
-    parser.add_argument("--updates", type=positive, default=20, help="in each sample")
-    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
+    parser = make_parser(__doc__, rounds=5, cleanrl=None, json=None)
+    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"], help="of MuJoCo (default: HalfCheetah-v5)")
+    parser.add_argument("--updates", type=positive, default=20, help="in each sample (default: 20)")
     options = parser.parse_args()
     how = (options.updates, options.rounds, options.cleanrl)
     collect(options.json, (row for task in options.tasks for row in measure(task, *how)))

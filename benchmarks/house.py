@@ -1,4 +1,4 @@
-"""How large is the house: lines, packages, layers and names, words of documentation, frames to the maths.
+"""The size of the code base: lines, imports, public names, words of documentation, and depth of the stack.
 
     python -m benchmarks house --base HEAD~10
 
@@ -109,4 +109,4 @@ def main() -> None:
         with unpack_revision(options.base) as root:
             before = measure(root)
     for name in dict.fromkeys([*before, *now]):
-        print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")
+        print(f"{name:62} {before.get(name, ''):>26} {now.get(name, ''):>26}")

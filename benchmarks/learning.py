@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import envs, training
@@ -48,11 +49,11 @@ def make_discretized(config: Any) -> training.Train:
     """Golf with one choice among 3 clubs, 16 directions and 4 strengths, instead of a hybrid action."""
     env = envs.make(config.env_id)
     angle, strength = np.meshgrid(np.arange(16) * np.pi / 8, np.arange(1, 5) / 4)
-    strokes = jax.numpy.asarray(np.stack([strength * np.cos(angle), strength * np.sin(angle)], -1).reshape(-1, 2))
+    strokes = jnp.asarray(np.stack([strength * np.cos(angle), strength * np.sin(angle)], -1).reshape(-1, 2))
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> Any:
-        club, index = jax.numpy.divmod(action, len(strokes))
-        stroke = jax.numpy.broadcast_to(strokes[index][:, None], (len(action), 3, 2))
+        club, index = jnp.divmod(action, len(strokes))
+        stroke = jnp.broadcast_to(strokes[index][:, None], (len(action), 3, 2))
         return env.step(key, state, {"club": club, "stroke": stroke})
 
     chosen = env._replace(step=step, action_space=envs.Discrete(3 * 64))

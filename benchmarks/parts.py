@@ -1,4 +1,4 @@
-"""Every part and function of the hot core, against its rivals and against a plain copy of the memory.
+"""Parts and functions that run in every update, against their rivals and a plain copy of the memory.
 
     python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
     python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#h100
@@ -282,7 +282,8 @@ def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
     known = make_cases()
     parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
-    parser.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
+    names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: {', '.join(known)})"}
+    parser.add_argument("--parts", nargs="+", metavar="PART", **names)
     options = parser.parse_args()
 
     def rows() -> Iterator[dict[str, Any]]:

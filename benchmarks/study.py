@@ -89,7 +89,7 @@ def measure(task: str) -> dict[str, Any]:
             return measure_training(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
 
         run = vectorize(trained)
-        # Repeats only fill the program up.
+        # Repeats fill up the seeds, so that tuning runs the program that is compiled for the seeds of the record.
         found = run(np.resize(100 + np.arange(len(tuned)) % TUNING_SEEDS, SEEDS), np.resize(tuned, SEEDS))
         whole = found[WHOLE][: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
         rate = rates[int(np.nanargmax(whole))]

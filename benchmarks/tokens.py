@@ -132,7 +132,7 @@ def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, j
 def main() -> None:
     """Command line."""
     parser, chains, results = make_parser(__doc__, seeds=10, json=None), make_chains(), {}
-    parser.add_argument("--chains", nargs="+", choices=list(chains), default=list(chains))
+    parser.add_argument("--chains", nargs="+", choices=list(chains), default=list(chains), help="(default: all)")
     options = parser.parse_args()
     for name in options.chains:
         scores, perfect = vectorize(make_training(chains[name]))(make_keys(range(options.seeds)))

@@ -51,7 +51,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 }
 ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
-IN_PIECES_FROM = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
+IN_PIECES_FROM = 64  # environments of CartPole: on one core, their minibatches are evaluated in pieces
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
@@ -202,16 +202,15 @@ def measure(
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
     parser = make_parser(__doc__, rounds=7, json=None)
-    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
+    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS, help="(default: for CPUs)")
     programs = (*OURS, "purejaxrl", SAME_OPTIONS, "rejax", *HOST_RIVALS)
     alone = "these alone, and cleanrl to compare them with"
     parser.add_argument("--programs", nargs="+", default=(), choices=programs, metavar="PROGRAM", help=alone)
-    parser.add_argument("--compilations", type=positive, default=3, help="of each program, in turn")
+    parser.add_argument("--compilations", type=positive, default=3, help="of each program, in turn (default: 3)")
     parser.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     options = parser.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not is_installed(name):
             print(f"{name}: left out, it is not installed")
-    jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     how = (options.rounds, options.compilations, options.purejaxrl, options.programs)
     collect(options.json, (row for setting in options.settings for row in measure(setting, *how)))

@@ -311,6 +311,5 @@ def main() -> None:
     parser = make_parser(__doc__, sizes=SIZES, rounds=41, json=None)
     parser.add_argument("recipes", nargs="+", choices=RECIPES)
     options = parser.parse_args()
-    jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     sized = [(recipe, *each) for recipe in options.recipes for each in options.sizes]
     collect(options.json, (measure(*each, options.rounds) for each in sized))
