@@ -31,11 +31,10 @@ from ._pages import compare_pairs, show_change
 from ._runs import measure_training, select_seeds, vectorize
 from ._shared import RESULTS, ROOT, Record, make_parser, read, write
 
-Choices = dict[str, dict[str, Any]]
 EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}
 UNCLIPPED, ROLLOUT = {"value": pp.value_loss(coef=1.0)}, {"normalize": "rollout"}
 UNLIMITED, RATE = {"clip": optax.identity()}, {"rate": pp.optim.scale_by_update_schedule(1e-3)}
-LIBRARIES: dict[str, Choices] = {  # what changes the chain and the optimizer of `differences`
+LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain and the optimizer of `differences`
     "cleanrl": {"time limits": {"time_limit": differences.terminate_at_time_limits()}},
     "stable_baselines3": {
         "value loss": UNCLIPPED, "learning rate": {"rate": pp.optim.scale_by_update_schedule(3e-4)},
@@ -87,6 +86,16 @@ def draw_walks(names: Sequence[str], seed: int) -> Iterator[tuple[list[str], lis
         yield walk, ["".join(str(int(name in walk[:made])) for name in names) for made in range(len(walk) + 1)]
 
 
+def find_missing(result: Record) -> dict[str, list[int]]:
+    """The stops at which seeds of a record have no return yet, and these seeds."""
+    missing: dict[str, list[int]] = {}
+    for seed in result["seeds"]:
+        for stop in dict.fromkeys(stop for _, stops in draw_walks(result["choices"], seed) for stop in stops):
+            if str(seed) not in result["returns"].get(stop, {}):
+                missing.setdefault(stop, []).append(seed)
+    return missing
+
+
 def compute_effects(result: Record) -> dict[str, np.ndarray]:
     """The effect of each choice, and the `gap`, for each seed of a record."""
     names, seeds, returns = result["choices"], result["seeds"], result["returns"]
@@ -120,19 +129,14 @@ def main() -> None:
     name = f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}"
     file = ROOT / (options.results or RESULTS) / "explain.jsonl"
     begun = read(file).get(name, {"results": {}})["results"]
-    returns: dict[str, dict[str, float]] = begun.get("returns", {})
-    seeds = sorted({*begun.get("seeds", ()), *select_seeds(options)})
     same = {"first": options.first, "second": options.second, "config": dataclasses.asdict(config), "choices": names}
-    result = same | {"seeds": seeds, "returns": returns}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:
         sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
-    missing: dict[str, list[int]] = {}
-    for seed in seeds:
-        for stop in dict.fromkeys(stop for _, stops in draw_walks(names, seed) for stop in stops):
-            if str(seed) not in returns.get(stop, {}):
-                missing.setdefault(stop, []).append(seed)
+    returns: dict[str, dict[str, float]] = begun.get("returns", {})
+    result = same | {"seeds": sorted({*begun.get("seeds", ()), *select_seeds(options)}), "returns": returns}
+    missing = find_missing(result)
     for number, (stop, which) in enumerate(missing.items(), 1):
-        of_second = [name for name, digit in zip(names, stop, strict=True) if digit == "1"]
+        of_second = [choice for choice, digit in zip(names, stop, strict=True) if digit == "1"]
         run = functools.partial(measure_training, make_between(config, options.first, options.second, of_second))
         found = vectorize(run)(np.array(which))["last_100_episodes_return"]
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(which, found, strict=True)})

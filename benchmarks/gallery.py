@@ -314,10 +314,8 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "CAPS": lambda: on_pendulum(ppo(evaluate_line("CAPS"))),
     "mirror loss": lambda: on_pendulum(ppo(evaluate_line("mirror loss"))),
     "mirrored rollouts": lambda: on_pendulum(ppo(estimate=pp.chain(GAE, evaluate_line("mirrored rollouts")))),
-    **{
-        name: lambda name=name: Variant(ppo(), optimizer=evaluate_line(name))
-        for name in ("weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")
-    },
+    **{name: lambda name=name: Variant(ppo(), optimizer=evaluate_line(name)) for name in (
+        "weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")},
     "TRGPPO": lambda: Variant(load_card("losses", "A clip for each element").trgppo),
     "REPPO": lambda: on_features(
         load_card("values", "Pathwise gradients"), "reppo",

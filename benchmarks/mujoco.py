@@ -72,8 +72,7 @@ def measure(variant: Variant, options: argparse.Namespace, benchmark: str) -> No
     env_id = f"gym:{task}" + without * (task in WITH_FORCES and not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)
-    train = variant.make_train(config)
-    keys = make_keys(seeds)
+    train, keys = variant.make_train(config), make_keys(seeds)
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(make_eval_key(key), number)
