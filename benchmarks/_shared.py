@@ -52,7 +52,7 @@ def unpack_revision(revision: str) -> Iterator[Path]:
     """The files of a revision in a temporary folder."""
     archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
     if archive.returncode:
-        sys.exit(f"this checkout has no revision {revision}: clone the whole history")
+        sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
         yield Path(folder)

@@ -29,6 +29,7 @@ import jax
 from gymnax.wrappers import purerl
 
 from ppo_parts._base.command_line import positive
+from ppo_parts._core.pieces import MIN_ELEMENTS
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
@@ -51,7 +52,6 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 }
 ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
-IN_PIECES_FROM = 64  # environments of CartPole: on one core, their minibatches are evaluated in pieces
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
@@ -148,7 +148,7 @@ def make_programs(
         found["purejaxrl"] = found[SAME_OPTIONS] = make_purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
         return found
-    if num_envs >= IN_PIECES_FROM and env_id == CARTPOLE:
+    if num_envs * STEPS // MINIBATCHES >= MIN_ELEMENTS and env_id == CARTPOLE:  # by default in pieces, on one core
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     epochs = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
     puffer = pufferlib_ppo.Config(**common, **epochs, hidden=HIDDEN, optimizer="adam")
