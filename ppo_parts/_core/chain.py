@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import spread_nan
 from .batch import Batch, Params, field_at, kind, with_field_at
-from .part import Context, Part, read_numbers
+from .part import Context, Divider, Part, read_numbers
 from .wiring import check_batch, check_order, find_sampler, list_reads
 
 AMEND = 2**29
@@ -58,13 +59,15 @@ def chain(*parts: Part) -> Part:
 time axis: move vtrace before it, or use segment_minibatches()
     """
     for part in parts:
+        if isinstance(part, optax.GradientTransformation):
+            raise UserTypeError("chain: an optimizer is not a part: pass it to learner(evaluate, chain(...), optimizer)")
         if isinstance(part, (list, tuple)):
             raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
         if hasattr(part, "trains"):
             raise UserTypeError("chain: a phase is not a part: put it into phases(name=phase(...))")
         if not isinstance(part, Part):
             called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
-            raise UserTypeError(f"chain: expected parts, got {part!r}{called}")
+            raise UserTypeError(f"chain: expected parts, got {kind(part)}{called}")
     flat = tuple(inner for part in parts for inner in parts_of(part))
     check_order(flat)
     return Chain(
@@ -138,6 +141,10 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         batch, new = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
+        for field in () if isinstance(part, Divider) else ("losses", "metrics"):
+            if lost := getattr(given, field).keys() - getattr(batch, field).keys():
+                says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
+                raise UserValueError(f"{says}: add its own with batch.add_{'loss' if field == 'losses' else field}(...)")
         batch = _nan_if_out_of_range(part, given, batch, context.step)
         if given.stop is not None and batch.stop is not given.stop:
             batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request

@@ -20,7 +20,7 @@ from ..functional._common import Range
 
 @checked
 def linear_schedule(init_value: float, end_value: float, transition_steps: Count) -> optax.Schedule:
-    """Like `optax.linear_schedule`, but raise for `transition_steps` < 1, where optax's is constant.
+    """Like `optax.linear_schedule`, but end exactly at `end_value`, and raise for `transition_steps` < 1.
 
     Args:
         init_value, end_value: the value at step 0, and from step `transition_steps` on.
@@ -33,7 +33,9 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: Count
     """
     where, ends = "linear_schedule", {"init_value": init_value, "end_value": end_value}
     first, last = (check_number(where, name, x, ANY, schedule=False) for name, x in ends.items())
-    return optax.linear_schedule(first, last, transition_steps)
+    schedule = optax.linear_schedule(first, last, transition_steps)
+    # In a compiled program, n * (1 / n) is not exactly 1, so that a value annealed to 0 would end below it.
+    return lambda step: jnp.where(jnp.less(step, transition_steps), schedule(step), last)
 
 
 @checked

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .._base.checked import checked
+from .._base.errors import UserValueError
 from ._config import RunOptions
 from ._probe import read_fields
 from ._run import find_nonfinite
@@ -103,6 +104,12 @@ def unending_steps(run: Evidence) -> float:
     """Count the steps of each environment, if no episode ended."""
     episodes = run.metrics.get("episodes", np.ones(1))
     return np.nan if np.nansum(episodes) else len(episodes) * run.setting("num_steps")
+
+
+def unflagged_ends(run: Evidence) -> float:
+    """Count the episodes that end in an update, if no step is flagged as an end."""
+    flagged = run.late("probe/terminated") + run.late("probe/truncated")
+    return np.nan if flagged else run.late("episodes")
 
 
 def false_ends(run: Evidence) -> float:
@@ -208,7 +215,8 @@ RULES = (
          unless=("memory_not_reset", "action_changed")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
-         "environments are copies of each other, or no action has an effect", "give each environment its own key"),
+         "environments are copies of each other, or no action has an effect", "give each environment its own key",
+         when=lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy leads them all to the same place
     Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
          "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
@@ -216,6 +224,8 @@ RULES = (
          "return truncated instead, and final_obs", false_ends, actions_matter),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
+    Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
+         "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode", unflagged_ends),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
          "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
     Rule("observations_large", "likely", "probe/obs_rms", -INF, 20,
@@ -238,7 +248,7 @@ RULES = (
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
-         and not run.late("probe/value_error") < 3 and not collapsed(run) and not return_left(run) < 0.2),
+         and not run.late("probe/value_error") < 10 and not collapsed(run) and not return_left(run) < 0.2),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -336,7 +346,8 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
 
     Args:
         metrics: every metric by name, `[updates]` or `[updates, seeds]`, such as `LoadedRun.metrics`, or those of a
-            `TrainResult`; NaN where not measured. With those of `probe`, it finds more.
+            `TrainResult`; NaN where not measured. With those of `probe`, it finds more. A `vmap` over seeds puts them
+            first: transpose its metrics.
         config: the configuration, a dataclass or a mapping; None: unknown.
 
     Example:
@@ -347,6 +358,11 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
         [('learning_rate_large', 0.5)]
     """
     run, seen = Evidence(metrics, config), dict[str, Finding]()
+    updates = run.setting("total_timesteps") // (run.setting("num_envs") * run.setting("num_steps"))
+    for name, x in run.metrics.items():
+        if x.ndim == 2 and x.shape[1] == updates != x.shape[0]:
+            says = f"must be [updates, seeds], but {name!r} has shape {x.shape} in a run of {updates:.0f} updates"
+            raise UserValueError(f"{says}: transpose it", where="diagnose", argument="metrics")
     for rule in RULES:
         value = run.late(rule.metric) if rule.value is None else rule.value(run)
         explained = seen.keys() & {rule.name, *rule.unless}

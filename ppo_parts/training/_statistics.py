@@ -28,15 +28,18 @@ def iqm(x: np.ndarray) -> float:
 
 
 def _check_numbers(where: str, x: Any) -> np.ndarray:
-    """Return the numbers as one axis; raise if there are none."""
+    """Return the numbers along one axis; raise if there are none, or more than one axis."""
     try:
-        numbers = np.asarray(x).ravel()
+        numbers = np.atleast_1d(np.asarray(x))
     except ValueError:  # a ragged list
-        numbers = np.asarray(None)
+        numbers = np.asarray([None])
     if numbers.size and not is_real(numbers):
         raise UserTypeError(f"must be numbers, one per seed, got {x!r}", where=where, argument="x")
     if not numbers.size:
         raise UserValueError(f"must be at least one number, got {x!r}", where=where, argument="x")
+    if numbers.ndim > 1:
+        says = f"must have one axis, of seeds, got shape {numbers.shape}: pass each setting alone"
+        raise UserValueError(says, where=where, argument="x")
     return numbers.astype(float)
 
 

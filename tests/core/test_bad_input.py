@@ -164,6 +164,10 @@ VALUE_ERRORS = {
     "'loss' is written twice ... gradient_metrics ... another name":
         ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
     # parts outside a learner
+    "mine: update removed value from the losses of earlier parts: add its own with batch.add_loss(":
+        (GAE, CRITIC, mine(lambda batch: batch.replace(losses={"own": batch.reward}))),
+    "mine: update removed explained_variance from the metrics":
+        (GAE, mine(lambda batch: batch.replace(metrics={})), CRITIC),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
     "clipped_surrogate ... after a sampler ... learner()":
         lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
@@ -292,8 +296,11 @@ TYPE_ERRORS = {
         lambda: pp.learner(CRITIC, evaluate, SGD),
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
-    "function gae ... forget to call it, gae(...)": lambda: pp.chain(pp.gae, FULL),
+    "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
+    "chain: an optimizer is not a part: pass it to learner(": lambda: pp.chain(GAE, SGD),
+    "mine: c must be a number, a schedule step -> value or a field, got 'a'":
+        lambda: mine(lambda batch, c: batch, numbers={"c": "a"}),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optimizer=optax.sgd),
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),

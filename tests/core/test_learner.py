@@ -492,6 +492,7 @@ def test_schedules_are_refused_at_their_ends_only():
     context = context.replace(step=jnp.asarray(100))
     annealed = pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 100))
     above = pp.gae(gamma=lambda step: jnp.float32(1.0000001), gae_lambda=1.0)
+    assert jax.jit(pp.linear_schedule(0.2, 0.0, 30))(30) == 0
     for made, given in ((annealed, batch), (above, example_batch())):
         eager, jitted = (f(given, made.init({}), context)[0] for f in (made.update, jax.jit(made.update)))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), eager.losses, jitted.losses)

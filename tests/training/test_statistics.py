@@ -62,7 +62,8 @@ def test_statistics_interquartile_mean_and_intervals():
 SUMMARIES = (training.iqm, training.bootstrap, training.summary)
 CONFIG = training.Config(env_id="a", total_timesteps=1, num_envs=1, num_steps=1)
 BAD = {
-    "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True)],
+    "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True, [[1.0], [2.0]])],
+    "metrics": [lambda: training.diagnose({"loss": np.ones((2, 8))}, dataclasses.replace(CONFIG, total_timesteps=8))],
     "level": [lambda: training.bootstrap([1.0], level=0)],
     "samples": [lambda: training.bootstrap([1.0], samples=0)],
     "statistic": [lambda x=x: training.bootstrap([1.0], x) for x in ("mean", lambda draw: draw)],
