@@ -36,7 +36,7 @@ class TanhNormal(VectorDistribution):
 
     Attributes:
         base: as given.
-        middle, half, eps: `[..., D]`, m, h and the width of an edge.
+        low, high, eps: `[..., D]`, the bounds and the width of an edge.
 
     Example:
         >>> policy = TanhNormal(Normal(jnp.array([0., 50.]), 1.), -2., 2.)
@@ -52,10 +52,11 @@ class TanhNormal(VectorDistribution):
             raise UserTypeError(says, where="TanhNormal", argument="base")
         check_arrays("TanhNormal", low=low, high=high)
         eps = number(Range(0, 0.999), single=True).check("TanhNormal", "eps", eps)
-        low, high = check_box("TanhNormal", low, high, base.loc, "loc")
-        self.base, self.middle, self.half = base, (high + low) / 2, (high - low) / 2
+        self.base = base
+        self.low, self.high = check_box("TanhNormal", low, high, base.loc, "loc")
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
-        self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
+        middle, half = _middle_and_half(self.low, self.high)
+        self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(middle) / half))
 
     def mode(self) -> Array:
         """The squashed mean, which is the median, because squashing moves the mode."""
@@ -73,7 +74,7 @@ class TanhNormal(VectorDistribution):
         Where both put probability on an edge, it is an upper bound: samples beyond the edge cannot be distinguished.
         """
         self._check_comparable(other)
-        boxes = ({"low": x.middle - x.half, "high": x.middle + x.half, "eps": x.eps} for x in (self, other))
+        boxes = ({"low": x.low, "high": x.high, "eps": x.eps} for x in (self, other))
         same = same_box("TanhNormal", *boxes)
         return jnp.where(jnp.all(same, axis=-1), self.base.kl_divergence(other.base), jnp.inf)
 
@@ -87,7 +88,8 @@ class TanhNormal(VectorDistribution):
     def _log_probs(self, value: Array) -> Array:
         shape = jnp.shape(value)
         loc, scale = self.base._wide(shape)
-        middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
+        low, high, eps = (jnp.broadcast_to(x, shape) for x in (self.low, self.high, self.eps))
+        middle, half = _middle_and_half(low, high)
         x = (value - middle) / half
         edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
         u = jnp.arctanh(jnp.clip(x, -limit, limit))
@@ -98,6 +100,13 @@ class TanhNormal(VectorDistribution):
         return jnp.where(edge, mass, density - jnp.log(half))
 
     def _squashed(self, u: Array) -> Array:
-        middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in (self.middle, self.half, self.eps))
+        low, high, eps = (jnp.broadcast_to(x, u.shape) for x in (self.low, self.high, self.eps))
+        middle, half = _middle_and_half(low, high)
         x = jnp.tanh(u)
-        return (middle + half * jnp.where(jnp.abs(x) > 1 - eps, jnp.sign(x), x)).astype(self.base.loc.dtype)
+        edge = jnp.where(x > 0, high, low)  # not middle + half, which may round to a number beyond the edge
+        return jnp.where(jnp.abs(x) > 1 - eps, edge, middle + half * x).astype(self.base.loc.dtype)
+
+
+def _middle_and_half(low: Array, high: Array) -> tuple[Array, Array]:
+    """Return the middle m of a box, and half its width h."""
+    return (high + low) / 2, (high - low) / 2

@@ -319,8 +319,10 @@ def test_tanh_normal_has_at_an_edge_all_that_is_beyond_and_is_finite_there():
         np.testing.assert_allclose(log_prob(after, drawn) - log_prob(before, drawn), 0, atol=1e-6)
     low = jnp.linspace(-20, 20, 300)
     for width in (0.1, 0.6, 2.0):  # narrow boxes far from 0
-        policy = TanhNormal(Normal(jnp.full(300, 50.0), jnp.ones(300)), low, low + width)
-        np.testing.assert_allclose(log_prob(policy, policy.mode()), 0, atol=1e-5)
+        for far, edge in ((50.0, low + width), (-50.0, low)):
+            policy = TanhNormal(Normal(jnp.full(300, far), jnp.ones(300)), low, low + width)
+            np.testing.assert_array_equal(policy.mode(), edge)  # and not beyond it by rounding
+            np.testing.assert_allclose(log_prob(policy, policy.mode()), 0, atol=1e-5)
 
 
 RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5)}
