@@ -45,13 +45,8 @@ def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[...,
         raise UserValueError(f"{says}; envs.fold_agents(env, agent_id=True) trains one that plays a single agent")
     if getattr(policy, "draws", False):
         raise UserValueError("a policy that draws random numbers cannot be exported: export one without noise")
-    obs = state.rollout.obs
-    carry = state.rollout.carry
-    privileged = getattr(obs, "privileged", None)
-    if privileged is not None:  # only the critic sees it, which is not exported
-        obs = obs._replace(privileged=None)
-    structure = jax.tree.structure((obs, carry))
-    named = _name_leaves("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
+    structure, named = _read_inputs(state)
+    privileged = getattr(state.rollout.obs, "privileged", None)
     rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in named.items()}
 
     def act(*inputs: Any) -> dict[str, Any]:
@@ -121,13 +116,20 @@ def measure_difference(model: Any, train: Train, state: TrainState, number: int 
     runtime = require_package("onnxruntime", "export")
     act, rows = make_policy_function(train, state)
     inputs = draw_inputs(rows, number, seed)
+    for name, x in _read_inputs(state)[1].items():
+        if inputs[name].dtype.kind in "iu" and x.dtype != np.uint8:  # random ones may lie outside their space
+            inputs[name] = np.random.default_rng(seed).choice(np.asarray(x), number)
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     found = dict(zip(names, session.run(names, inputs), strict=True))
     expected = jax.device_get(jax.jit(act)(*inputs.values()))
     compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
-    # Unlike `max`, `np.max` is NaN if any number is.
-    return float(np.max([np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1)) for name, x in compared.items()]))
+
+    def find_largest(found: np.ndarray, x: np.ndarray) -> Any:
+        with np.errstate(invalid="ignore"):  # the logit of an option without probability is -inf in both
+            return np.max(np.where(found == x, 0, np.abs(found - x) / np.maximum(np.abs(x), 1)))
+
+    return float(np.max([find_largest(found[name], x) for name, x in compared.items()]))  # NaN if any number is
 
 
 def draw_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
@@ -142,6 +144,15 @@ def draw_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.nd
 
     inputs = {name: draw(x) for name, x in rows.items()}
     return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
+
+
+def _read_inputs(state: TrainState) -> tuple[Any, dict[str, Any]]:
+    """Return the inputs of the model in a run, by name, and their structure: what the policy sees, and its carry."""
+    obs, carry = state.rollout.obs, state.rollout.carry
+    if getattr(obs, "privileged", None) is not None:  # only the critic sees it, which is not exported
+        obs = obs._replace(privileged=None)
+    named = _name_leaves("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
+    return jax.tree.structure((obs, carry)), named
 
 
 def _name_leaves(name: str, tree: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +44,8 @@ class Joint(TreeDistribution):
             raise UserTypeError(
                 f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
             )
-        self.parts = copy.copy(parts)  # a later change of the caller's dict must not change the policy
+        # A copy of every dict, because the caller may change them later.
+        self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_distribution)
         for part in self.leaves:
             check_distribution("Joint", part, ("log_prob", "sample"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -111,9 +111,12 @@ def action_distribution(
     def of_entry(each: Any, mask: Any) -> Any:
         x, its_log_std = next(heads), next(log_stds)
         if options := count_options(each):
-            logits = x if mask is None else distributions.mask_logits(x, mask)
+            logits = list(_split(x, options))
+            if mask is not None:  # each choice by itself, because each needs an available option
+                _check_last_axis("available", check_array("action_distribution", "available", mask), sum(options), each)
+                logits = [*map(distributions.mask_logits, logits, _split(mask, options))]
             several = hasattr(each, "nvec")
-            return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
+            return distributions.MultiCategorical(logits) if several else distributions.Categorical(logits[0])
         if mask is not None:
             raise UserValueError(f"action_distribution: available must be None, because actions are continuous, {each}")
         if its_log_std is None:
@@ -130,7 +133,7 @@ def action_distribution(
     return distributions.Joint(made) if is_tree(space) else made
 
 
-def _split(x: Any, sizes: list[int]) -> Iterator[Any]:
+def _split(x: Any, sizes: Sequence[int]) -> Iterator[Any]:
     """Yield what belongs to each entry of a space; None, or one number, belongs to all of them."""
     if x is None or not jnp.ndim(x):
         return itertools.repeat(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count
 from ._cpu import convolve_by_products, dense_dot_general
 from ._heads import Array
 from ._orthogonal import orthogonal
@@ -30,6 +32,14 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
     return nn.Dense(features, kernel_init=orthogonal(gain), dot_general=dense_dot_general)
 
 
+def check_hidden(where: str, hidden: Any) -> None:
+    """Raise unless `hidden` is a tuple of the numbers of units."""
+    if not isinstance(hidden, (tuple, list)):
+        raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
+    for units in hidden:
+        check_count(where, "hidden", units)
+
+
 @checked
 def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> Array:
     """Apply layers of `hidden` units to `[..., D]`; call this inside the compact method of a flax module.
@@ -42,6 +52,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> A
         ...     def __call__(self, obs):
         ...         return dense(1, gain=1.0)(mlp(obs, (64, 64)))[..., 0]
     """
+    check_hidden("mlp", hidden)
     for features in hidden:
         x = ACTIVATIONS[activation](dense(features)(x))
     return x
@@ -72,7 +83,7 @@ def convolved(frames: Array, largest: float) -> Array:
     x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(dtype) / largest
     for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         x = nn.relu(Conv(features, kernel, stride)(x))
-    return x.reshape(*frames.shape[:-3], -1)
+    return x.reshape(*frames.shape[:-3], math.prod(x.shape[1:]))
 
 
 def largest_pixel(where: str, space: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,13 @@ import jax.numpy as jnp
 
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count, check_number, check_takes
+from .._base.hyperparameters import check_number, check_takes
 from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
 from ..envs._env import as_observation, check_env, describe
 from ..envs._spaces import array_shape, is_image, list_spaces, map_space
 from ._heads import Array, action_distribution, action_size, real_size
-from ._layers import Activation, convolved, dense, largest_pixel, mlp
+from ._layers import Activation, check_hidden, convolved, dense, largest_pixel, mlp
 from ._memory import Cell, initial_carry, recurrent
 from ._orthogonal import in_one_draw
 
@@ -31,7 +32,7 @@ def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
             each = each.astype(jnp.int32)
             return jnp.concatenate([jax.nn.one_hot(each[..., i], n) for i, n in enumerate(options)], axis=-1)
         if not is_image(space):
-            return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
+            return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], math.prod(space.shape))
         x = x if min(space.shape[1:]) >= 36 else jnp.moveaxis(x, -1, -3)
         return nn.relu(dense(image_features)(convolved(x, largest_pixel("actor_critic", space))))
 
@@ -41,10 +42,7 @@ def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
 def _check(where: str, env: Env, hidden: Any, memory: Any) -> None:
     """Check what the policies have in common."""
     check_env(where, env)
-    if not isinstance(hidden, (tuple, list)):
-        raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
-    for units in hidden:
-        check_count(where, "hidden", units)
+    check_hidden(where, hidden)
     if memory is not None and not hidden:
         raise UserValueError(f"{where}: memory={memory!r} needs hidden layers, got hidden={hidden}")
 
@@ -244,7 +242,20 @@ def multi_agent_actor_critic(
     for each in list_spaces(env.observation_space):
         if is_image(each):
             raise UserValueError(f"multi_agent_actor_critic: observations are images, {each}: use your own network")
+    if env.privileged_space is not None:
+        raise UserValueError(
+            "multi_agent_actor_critic: the critic sees what inputs returns, but observations have a privileged part "
+            f"({env.privileged_space}): set it and privileged_space to None, and share observations in inputs instead"
+        )
     agents, space, observed = env.num_agents, env.action_space, env.observation_space
+    zeros = map_space(lambda each: jnp.zeros((1, 1, agents, *array_shape("observations", each))), observed)
+    seen = jax.eval_shape(lambda: inputs(encoded(observed, zeros)))
+    leaves = jax.tree.leaves(seen)
+    if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
+        raise UserTypeError(
+            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], the actor's and the critic's; "
+            f"for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
+        )
 
     class Network(nn.Module):
         outputs: int
@@ -264,14 +275,12 @@ def multi_agent_actor_critic(
     nothing = dict.fromkeys(networks)
 
     def init(key: Array) -> Any:
-        zeros = map_space(lambda each: jnp.zeros((1, 1, agents, *array_shape("observations", each))), observed)
-        seen = inputs(encoded(observed, zeros))
         carry, no_reset, params = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool), {}
         for (name, network), x, of_name in zip(networks.items(), seen, jax.random.split(key), strict=True):
             init: Any = in_one_draw(network.init)
             if independent:
                 of_name, init = jax.random.split(of_name, agents), jax.vmap(init, in_axes=(0, None, None, None))
-            params[name] = init(of_name, x[..., 0, :], carry, no_reset)
+            params[name] = init(of_name, jnp.zeros((1, 1, x.shape[-1])), carry, no_reset)
         return params
 
     def evaluate(params: Any, batch: Batch) -> Output:

@@ -121,6 +121,19 @@ def test_beta_is_exported_with_its_parameters():
     np.testing.assert_allclose(out["action"], 4 * (alpha - 1) / (alpha + beta - 2) - 2, rtol=1e-4)
 
 
+def test_models_are_compared_where_logits_are_infinite_and_on_integers_of_their_space():
+    reset = lambda key, n: ((), jnp.arange(n) % 3)  # noqa: E731
+    env = envs.make("CartPole-v1")._replace(observation_space=envs.Discrete(3), reset=reset)
+    for absent in (-jnp.inf, 0.0):
+
+        def evaluate(embedding, batch):
+            logits = jnp.take(embedding, batch.obs, axis=0)  # NaN beyond the last row
+            return distributions.Categorical(logits.at[:, 1].set(absent)), None  # noqa: B023
+
+        train, state = trained(env, Policy(lambda key: jnp.arange(9.0).reshape(3, 3), evaluate))
+        assert export.measure_difference(export.to_onnx(train, state), train, state, 100) < 1e-6
+
+
 def test_what_cannot_be_exported_is_named():
     def decomposes(params, batch):
         return distributions.Categorical(jnp.linalg.eigvalsh(batch.obs[..., None] * jnp.eye(2)) * params), None

@@ -439,6 +439,19 @@ def test_divergences_of_neighbours_keep_their_digits_and_from_another_box_is_inf
         assert jnp.all(divergence(one, jax.tree.map(lambda x: x + 1, one)) == jnp.inf)
 
 
+def test_a_joint_does_not_change_with_the_dict_that_it_was_made_of():
+    parts = {"a": {"b": Normal(ONE, 1.0)}}
+    policy = Joint(parts)
+    parts["a"]["c"] = Normal(ONE, 1.0)
+    assert len(policy.leaves) == 1
+
+
+def test_discrete_actions_are_int32_with_64_bits_too():
+    with jax.enable_x64(True):
+        policy = Categorical(jnp.zeros(3))
+        assert {x.dtype for x in (policy.mode(), policy.sample(seed=KEY))} == {jnp.dtype(jnp.int32)}
+
+
 def test_masked_logits_take_no_part():
     available, logits = jnp.array([1, 0, 1, 0]), jnp.array([0.5, 9.0, -0.5, 3.0])
 

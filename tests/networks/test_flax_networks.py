@@ -56,7 +56,7 @@ def test_a_head_is_divided_among_the_choices():
     np.testing.assert_array_equal(several.parts[0].scale, 1.0)
 
 
-@pytest.mark.parametrize("leading", [(), (7,), (2, 3)])
+@pytest.mark.parametrize("leading", [(), (7,), (2, 3), (0,)])
 def test_actor_critic_takes_any_leading_axes_and_flattens_what_is_seen(leading):
     policy = networks.actor_critic(env(DISCRETE, shape=(4, 2)), (8,))
     params = jax.eval_shape(policy.init, jax.random.key(0))
@@ -244,9 +244,12 @@ CARRY = r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
 
 
 # Calls of these, with arguments that are given later.
-MADE = networks.actor_critic, networks.action_distribution, networks.nature_cnn, networks.dense_dot_general
+MADE = (
+    networks.actor_critic, networks.multi_agent_actor_critic, networks.action_distribution, networks.nature_cnn,
+    networks.dense_dot_general,
+)  # fmt: skip
 remember = functools.partial(functools.partial, Memory().init, KEYS[0], INPUT)
-critic, head, cnn, dense = (functools.partial(functools.partial, function) for function in MADE)
+critic, agents, head, cnn, dense = (functools.partial(functools.partial, function) for function in MADE)
 
 
 def privileged():
@@ -279,9 +282,17 @@ test_networks_say_what_is_wrong = common.refused(
     *((head(DISCRETE, HEAD, x), "log_std must be an array, got") for x in ("x", [0.0])),
     (head(envs.Box((3,)), HEAD, jnp.zeros(2)), r"log_std must have 3 numbers .*, got shape \(2,\)"),
     (head(CHOICES, jnp.zeros((4, 4))), "head must have 5 numbers along its last axis for Multi.*got"),
-    (lambda: networks.multi_agent_actor_critic(env(DISCRETE)), "no axis of agents"),
-    (lambda: networks.multi_agent_actor_critic(AGENTS, hidden=(), memory="gru"), "needs hidden"),
-    (lambda: networks.multi_agent_actor_critic(AGENTS._replace(observation_space=FLOATS)), "observations are images"),
+    (head(CHOICES, jnp.zeros((4, 5)), available=jnp.ones((4, 4))), "available must have 5 numbers along its last axis"),
+    (head(CHOICES, jnp.zeros(5), available=jnp.array([0, 0, 1, 1, 1])), "available must have an option in each row"),
+    (head(PAIR, HEAD, 0.0, available={"c": HEAD}), "expected an element of Dict.*got {'c'"),
+    (agents(env(DISCRETE)), "no axis of agents"),
+    (agents(AGENTS, hidden=(), memory="gru"), "needs hidden"),
+    (agents(AGENTS._replace(observation_space=FLOATS)), "observations are images"),
+    (agents(AGENTS._replace(privileged_space=envs.Box((3,)))), r"have a privileged part \(Box\(shape=\(3,\)"),
+    (agents(AGENTS, lambda obs: obs), r"must return two arrays \[..., 2, D'\].*it returns \(1, 1, 2, 5\)$"),
+    (agents(AGENTS, lambda obs: (obs, obs[..., 0, :])), r"it returns \(1, 1, 2, 5\), \(1, 1, 5\)$"),
+    (agents(AGENTS, lambda obs: ()), r"it returns \(\)$"),
+    (lambda: networks.mlp(HEAD, 64), "mlp: hidden must be a tuple with the units of each layer, got 64"),
     (cnn(env(DISCRETE, (10, 10, 4))), r"images of at least 36 x 36 pixels, got .*10, 10, 4"),
     (cnn(pixels(envs.Box(FRAMES, 0, 1)), features=0), "features must be at least 1, got 0"),
     *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, envs.Box(FRAMES), envs.Box(FRAMES, 0, 128))),
@@ -320,6 +331,7 @@ def test_nature_cnn_divides_bytes_only_and_evaluates_single_frames():
     for policy, obs in ((of_bytes, frames[1, 2]), (scaled, frames[1, 2] / 255)):
         value = jax.jit(policy.evaluate)(params, pp.Batch(obs=obs)).value
         np.testing.assert_allclose(value, whole.value[1, 2], rtol=1e-4, atol=1e-6)
+    assert jax.eval_shape(of_bytes.evaluate, params, pp.Batch(obs=frames[:0])).value.shape == (0, 3)
 
 
 def ranks_of_factorised(function):
