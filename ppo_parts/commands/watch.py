@@ -23,6 +23,7 @@ from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..envs._rollout import RolloutState
 from ..functional._arguments import POSITIVE
+from ..functional._common import Range
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._evaluate import play_step
 from ..training._files import check_writable, replace_file
@@ -62,10 +63,12 @@ def render_frames(
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: Count = 320) -> int:
     """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
-    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s.
+    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s; programs
+    that show GIFs slow down those with more than 50 frames per second, so `fps` must not be larger.
     """
-    check_number("write_animation", "fps", fps, POSITIVE, schedule=False)
     check_writable(path, FORMATS)
+    gif = path.suffix.lower() == ".gif"
+    check_number("write_animation", "fps", fps, Range(0, 50, open_low=True) if gif else POSITIVE, schedule=False)
     image = require_package("PIL.Image", "watch")
 
     def resize(frame: np.ndarray) -> Any:
@@ -73,8 +76,8 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         picture = image.fromarray(np.ascontiguousarray(frame))
         return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
 
-    options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0, "palettesize": 64}
-    if path.suffix.lower() == ".mp4":
+    options: dict[str, Any] = {"duration": 10 * round(100 / fps), "loop": 0, "palettesize": 64}  # Pillow would truncate
+    if not gif:
         require_package("imageio_ffmpeg", "watch")
         options = {"fps": fps, "macro_block_size": 2}
     imageio, number = require_package("imageio", "watch"), 0

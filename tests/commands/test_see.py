@@ -270,6 +270,14 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
     assert greys == [0, 50, 100] * 2
 
 
+@pytest.mark.parametrize(("fps", "duration"), [(50, 20), (35, 30), (0.5, 2000)])
+def test_the_time_between_the_frames_of_a_gif_is_rounded(fps, duration, tmp_path):
+    frames = [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)]
+    watch.write_animation(tmp_path / "a.gif", frames, fps=fps)
+    with Image.open(tmp_path / "a.gif") as animation:
+        assert animation.info["duration"] == duration
+
+
 def test_watch_and_evaluations_carry_a_memory_and_begin_alike_whatever_the_limit(capsys):
     train = recipe.make_train(recipe.Config(memory="lstm"))
     state = train.jitted_init(jax.random.key(0))
@@ -298,7 +306,8 @@ def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
     for bad, says in (
         (lambda: next(watch.render_frames(train, state)), "environment cannot be rendered: give its Env a render"),
         (lambda: watch.render_frames(train, state, max_steps=0), "max_steps must be at least 1, got 0"),
-        (lambda: write(Path("a.gif"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
+        (lambda: write(Path("a.mp4"), [], fps=0), r"fps must lie in \(0, inf\], got 0"),
+        (lambda: write(Path("a.gif"), [], fps=60), r"fps must lie in \(0, 50\], got 60"),
         (lambda: write(Path("a.gif"), [], width=-1), "width must be at least 1, got -1"),
         (lambda: write(Path("a.png"), []), r"a\.png must end with \.gif or \.mp4"),
         *((lambda x=x: write(tmp_path / x, []), "there are no frames to write") for x in ("a.gif", "a.mp4")),
