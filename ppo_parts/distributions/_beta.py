@@ -15,7 +15,6 @@ from ._distribution import (
     check_parameter,
     check_sign,
     fit_to_shape,
-    same_box,
     widen,
 )
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
@@ -91,7 +90,7 @@ class Beta(VectorDistribution):
                   + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
         """
         self._check_comparable(other)
-        same = same_box("Beta", *({"low": x.low, "high": x.high} for x in (self, other)))
+        same = self._same_bounds(other, "low", "high")
         alpha, beta = self._wide(self.alpha.shape)
         other_alpha, other_beta = other._wide(self.alpha.shape)
 
@@ -101,10 +100,6 @@ class Beta(VectorDistribution):
         divergence -= beyond_bregman(total, other_total)
         divergence = jnp.maximum(divergence, 0)  # rounding matters if parameters differ by orders of magnitude
         return self._total(jnp.where(same, divergence, jnp.inf), other)
-
-    @property
-    def _like(self) -> Array:
-        return self.alpha
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
         # Within these limits no intermediate result of a gradient overflows in float32.

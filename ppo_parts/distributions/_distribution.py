@@ -136,8 +136,8 @@ class TreeDistribution:
 class VectorDistribution(TreeDistribution):
     """A distribution over vectors `[..., D]` of real numbers, which are independent of each other.
 
-    A subclass defines `_like`, a parameter with the shape and dtype of an action; `_draw(seed, sample_shape)`; and
-    `_log_probs(value)`, `[..., D]`. The last two may return a wider dtype.
+    The first attribute of a subclass is a parameter with the shape and dtype of an action. A subclass defines
+    `_draw(seed, sample_shape)` and `_log_probs(value)`, `[..., D]`, both of which may return a wider dtype.
     """
 
     _draw: Callable[[Array, tuple[int, ...]], Array]
@@ -154,11 +154,23 @@ class VectorDistribution(TreeDistribution):
 
     @property
     def _like(self) -> Array:
-        raise NotImplementedError
+        """The first parameter, which has the shape and dtype of an action."""
+        first: Array = jax.tree.leaves(self)[0]
+        return first
 
     @property
     def _shape(self) -> tuple[int, ...]:
         return self._like.shape
+
+    def _same_bounds(self, other: Any, *bounds: str) -> Array:
+        """Return where two boxes have the same bounds, attributes of both; raise if they are known to differ."""
+        boxes = [{name: getattr(x, name) for name in bounds} for x in (self, other)]
+        same = jnp.stack([boxes[0][name] == boxes[1][name] for name in bounds]).all(axis=0)
+        if not isinstance(same, jax.core.Tracer) and not np.all(same):
+            listed = " and ".join(", ".join(f"{name}={x}" for name, x in box.items()) for box in boxes)
+            where = f"{type(self).__name__}.kl_divergence"
+            raise UserValueError(f"{where}: the two must have the same box, got {listed}")
+        return same
 
     def _total(self, x: Array, *others: Any) -> Array:
         """Sum over the dimensions of the action, in the dtype of this distribution and of the others."""
@@ -220,12 +232,3 @@ def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[
             raise UserValueError(f"{where}: {like.dtype} cannot resolve the box low={low}, high={high}: use float32")
     wide = [jnp.asarray(x, accumulator_dtype(like)) for x in (low, high)]
     return fit_to_shape(where, "low", wide[0], like, name), fit_to_shape(where, "high", wide[1], like, name)
-
-
-def same_box(where: str, ours: dict[str, Array], theirs: dict[str, Array]) -> Array:
-    """Return where two boxes are equal; raise if they are known to differ anywhere."""
-    same = jnp.stack([ours[name] == theirs[name] for name in ours]).all(axis=0)
-    if not isinstance(same, jax.core.Tracer) and not np.all(same):
-        described = " and ".join(", ".join(f"{name}={x}" for name, x in box.items()) for box in (ours, theirs))
-        raise UserValueError(f"{where}.kl_divergence: the two must have the same box, got {described}")
-    return same

@@ -58,10 +58,6 @@ class Normal(VectorDistribution):
         log_ratio, shift = jnp.log(scale / other_scale), (loc - other_loc) / other_scale
         return self._total(0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift)), other)
 
-    @property
-    def _like(self) -> Array:
-        return self.loc
-
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
         return widen(shape, self.loc, self.scale)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.errors import UserTypeError
 from ..functional._arguments import number
 from ..functional._common import Array, Range, check_arrays
-from ._distribution import VectorDistribution, check_box, same_box
+from ._distribution import VectorDistribution, check_box
 from ._normal import Normal, log_density
 
 
@@ -74,13 +74,8 @@ class TanhNormal(VectorDistribution):
         Where both put probability on an edge, it is an upper bound: samples beyond the edge cannot be distinguished.
         """
         self._check_comparable(other)
-        boxes = ({"low": x.low, "high": x.high, "eps": x.eps} for x in (self, other))
-        same = same_box("TanhNormal", *boxes)
+        same = self._same_bounds(other, "low", "high", "eps")
         return jnp.where(jnp.all(same, axis=-1), self.base.kl_divergence(other.base), jnp.inf)
-
-    @property
-    def _like(self) -> Array:
-        return self.base.loc
 
     def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
         return self._squashed(self.base._draw(seed, sample_shape))

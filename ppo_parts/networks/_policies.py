@@ -253,7 +253,7 @@ def multi_agent_actor_critic(
     leaves = jax.tree.leaves(seen)
     if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
         raise UserTypeError(
-            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], the actor's and the critic's; "
+            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], of the actor and the critic; "
             f"for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
         )
 

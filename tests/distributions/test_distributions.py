@@ -274,6 +274,9 @@ test_distributions_say_what_is_wrong = common.refused(
     (lambda: made("Joint").log_prob({"move": 0}), "value must have an entry for each part of .*rest.*, got .*'move'"),
     (lambda: Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy(), r"same batch axes, .* \(3,\), \(1,\)"),
     (lambda: Joint({"a": Normal(ONE, 1)}).kl_divergence(Joint({"b": Normal(ONE, 1)})), "have the parts .*a.*got .*b"),
+    *((lambda kind=kind: made(kind).kl_divergence(jax.tree.map(lambda x: x + 1, made(kind))),
+       rf"(?s){kind}.kl_divergence: the two must have the same box, got low=.* and low=")
+      for kind in ("Beta", "TanhNormal")),
     (lambda: distributions.mask_logits(jnp.zeros(4), jnp.ones((1, 4))), "mask_logits: logits have shape"),
 )  # fmt: skip
 
