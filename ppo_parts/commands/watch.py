@@ -63,8 +63,8 @@ def render_frames(
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: Count = 320) -> int:
     """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
 
-    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s; programs
-    that show GIFs slow down those with more than 50 frames per second, so `fps` must not be larger.
+    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s, and
+    its `fps` is at most 50, because browsers slow down what is faster.
     """
     check_writable(path, FORMATS)
     gif = path.suffix.lower() == ".gif"

@@ -253,8 +253,8 @@ def multi_agent_actor_critic(
     leaves = jax.tree.leaves(seen)
     if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
         raise UserTypeError(
-            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], of the actor and the critic; "
-            f"for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
+            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], of actor and critic; for "
+            f" observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
         )
 
     class Network(nn.Module):
