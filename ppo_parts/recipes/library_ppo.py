@@ -140,8 +140,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     if env is None:
-        env = envs.make(config.env_id)
-        env = env if config.squash else envs.prepare(env, rescale=True)
+        env = envs.prepare(envs.make(config.env_id), rescale=not config.squash)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     check_options(config, envs.is_discrete(env.action_space))

@@ -127,6 +127,7 @@ test_options_that_a_library_does_not_have_are_refused = refused(
 
 def test_a_library_takes_the_hyperparameters_of_another_and_a_chain_of_your_own():
     library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
+    library_ppo.make_train(tiny("brax", env_id="tasks:golf"))  # whose actions are matrices
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
     own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
