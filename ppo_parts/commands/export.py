@@ -24,6 +24,7 @@ from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, carry_after
 from ..distributions import Joint
+from ..distributions._distribution import is_distribution
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import load_run, make_parser, report, select_seed
@@ -164,7 +165,7 @@ def _name_leaves(name: str, tree: Any) -> dict[str, Any]:
 def _list_parts(distribution: Any) -> list[tuple[str, Any]]:
     """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
     parts = distribution.parts if type(distribution) is Joint else distribution
-    found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=lambda x: hasattr(x, "log_prob"))
+    found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=is_distribution)
     return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 

@@ -84,6 +84,11 @@ def check_distribution(where: str, distribution: Any, needs: tuple[str, ...] = (
             pass
 
 
+def is_distribution(x: Any) -> bool:
+    """Return whether a node of a tree is a distribution, of this package or of another."""
+    return hasattr(x, "log_prob")
+
+
 class TreeDistribution:
     """A pytree whose attributes are arrays or trees of arrays, with the methods that are defined by the others."""
 
@@ -99,8 +104,11 @@ class TreeDistribution:
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}={jax.tree.map(jnp.shape, x)}" for name, x in vars(self).items())
-        return f"{type(self).__name__}({shapes})"
+        def describe(x: Any) -> Any:
+            return x if is_distribution(x) else jnp.shape(x)
+
+        described = {name: jax.tree.map(describe, x, is_leaf=is_distribution) for name, x in vars(self).items()}
+        return f"{type(self).__name__}({', '.join(f'{name}={x}' for name, x in described.items())})"
 
     sample: Callable[..., Any]
     log_prob: Callable[..., Any]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import ShapeError, UserTypeError
 from ..functional._common import Array
-from ._distribution import TreeDistribution, check_distribution, check_draw
+from ._distribution import TreeDistribution, check_distribution, check_draw, is_distribution
 
 
 class Joint(TreeDistribution):
@@ -40,12 +40,12 @@ class Joint(TreeDistribution):
 
     def __init__(self, parts: Any) -> None:
         several = isinstance(parts, dict | tuple | list)
-        if not several or not jax.tree.leaves(parts, is_leaf=_is_distribution):
+        if not several or not jax.tree.leaves(parts, is_leaf=_is_part):
             raise UserTypeError(
                 f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
             )
         # A copy of every dict, because the caller may change them later.
-        self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_distribution)
+        self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_part)
         for part in self.leaves:
             check_distribution("Joint", part, ("log_prob", "sample"))
 
@@ -75,17 +75,14 @@ class Joint(TreeDistribution):
         self._check_comparable(other)
         return self._total(ours.kl_divergence(theirs) for ours, theirs in zip(self.leaves, other.leaves, strict=True))
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.parts})"
-
     @property
     def leaves(self) -> list[Any]:
         """The distributions in one list."""
-        return jax.tree.leaves(self.parts, is_leaf=_is_distribution)
+        return jax.tree.leaves(self.parts, is_leaf=_is_part)
 
     @property
     def _shape(self) -> Any:
-        return jax.tree.structure(self.parts, is_leaf=_is_distribution)
+        return jax.tree.structure(self.parts, is_leaf=_is_part)
 
     def _entries(self, value: Any) -> list[Any]:
         """Return the action of each part."""
@@ -113,5 +110,5 @@ class Joint(TreeDistribution):
         return sum(rest, first)
 
 
-def _is_distribution(x: Any) -> bool:
-    return x is None or hasattr(x, "log_prob")  # None is a leaf, so that it is rejected as one
+def _is_part(x: Any) -> bool:
+    return x is None or is_distribution(x)  # None is a leaf, so that it is rejected as one

@@ -442,6 +442,12 @@ def test_divergences_of_neighbours_keep_their_digits_and_from_another_box_is_inf
         assert jnp.all(divergence(one, jax.tree.map(lambda x: x + 1, one)) == jnp.inf)
 
 
+def test_representations_have_the_shapes_of_nested_parameters():
+    inner = "Normal(loc=(3, 2), scale=(3, 2))"
+    assert repr(TanhNormal(Normal(ONE, 1.0))) == f"TanhNormal(base={inner}, low=(3, 2), high=(3, 2), eps=(3, 2))"
+    assert repr(Joint({"a": (Normal(ONE, 1.0),)})) == f"Joint(parts={{'a': ({inner},)}})"
+
+
 def test_a_joint_does_not_change_with_the_dict_that_it_was_made_of():
     parts = {"a": {"b": Normal(ONE, 1.0)}}
     policy = Joint(parts)
