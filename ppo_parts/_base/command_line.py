@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 
 
 def whole_number(text: str) -> int:
     """Parse a whole number: "1000000", "1_000_000" or "1e6"."""
-    try:
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number")
 
 
 def positive(text: str) -> int:
     """Parse a whole number of at least 1."""
-    number = whole_number(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    return _parse(text, 1, math.inf, "must be at least 1")
 
 
 def seed(text: str) -> int:
     """Parse a seed, a whole number in [0, 2**32): JAX would use only the last 32 bits of a larger one."""
-    number = whole_number(text)
-    if not 0 <= number < 2**32:
-        raise argparse.ArgumentTypeError(f"must lie in [0, 2**32), got {number}")
+    return _parse(text, 0, 2**32, "must lie in [0, 2**32)")
+
+
+def _parse(text: str, low: int, end: float, says: str) -> int:
+    """Parse a whole number in [low, end), with errors whose text `argparse` shows."""
+    try:
+        number = whole_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not low <= number < end:
+        raise argparse.ArgumentTypeError(f"{says}, got {number}")
     return number

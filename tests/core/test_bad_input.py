@@ -258,6 +258,7 @@ VALUE_ERRORS = {
     "weight belongs to minibatches: draw with given_indices(weights=...) instead": (given(weight=BATCH.reward),),
     "its schedule is 0 at step 0": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, -0.1, 100)),
+    "its schedule is nan at the end": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.2 if step < 9 else np.nan),
     "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
