@@ -46,8 +46,7 @@ class Joint(TreeDistribution):
             )
         # A copy of every dict, because the caller may change them later.
         self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_part)
-        for part in self.leaves:
-            check_distribution("Joint", part, ("log_prob", "sample"))
+        self._parts_with("log_prob", "sample")
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Any:
         """Draw actions; the leaves begin with `sample_shape` and the batch axes."""
@@ -58,7 +57,7 @@ class Joint(TreeDistribution):
 
     def mode(self) -> Any:
         """The mode of each part."""
-        return self._together([part.mode() for part in self.leaves])
+        return self._together([part.mode() for part in self._parts_with("mode")])
 
     def log_prob(self, value: Any) -> Array:
         """Log-probability of actions, summed over the parts; leaves may have the same additional leading axes."""
@@ -66,19 +65,28 @@ class Joint(TreeDistribution):
 
     def entropy(self) -> Array:
         """Sum of the entropies, in nats; raises `NotImplementedError` if a part has none in closed form."""
-        if any(not hasattr(part, "entropy") for part in self.leaves):
-            raise NotImplementedError
+        for part in self.leaves:
+            if not hasattr(part, "entropy"):
+                says = f"{type(part).__name__} has no entropy; ppo_parts.entropy_bonus estimates it from samples"
+                raise NotImplementedError(says)
         return self._total(part.entropy() for part in self.leaves)
 
     def kl_divergence(self, other: Joint) -> Array:
         """KL(self || other) in nats, summed over the parts."""
         self._check_comparable(other)
-        return self._total(ours.kl_divergence(theirs) for ours, theirs in zip(self.leaves, other.leaves, strict=True))
+        parts = self._parts_with("kl_divergence")
+        return self._total(ours.kl_divergence(theirs) for ours, theirs in zip(parts, other.leaves, strict=True))
 
     @property
     def leaves(self) -> list[Any]:
         """The distributions in one list."""
         return jax.tree.leaves(self.parts, is_leaf=_is_part)
+
+    def _parts_with(self, *methods: str) -> list[Any]:
+        """Return the distributions, after checking that each has these methods, which those of a library may lack."""
+        for part in self.leaves:
+            check_distribution("Joint", part, methods)
+        return self.leaves
 
     @property
     def _shape(self) -> Any:

@@ -93,7 +93,7 @@ def largest_pixel(where: str, space: Any) -> float:
     floating = dtype is not None and np.issubdtype(dtype, np.floating)
     if (low, high) == (0, 255) and not floating:
         return 255.0
-    if -np.inf < low <= high <= 1 or (low == -high > -np.inf):  # standardized
+    if -1 <= low <= high <= 1 or (low == -high > -np.inf):  # standardized
         return 1.0
     raise UserValueError(
         f"{where}: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "

@@ -236,6 +236,12 @@ class Mine:
     def sample(self): ...
 
 
+class Sampled:
+    def log_prob(self, value): ...
+
+    def sample(self, *, seed): ...
+
+
 WIDE, HALF = jnp.ones((4, 3)), jnp.ones(1, jnp.bfloat16)
 GSDE_SHAPES = ((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))
 SHAPES = r"must have the shape of (loc|alpha), \(3,\) or \(\)"
@@ -271,6 +277,8 @@ test_distributions_say_what_is_wrong = common.refused(
     (lambda: needs(("log_prob",)), r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distr"),
     (lambda: needs(("mode",)), r"rollout: a distribution needs mode\(\), but Mine has no mode"),
     (lambda: needs(("sample",)), r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed"),
+    (lambda: Joint((Sampled(),)).mode(), r"Joint: a distribution needs mode\(\), but Sampled has no mode"),
+    (lambda: Joint((Sampled(),)).kl_divergence(Joint((Sampled(),))), r"needs kl_divergence\(other\), but Sampled has"),
     (lambda: made("Joint").log_prob({"move": 0}), "value must have an entry for each part of .*rest.*, got .*'move'"),
     (lambda: Joint((Normal(ONE, 1.0), Categorical(ONE[:1]))).entropy(), r"same batch axes, .* \(3,\), \(1,\)"),
     (lambda: Joint({"a": Normal(ONE, 1)}).kl_divergence(Joint({"b": Normal(ONE, 1)})), "have the parts .*a.*got .*b"),
@@ -448,11 +456,13 @@ def test_representations_have_the_shapes_of_nested_parameters():
     assert repr(Joint({"a": (Normal(ONE, 1.0),)})) == f"Joint(parts={{'a': ({inner},)}})"
 
 
-def test_a_joint_does_not_change_with_the_dict_that_it_was_made_of():
+def test_a_joint_does_not_change_with_its_dict_and_names_the_part_without_entropy():
     parts = {"a": {"b": Normal(ONE, 1.0)}}
     policy = Joint(parts)
     parts["a"]["c"] = Normal(ONE, 1.0)
     assert len(policy.leaves) == 1
+    with pytest.raises(NotImplementedError, match=r"Sampled has no entropy; .*estimates it"):
+        Joint((Sampled(),)).entropy()
 
 
 def test_discrete_actions_are_int32_with_64_bits_too():
