@@ -36,7 +36,7 @@ class TanhNormal(VectorDistribution):
 
     Attributes:
         base: as given.
-        low, high, eps: `[..., D]`, the bounds and the width of an edge.
+        low, high, middle, half, eps: `[..., D]`, the bounds, m, h and the width of an edge.
 
     Example:
         >>> policy = TanhNormal(Normal(jnp.array([0., 50.]), 1.), -2., 2.)
@@ -55,8 +55,17 @@ class TanhNormal(VectorDistribution):
         self.base = base
         self.low, self.high = check_box("TanhNormal", low, high, base.loc, "loc")
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
-        middle, half = _middle_and_half(self.low, self.high)
-        self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(middle) / half))
+        self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
+
+    @property
+    def middle(self) -> Array:
+        """The middle of the box, `[..., D]`."""
+        return (self.high + self.low) / 2
+
+    @property
+    def half(self) -> Array:
+        """Half the width of the box, `[..., D]`."""
+        return (self.high - self.low) / 2
 
     def mode(self) -> Array:
         """The squashed mean, which is the median, because squashing moves the mode."""
@@ -83,8 +92,7 @@ class TanhNormal(VectorDistribution):
     def _log_probs(self, value: Array) -> Array:
         shape = jnp.shape(value)
         loc, scale = self.base._wide(shape)
-        low, high, eps = (jnp.broadcast_to(x, shape) for x in (self.low, self.high, self.eps))
-        middle, half = _middle_and_half(low, high)
+        middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
         x = (value - middle) / half
         edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
         u = jnp.arctanh(jnp.clip(x, -limit, limit))
@@ -95,13 +103,8 @@ class TanhNormal(VectorDistribution):
         return jnp.where(edge, mass, density - jnp.log(half))
 
     def _squashed(self, u: Array) -> Array:
-        low, high, eps = (jnp.broadcast_to(x, u.shape) for x in (self.low, self.high, self.eps))
-        middle, half = _middle_and_half(low, high)
+        bounds = self.low, self.high, self.middle, self.half, self.eps
+        low, high, middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in bounds)
         x = jnp.tanh(u)
-        edge = jnp.where(x > 0, high, low)  # not middle + half, which may round to a number beyond the edge
+        edge = jnp.where(x > 0, high, low)  # middle + half may round to a number beyond the edge
         return jnp.where(jnp.abs(x) > 1 - eps, edge, middle + half * x).astype(self.base.loc.dtype)
-
-
-def _middle_and_half(low: Array, high: Array) -> tuple[Array, Array]:
-    """Return the middle m of a box, and half its width h."""
-    return (high + low) / 2, (high - low) / 2
