@@ -78,8 +78,7 @@ class MinGRU(nn.Module):
         update, candidate = jnp.split(gates, 2, axis=-1)
         update = nn.sigmoid(update)
         candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
-        keep, first = jnp.where(reset[..., None], 0, 1 - update), jnp.where(reset[:1, ..., None], 0, carry[None])
-        states = linear_recurrence(keep, plus_first(update * candidate, keep[:1] * first))
+        states = linear_recurrence(1 - update, update * candidate, carry, reset)
         return states, states
 
 
@@ -100,12 +99,13 @@ class LRU(nn.Module):
         real, imag = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
         inputs = nn.Dense(2 * units, kernel_init=orthogonal())(x)
         added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
-        re, im = (jnp.where(reset[:1, ..., None], 0, c[None]) for c in carry)
-        states = [plus_first(added[0], real * re - imag * im), plus_first(added[1], real * im + imag * re)]
         if len(x) > 1:
-            keep = jnp.where(reset[..., None], 0, jax.lax.complex(real, imag))
-            together = linear_recurrence(keep, jax.lax.complex(*states))
+            pairs = (real, imag), added, carry
+            together = linear_recurrence(*(jax.lax.complex(*pair) for pair in pairs), reset)
             states = [together.real, together.imag]
+        else:  # without complex numbers, which ONNX lacks
+            re, im = (jnp.where(reset[..., None], 0, c[None]) for c in carry)
+            states = [added[0] + real * re - imag * im, added[1] + real * im + imag * re]
         skip = self.param("skip", nn.initializers.normal(1.0), (units,))
         y = nn.gelu(dense(units, gain=1.0)(jnp.concatenate(states, axis=-1)) + skip * x)
         return x + y * nn.sigmoid(dense(units, gain=1.0)(y)), (states[0], states[1])
@@ -114,15 +114,14 @@ class LRU(nn.Module):
 PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
 
 
-def plus_first(x: Array, first: Array) -> Array:
-    """Add `[1, ...]` to the first row of `[T, ...]`."""
-    return jnp.concatenate([x[:1] + first, x[1:]]) if len(x) > 1 else x + first
-
-
-def linear_recurrence(keep: Array, added: Array) -> Array:
-    """Compute every h_t = keep_t h_{t-1} + added_t, where the first is added_0."""
-    solve = choose_solver(times=lambda keep, h: keep * jnp.where(keep == 0, 0, h))  # h may be NaN before a reset
-    return solve((added[::-1], keep[::-1]))[::-1] if len(added) > 1 else added
+def linear_recurrence(keep: Array, added: Array, before: Array, reset: Array) -> Array:
+    """Compute every h_t = keep_t h_{t-1} + added_t, from the state `before`; `reset` zeroes h_{t-1}, also a NaN."""
+    keep = jnp.where(reset[..., None], 0, keep)
+    first = added[:1] + keep[:1] * jnp.where(reset[:1, ..., None], 0, before[None])
+    if len(added) <= 1:
+        return first
+    solve = choose_solver(times=lambda keep, h: keep * jnp.where(keep == 0, 0, h))
+    return solve((jnp.concatenate([first, added[1:]])[::-1], keep[::-1]))[::-1]
 
 
 @checked
