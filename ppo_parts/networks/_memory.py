@@ -100,8 +100,8 @@ class LRU(nn.Module):
         inputs = nn.Dense(2 * units, kernel_init=orthogonal())(x)
         added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
         if len(x) > 1:
-            pairs = (real, imag), added, carry
-            together = linear_recurrence(*(jax.lax.complex(*pair) for pair in pairs), reset)
+            keep, inputs, before = (jax.lax.complex(*pair) for pair in ((real, imag), added, carry))
+            together = linear_recurrence(keep, inputs, before, reset)
             states = [together.real, together.imag]
         else:  # without complex numbers, which ONNX lacks
             re, im = (jnp.where(reset[..., None], 0, c[None]) for c in carry)
