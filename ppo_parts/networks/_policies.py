@@ -254,7 +254,7 @@ def multi_agent_actor_critic(
     if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
         raise UserTypeError(
             f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], of actor and critic; for "
-            f" observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
+            f"observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
         )
 
     class Network(nn.Module):
