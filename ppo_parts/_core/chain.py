@@ -60,7 +60,7 @@ time axis: move vtrace before it, or use segment_minibatches()
     """
     for part in parts:
         if isinstance(part, optax.GradientTransformation):
-            raise UserTypeError("chain: an optimizer is not a part: pass it to learner(evaluate, chain(...), optimizer)")
+            raise UserTypeError("chain: an optimizer is not a part: pass it to learner(evaluate, pipeline, optimizer)")
         if isinstance(part, (list, tuple)):
             raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
         if hasattr(part, "trains"):
@@ -141,10 +141,10 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         batch, new = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
-        for field in () if isinstance(part, Divider) else ("losses", "metrics"):
+        for field, add in () if isinstance(part, Divider) else (("losses", "add_loss"), ("metrics", "add_metrics")):
             if lost := getattr(given, field).keys() - getattr(batch, field).keys():
                 says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
-                raise UserValueError(f"{says}: add its own with batch.add_{'loss' if field == 'losses' else field}(...)")
+                raise UserValueError(f"{says}: add its own with batch.{add}(...)")
         batch = _nan_if_out_of_range(part, given, batch, context.step)
         if given.stop is not None and batch.stop is not given.stop:
             batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request
