@@ -41,6 +41,10 @@ def check_params(params: Params) -> None:
                 "array: partition a network module first, for example with equinox.partition(model, equinox.is_array) "
                 "or flax.nnx.split, and recombine it in evaluate"
             )
+        dtype = jnp.result_type(leaf)
+        if not path and not jnp.issubdtype(dtype, jnp.inexact):
+            must = "learner.init: params must be the parameters to train, such as policy.init(key)"
+            raise UserTypeError(f"{must}, got {dtype}{list(jnp.shape(leaf))}, which has no gradient")
     if not jax.tree.leaves(params):
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
 
@@ -56,7 +60,7 @@ def check_trainable(params: Params) -> None:
             )
 
 
-def check_rollout(batch: Batch) -> None:
+def check_rollout(batch: Batch, recurrent: bool) -> None:
     """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
     where = "learner.update"
     if not isinstance(batch, Batch):
@@ -68,6 +72,13 @@ def check_rollout(batch: Batch) -> None:
         action="give the action taken there, [T, N, ...]",
         log_prob="give its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
     )
+    if recurrent:
+        require(
+            batch,
+            where,
+            carry="give the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it",
+            reset="give 1 where the state of the policy is zeroed before step t, [T, N]; pp.rollout records it",
+        )
     if jnp.ndim(batch.log_prob) < 2:
         raise ShapeError(
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "

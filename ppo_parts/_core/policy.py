@@ -81,6 +81,12 @@ def initial_carry_of(policy: Any) -> Any:
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
+def is_recurrent(policy: Any) -> bool:
+    """Return whether a policy has a state; that of an `initial_carry` may be None."""
+    initial_carry = initial_carry_of(policy)
+    return initial_carry is not None and jax.eval_shape(lambda: initial_carry(1)) is not None
+
+
 def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Return whether an array has one number per element, or K > 1 of them, one per stream."""
     return shape == expected or (shape[:-1] == expected and shape[-1] > 1)

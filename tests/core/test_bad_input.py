@@ -37,6 +37,7 @@ BATCH, SGD, CONTEXT = rollout(), optax.sgd(0.1), pp.Context(key=jax.random.key(0
 WITH_BONUS = BATCH.replace(per_segment={"bonus": jnp.ones(SEGMENTS)})
 REPLAY = pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8)))
 TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
+RECURRENT = {"evaluate": pp.Policy(lambda key: {}, lambda params, batch: batch.reset[0], jnp.zeros)}
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
@@ -239,6 +240,10 @@ VALUE_ERRORS = {
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
+    "learner.update: batch.carry is missing: give the state of the policy ... pp.rollout records":
+        (GAE, SHUFFLED, VALUE, given(reset=BATCH.terminated), RECURRENT),
+    "learner.update: batch.reset is missing: give 1 where ... pp.rollout records":
+        (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     **{
         f"{part.name}: batch.{field} is missing": (part, CRITIC, given(**{field: None}))
         for part in (GAE, VTRACE) for field in ("reward", "terminated", "next_value", "value")
@@ -350,6 +355,9 @@ TYPE_ERRORS = {
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
+    "init: params must be the parameters to train, such as policy.init(key), got key<fry>[], which has no gradient":
+        lambda: learner(CRITIC).init(jax.random.key(0)),
+    "such as policy.init(key), got uint32[2]": lambda: learner(CRITIC).init(jax.random.PRNGKey(0)),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
@@ -467,3 +475,7 @@ def test_a_shape_error_is_a_value_error():
 def test_logits_without_an_axis_of_actions_do_not_count_actions():
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
+
+
+def test_a_policy_whose_carry_is_none_needs_no_carry_in_the_batch():
+    update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})
