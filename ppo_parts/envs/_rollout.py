@@ -15,6 +15,7 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.moments import Moments
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.batch import Array, Batch, Evaluate, Output, Params, kind, map_streams
+from .._core.learner import LearnerState
 from .._core.metrics import Metrics
 from .._core.policy import apply_policy, carry_after, evaluate_policy, initial_carry_of, is_value, policy_keys
 from .._core.shards import check_shards
@@ -205,6 +206,13 @@ def rollout(
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         check_key("rollout.collect", "key", key)
+        where = "rollout.collect(key, params, state)"
+        if not isinstance(state, RolloutState):
+            must = "state must be a RolloutState, as rollout.init(key) or the last collect returned it"
+            raise UserTypeError(f"{where}: {must}, got {kind(state)}")
+        if isinstance(params, LearnerState):
+            must = "params must be the parameters of the policy"
+            raise UserTypeError(f"{where}: {must}, got a LearnerState: pass its .params")
         first_carry = state.carry
         if shards > 1:
             state = state._replace(env_state=map_moments(lambda x: ShardMoments.of(x, shards), state.env_state))

@@ -12,7 +12,8 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.envs._rollout import episode_metrics
+from ppo_parts._core.learner import LearnerState
+from ppo_parts.envs._rollout import RolloutState, episode_metrics
 from tests.common import Categorical, refused
 from tests.envs.common import altered, clock, echo
 
@@ -108,7 +109,13 @@ def collecting(env, evaluate, **settings):
     return lambda: jax.eval_shape(collect)
 
 
+def collect(params, state):
+    return lambda: pp.rollout(CLOCK, uniform, num_envs=2, num_steps=3).collect(jax.random.key(0), params, state)
+
+
 test_what_cannot_be_collected_is_refused = refused(
+    (collect(RolloutState(0, 0), {}), r"\(key, params, state\): state must be .* rollout\.init\(key\) .*, got dict"),
+    (collect(LearnerState(*"pqrs"), RolloutState(0, 0)), r"params must be .*, got a LearnerState: pass its \.params"),
     (collecting(CLOCK, uniform, num_envs=0), "rollout: num_envs must be .*0"),
     (collecting(CLOCK, uniform, num_steps=2.0), "rollout: num_steps must be .*2.0"),
     (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
