@@ -18,6 +18,7 @@ from .._base.trees import without_weak_types
 from ..functional._common import unsqueeze
 from ._env import Array, Env, Transition, check_like
 from ._rendering import as_frame
+from ._spaces import check_space
 
 
 class EpisodeState(NamedTuple):
@@ -123,9 +124,9 @@ def auto_reset(
             episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
-        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; (when traced)
-            `step` returns no `Step`, a state or an observation unlike that of `reset`; `shared` was replaced by another
-            structure, shape or dtype.
+        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; what is
+            given as a space has none of its attributes; (when traced) `step` returns no `Step`, a state or an
+            observation unlike that of `reset`; `shared` was replaced by another structure, shape or dtype.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -144,6 +145,10 @@ def auto_reset(
     check_takes("auto_reset", "step", step, ("key", "state", "action"))
     if render is not None:
         check_takes("auto_reset", "render", render, ("state",))
+    check_space("auto_reset", "observation_space", observation_space)
+    check_space("auto_reset", "action_space", action_space)
+    if privileged_space is not None:
+        check_space("auto_reset", "privileged_space", privileged_space)
     initial_shared, agents = jax.tree.map(jnp.asarray, shared), () if num_agents is None else (num_agents,)
 
     def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:

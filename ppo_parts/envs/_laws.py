@@ -138,16 +138,23 @@ def finite(played: Played) -> str | None:
 
 
 def integers(played: Played) -> str | None:
-    """Where the space of observations consists of integers, observations are integers within its bounds."""
-    space = played.env.observation_space
-    if not hasattr(space, "low") or np.dtype(getattr(space, "dtype", None) or np.float32).kind not in "iu":
+    """Where a space of observations consists of integers, observations are integers within its bounds."""
+    leaves = jax.tree.leaves(as_observation(played.out.obs).obs)
+    return next(filter(None, map(_integers_of, list_spaces(played.env.observation_space), leaves)), None)
+
+
+def _integers_of(space: Any, obs: np.ndarray) -> str | None:
+    if options := count_options(space):
+        low, high = 0, np.subtract(options, 1)
+    elif hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu":
+        low, high = space.low, space.high
+    else:
         return None
-    obs = _first_leaf(played.out.obs)
-    if obs.dtype.kind == "f":
-        says = f"observations are {obs.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}"
-        return f"{says}: give the space the dtype and the bounds of what reset and step return"
+    if obs.dtype.kind not in "biu":
+        says = f"observations are {obs.dtype}, but those of the observation space, {space}, are integers"
+        return f"{says}: give the space the dtype and the bounds of what reset and step return, or return integers"
     return _report(
-        (obs < space.low) | (obs > space.high),
+        (obs < low) | (obs > high),
         "obs contains {1} {0}, outside of the observation space, {space}: change its bounds, or what step returns",
         obs,
         space=space,

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
-from ..functional._arguments import ANY
+from ..functional._arguments import ANY, is_whole
 from ..functional._common import check_range, known_values
 
 
@@ -111,7 +111,19 @@ class Tuple:
 
 
 def _is_space(x: Any) -> bool:
-    return any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+    return not hasattr(x, "__array__") and any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+
+
+def check_space(where: str, name: str, space: Any) -> None:
+    """Raise unless an object has the attributes of a space."""
+    if _is_space(space):
+        return
+    remedy = "envs.Box(shape), envs.Discrete(n), or an envs.Dict or envs.Tuple of spaces"
+    if is_whole(space):
+        remedy = f"envs.Discrete({space}), or envs.Box(({space},)) for real numbers"
+    elif isinstance(space, tuple | list) and all(map(is_whole, space)):
+        remedy = f"envs.Box({tuple(space)})"
+    raise UserTypeError(f"must be a space, got {space!r:.200}: write {remedy}", where=where, argument=name)
 
 
 def is_tree(space: Any) -> bool:

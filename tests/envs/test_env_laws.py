@@ -15,7 +15,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from ppo_parts.envs._laws import LAWS, list_notes, play, random_action, seats
+from ppo_parts.envs._laws import LAWS, list_notes, play, random_action
 from ppo_parts.envs._wrappers import with_observations
 from tests import env_fakes
 from tests.common import compiled, refused
@@ -123,6 +123,22 @@ def whole(low, high, dtype):
     return out({"observation_space": space}, obs=lambda out: out.obs.astype(dtype))
 
 
+def shown(space, see):
+    """Change the observations, a number and the time in the episode, which is 0 to 3, and their space."""
+
+    def change(played):
+        out = played.out._replace(obs=see(played.out.obs[..., 0], played.out.obs[..., 1].astype(int)))
+        return played._replace(env=played.env._replace(observation_space=space), out=out)
+
+    return change
+
+
+def tree_of(options):
+    """A space with integers behind a box."""
+    space = envs.Dict({"a": envs.Box(()), "b": envs.Tuple((envs.Discrete(options),))})
+    return shown(space, lambda x, time: envs.Observation({"a": x, "b": (time,)}))
+
+
 def available(first, following):
     def change(played):
         x = np.broadcast_to(following, (*played.out.reward.shape, 2))
@@ -144,8 +160,12 @@ UNLAWFUL = {
     "separate": [(lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split")],
     "finite": [(out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity")],
     "integers": [
-        (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are int64"),
-        (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space")],
+        (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are integers: "),
+        (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
+        (shown(envs.Discrete(99), lambda x, time: x), r"are float32, but .* space, Discrete\(n=99\), are integers"),
+        (shown(envs.Discrete(3), lambda x, time: time), r"contains 3 in step 2 .* outside of .*, Discrete\(n=3\): ch"),
+        (shown(envs.MultiDiscrete((9, 3)), lambda x, time: np.stack([time, -time], -1)), "contains -1 in step 0"),
+        (tree_of(3), r"contains 3 in step 2 .* Discrete\(n=3\)")],
     "masks": [
         (available(False, True), r"^obs\.available leaves no action in step 0"),
         (available(True, False), r"^obs\.available leaves no action in step 1")],
@@ -164,12 +184,18 @@ UNLAWFUL = {
 }  # fmt: skip
 
 
+LAWFUL = {
+    "integers": [whole(0, 200, int), shown(envs.Discrete(4), lambda x, time: time), tree_of(4)],
+    "seats": [seated()],
+}
+
+
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
 @pytest.mark.parametrize("law", LAWS, ids=[law.__name__ for law in LAWS])
 def test_each_law_names_what_breaks_it_with_the_remedy(followed, law):
     assert law(followed) is None
-    if law is seats:
-        assert law(seated()(followed)) is None
+    for change in LAWFUL.get(law.__name__, ()):
+        assert law(change(followed)) is None
     for change, says in UNLAWFUL[law.__name__]:
         broken = law(change(followed))
         assert re.search(says, broken or "nothing is wrong"), broken
@@ -328,7 +354,7 @@ def test_environments_may_be_vmapped_with_their_parameters():
 
 
 AUTOMATIC = {"reset": lambda key: 0, "step": lambda key, state, action: 0}
-AUTOMATIC |= {"observation_space": None, "action_space": None}
+AUTOMATIC |= {"observation_space": envs.Box(()), "action_space": envs.Discrete(2)}
 test_arguments_of_automatic_resets_are_checked = refused(
     ({"time_limit": 0}, "time_limit must be at least 1"),
     ({"reset_ratio": 0}, "reset_ratio must be at least 1"),
@@ -336,6 +362,11 @@ test_arguments_of_automatic_resets_are_checked = refused(
     ({"reset": None}, r"reset must be a function, got None"),
     ({"shared": 1.0}, r"reset must take \(key, shared\); this one takes \(key\)"),
     ({"step": lambda state, action: 0}, r"step must take \(key, state, action\); .* \(state, action\)"),
+    ({"observation_space": (1,)}, r"auto_reset: observation_space must be a space, got \(1,\): write envs\.Box\(\(1,"),
+    ({"observation_space": None}, r"observation_space must be a space, got None: write envs\.Box\(shape\), envs\.Disc"),
+    ({"action_space": 2}, r"action_space must be a space, got 2: write envs\.Discrete\(2\), or envs\.Box\(\(2,\)\)"),
+    ({"action_space": np.int64(3)}, r"action_space must be a space, got .*: write envs\.Discrete\(3\)"),
+    ({"privileged_space": [4]}, r"privileged_space must be a space, got \[4\]: write envs\.Box\(\(4,\)\)"),
     by=lambda changed: envs.auto_reset(**{**AUTOMATIC, **changed}),
 )
 
