@@ -34,7 +34,7 @@ HEALTHY = {
 PROBED = {
     "log_ratio": 1e-6, "log_ratio_inside": 1e-6, "value_change": 1e-6, "memory_after_reset": 0.0, "same_envs": 0.0,
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
-    "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 9.0, "value_at_end": 0.9,
+    "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 12.0, "value_at_end": 0.9,
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0,
 }  # fmt: skip
@@ -88,6 +88,7 @@ PLANTED = {  # by rule: metrics, and settings
     [
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
+        ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
         ("probe/reward_size", 500.0, ["reward_scale_large"]),
         ("probe/reward_balance", -0.9, []),  # few large rewards, which a wrapper clips, pay for many small costs
         ("entropy", np.linspace(2.8, 1.4, UPDATES), []),  # of several actions together
@@ -115,6 +116,8 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
     rare = {**HEALTHY, **SMALL, "probe/reward_size": 1.0}
     assert training.diagnose(rare, CONFIG) == []
+    learned = {**HEALTHY, **SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}
+    assert training.diagnose(learned, CONFIG) == []  # the value function's errors do not hide the rewards
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
@@ -137,10 +140,10 @@ def test_a_planted_fault_is_found(name):
     assert found.advice[:3] not in ("", "or ", "and")
 
 
-def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards():
+def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards_and_equal_environments():
     falling = HEALTHY | {"episode_return": HEALTHY["episode_return"][::-1]}
     assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
-    collapsed = HEALTHY | PLANTED["reward_scale_small"][0] | PLANTED["entropy_collapsed"][0]
+    collapsed = HEALTHY | SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
     assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
     unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
     assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
