@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -148,18 +148,23 @@ def _widen(limits: Range) -> Range:
     return Range(limits.low - below, limits.high + 1e-6 * max(abs(limits.high), 0.1), limits.open_low)
 
 
+def _is_floating(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+
+
+def find_nan(hyperparameters: Mapping[Any, Any]) -> dict[Any, Array]:
+    """Return whether each hyperparameter is NaN because it is out of range, of those that are not Python numbers."""
+    arrays = {name: x for name, x in hyperparameters.items() if isinstance(x, jax.Array) and _is_floating(x)}
+    return {name: jnp.any(jnp.isnan(x)) for name, x in arrays.items()}  # others were checked when the part was built
+
+
 def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
     """Return the tree, or NaN in all its floats if one of the hyperparameters is NaN because it is out of range."""
-
-    def is_floating(x: Any) -> bool:
-        return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
-
-    arrays = [x for x in hyperparameters if isinstance(x, jax.Array)]  # others were checked when the part was built
-    numbers = [jnp.any(jnp.isnan(x)) for x in filter(is_floating, arrays)]
+    numbers = find_nan(dict(enumerate(hyperparameters))).values()
     if not numbers:
         return tree
     bad = functools.reduce(jnp.logical_or, numbers)
-    return jax.tree.map(lambda x: nan_where(bad, x).astype(x.dtype) if is_floating(x) else x, tree)
+    return jax.tree.map(lambda x: nan_where(bad, x).astype(x.dtype) if _is_floating(x) else x, tree)
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:

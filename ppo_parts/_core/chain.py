@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import spread_nan
-from .batch import Batch, Params, field_at, kind, with_field_at
+from .._base.hyperparameters import find_nan, spread_nan
+from .batch import Batch, Current, Params, field_at, kind, with_field_at
 from .part import Context, Divider, Part, read_numbers
-from .wiring import check_batch, check_order, find_sampler, list_reads
+from .wiring import check_batch, check_order, find_sampler, list_reads, no_current
 
 AMEND = 2**29
 """A number that is folded into the key of a part for its `amend`; it is large for the reason given in `part_key`."""
@@ -132,6 +132,9 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         try:
             result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         except (KeyError, AttributeError, TypeError) as error:
+            of_none = batch.current is None and isinstance(error, AttributeError) and error.obj is None
+            if of_none and getattr(error, "name", None) in Current._fields:
+                raise no_current(part) from error
             if isinstance(error, KeyError) or ("NoneType" in str(error) and not isinstance(error, UserTypeError)):
                 remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
                 error.add_note(f"raised by the part {part.name!r}: {remedy}")
@@ -153,18 +156,24 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
 
 
 def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> Batch:
-    """Return what the part wrote, or NaN in all of it if one of its numbers is out of range at this step.
+    """Return what the part wrote, or NaN in all of it if one of its numbers is out of range at this step; count these.
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    numbers = read_numbers(part.numbers, before, step).values()
-    for path in part.provides if numbers else ():
+    numbers = read_numbers(part.numbers, before, step)
+    if not (bad := find_nan(numbers)):
+        return after
+    for path in part.provides:
         if path == "losses":
             own = {name: x for name, x in after.losses.items() if before.losses.get(name) is not x}
-            after = after.replace(losses={**after.losses, **spread_nan(own, *numbers)})
+            after = after.replace(losses={**after.losses, **spread_nan(own, *numbers.values())})
         elif path not in ("metrics", "stop"):
-            after = with_field_at(after, path, spread_nan(field_at(after, path), *numbers))
-    return after
+            after = with_field_at(after, path, spread_nan(field_at(after, path), *numbers.values()))
+    # The same part may be on both sides of the sampler, and twice on one of them.
+    prefix = f"nonfinite/{'rollout/' if before.current is None else ''}{part.name}/"
+    counts = {prefix + name: x | after.metrics.get(prefix + name, False) for name, x in bad.items()}
+    reductions = (*after.reductions, *((name, "sum") for name in counts))
+    return after.replace(metrics={**after.metrics, **counts}, reductions=reductions)
 
 
 def amend(

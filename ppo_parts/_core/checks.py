@@ -28,7 +28,8 @@ from .shards import check_shards
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 STREAMS = ("reward", "value", "next_value", "advantage", "target")  # they may have a last axis of K > 1 streams
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
-COUNTED_BY_ELEMENT = ("reward", "log_prob", "value", "next_value", "advantage", "parameters")
+FLAGS = ("mask", "terminated", "truncated")
+COUNTED_BY_ELEMENT = (*FLAGS, "reward", "log_prob", "value", "next_value", "advantage", "parameters")
 """The `nonfinite/...` metrics that count elements; all others, such as those of parts, count minibatches."""
 
 
@@ -139,21 +140,23 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
 
 
 def nan_where_not_flags(batch: Batch) -> Batch:
-    """Return the batch with a log-probability of NaN, which is counted, where a traced flag is neither 0 nor 1."""
-    wrong: list[Array] = []
-    for name in ("mask", "truncated", "terminated"):
-        x = getattr(batch, name)
-        if x is not None and x.dtype != bool:
-            wrong.append(~valid_flags(name, x))
+    """Return the batch with a log-probability of NaN, so that nothing is learned, where a flag is out of its range."""
+    wrong = find_wrong_flags(batch).values()
     if not wrong:
         return batch
     kept = True if batch.mask is None else batch.mask != 0
     return batch.replace(log_prob=nan_where(functools.reduce(jnp.logical_or, wrong) & kept, batch.log_prob))
 
 
+def find_wrong_flags(batch: Batch) -> dict[str, Array]:
+    """Return where those flags that are numbers are out of their range."""
+    flags = {name: getattr(batch, name) for name in FLAGS}
+    return {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}
+
+
 def count_nonfinite(batch: Batch) -> Metrics:
-    """Count the non-finite unmasked elements of the rollout, by field."""
-    bad = {}
+    """Count the non-finite unmasked elements of the rollout, and flags out of their range, by field."""
+    bad = {f"nonfinite/{name}": x for name, x in find_wrong_flags(batch).items()}
     for name in ("reward", "log_prob", "value", "next_value"):
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -189,9 +192,11 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         total = int(np.sum(value)) if marker else 0
         if total:
             one, several = ("element", "elements") if what in COUNTED_BY_ELEMENT else ("minibatch", "minibatches")
+            many = f"{total} {one if total == 1 else several}{' out of range' if what in FLAGS else ''}"
             rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
-            owner, _, item = what.rpartition("/")
-            called = f"{item} of {owner}" if owner and owner != "loss" else what.replace("/", " ")
-            found.append((rank, f"{phase}{called} ({total} {one if total == 1 else several})"))
-    listed = ", then in ".join(text for _, text in sorted(found))
+            called, (owner, _, item) = what.replace("/", " ", 1), what.rpartition("/")
+            if owner and not what.startswith("loss/"):  # a hyperparameter of a part, see `fold`
+                rank, called, many = -1, f"{item} of {owner.removeprefix('rollout/')}", "out of range"
+            found.append((rank, f"{phase}{called} ({many})"))
+    listed = ", then in ".join(text for _, text in sorted(set(found)))
     return f"non-finite numbers arose first in {listed}" if found else None

@@ -79,9 +79,10 @@ def learner(
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
     applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and, if the chain can stop,
     `early_stopped` (1 if a part has asked to stop, also after the last minibatch). The metrics `nonfinite/...` count
-    non-finite numbers by where they arose: unmasked elements of the rollout's `reward`, `log_prob` (also where a flag
-    is not 0 or 1), `value` and `next_value`, elements of the minibatches' `advantage`, and minibatches whose loss or
-    `gradient` is not finite; see `nonfinite_report`.
+    non-finite numbers by where they arose: unmasked elements of the rollout's `reward`, `log_prob`, `value` and
+    `next_value`, of `mask` and `truncated` that are not 0 or 1, and of `terminated` outside [0, 1]; hyperparameters
+    that a trace or a schedule takes out of range; elements of the minibatches' `advantage`; and minibatches whose loss
+    or `gradient` is not finite; see `nonfinite_report`.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
     states of the parts after the sampler unchanged, and parts before it keep their last finite state.
@@ -187,12 +188,13 @@ class _Update:
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         keeps_time = not all(phase.sampler.cuts_time for phase in self.phases)
-        recorded = nan_where_not_flags(finite_where_masked(recorded, keeps_time=keeps_time))
+        recorded = finite_where_masked(recorded, keeps_time=keeps_time)
+        counts, recorded = count_nonfinite(recorded), nan_where_not_flags(recorded)
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
         opt_states, states = name_states(state.opt_state, self.phases), name_states(states, self.phases)
         keep_finite = any(last_finite(opt_state) is not None for opt_state in opt_states.values())
-        metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
+        metrics, stopped = [counts], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))

@@ -176,7 +176,10 @@ def _reaches_a_loss(field: str, later: Sequence[Part], *, of_policy: bool) -> bo
 
 
 def check_batch(part: Part, batch: Batch) -> None:
-    """Raise for errors that only the batch reveals: a missing field, a missing time axis, an unevaluated policy."""
+    """Raise for errors that only the batch reveals: an unevaluated policy, a missing field, a missing time axis."""
+    needs_current = part.place == "after_sampler" or any(path.split(".")[0] == "current" for path in part.requires)
+    if needs_current and batch.current is None:
+        raise no_current(part)
     for path in part.requires:
         if field_at(batch, path) is None:
             raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
@@ -185,11 +188,15 @@ def check_batch(part: Part, batch: Batch) -> None:
             f"{part.name} works along time, but this batch has no time axis (axes: {batch.axes}): put it before the "
             "sampler, or use segment_minibatches()"
         )
-    if part.place == "after_sampler" and batch.current is None:
-        raise UserValueError(
-            f"{part.name} needs the policy being trained, and batch.current is not set: put it after a sampler, "
-            "such as shuffled_minibatches(), and run the chain with learner()"
-        )
+
+
+def no_current(part: Part) -> UserValueError:
+    """Return the error of a part that reads the policy being trained where there is none."""
+    declare = "" if part.place == "after_sampler" else ', and declare place="after_sampler"'
+    return UserValueError(
+        f"{part.name} needs the policy being trained, and batch.current is not set: put it after a sampler, "
+        f"such as shuffled_minibatches(), and run the chain with learner(){declare}"
+    )
 
 
 def _remedy(path: str) -> str:

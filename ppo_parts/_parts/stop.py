@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 
 from .. import functional
@@ -63,10 +62,6 @@ def kl_early_stop(
         reduce = masked_mean if reduction == "mean" else masked_sum
         judged = reduce(divergence, batch.mask)
         batch = batch.add_metrics(**{name: judged})
-        if isinstance(target_kl, jax.Array):
-            # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not
-            # reach a loss.
-            batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(target_kl)})
         return _stop_if_above(target_kl, judged, batch, context, check)
 
     reads = ("current.log_prob", "log_prob", "mask")

@@ -80,8 +80,10 @@ def test_a_hyperparameter_may_be_a_field():
     fields += [pp.field("per_segment.coef"), pp.field("shared.bonus")]
     outside = batch.add_extras(clip=jnp.where(masked, 0.2, -1))
     found, spoilt = update(*fields, batch, outside)
-    assert_same(found, *update(0.9, 0.2, 2.0, 3.0, 0.5, 0.1, batch))
-    assert spoilt[1]["nonfinite/loss/policy"] == 2
+    expected, metrics = update(0.9, 0.2, 2.0, 3.0, 0.5, 0.1, batch)[0]
+    assert_same((found[0], {name: found[1][name] for name in metrics}), (expected, dict(metrics)))
+    assert spoilt[1]["nonfinite/loss/policy"] == spoilt[1]["nonfinite/clipped_surrogate/clip_eps"] == 2
+    assert not any(name.startswith("nonfinite/clipped_surrogate") for name in metrics)  # of numbers known beforehand
     assert pp.gae(gamma=fields[0], gae_lambda=0.8).requires == ("extras.gamma",)
 
 
@@ -293,7 +295,7 @@ def test_losses_and_metrics_are_reduced_as_they_say():
     assert [float(metrics[way]) for way in ("mean", "sum", "max", "min")] == [2.5, 10, 4, 1]
     assert isinstance(metrics, pp.Metrics)
     assert len(jax.tree.leaves(metrics)) == 1
-    with pytest.raises(KeyError, match="no metric is named 'nothing'; the metrics are nonfinite/reward"):
+    with pytest.raises(KeyError, match="no metric is named 'nothing'; the metrics are nonfinite/mask"):
         metrics["nothing"]
 
 
