@@ -19,6 +19,7 @@ from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
+from ..functional._common import unsqueeze
 from ._example import FLOATS, add_current, poison
 
 FIELDS = tuple(Batch.__dataclass_fields__)
@@ -192,12 +193,12 @@ def state_is_stable(subject: Subject) -> str | None:
 
 
 def float_dtype_is_kept(subject: Subject) -> str | None:
-    """Every floating array that the part returns has the dtype of the data, also in float64."""
+    """Every floating array that the part returns, except in metrics, has the dtype of the data, also in float64."""
     for dtype in (*DTYPES, jnp.float64):
         with enable_x64(dtype == jnp.float64):
             batch, state, context = subject.inputs(0, dtype)
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(out):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(out.replace(metrics={})):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
                 says = f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
                 return f"{says}: convert it with .astype(batch.log_prob.dtype)"
@@ -215,8 +216,8 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     def compute_results(batch: Batch) -> Any:
         current = subject.seen(batch, context).current  # None before the sampler: there is nothing to differentiate
         (loss, (out, after)), gradient = jax.value_and_grad(compute_losses, has_aux=True)(current, batch)
-        kept = jax.tree.map(lambda x: np.asarray(x)[keep], gradient)
-        found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": kept}
+        kept = functools.partial(_keep, keep)
+        found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": jax.tree.map(kept, gradient)}
         return {**found, "finished": run_finish(batch, after)}, gradient
 
     def run_finish(batch: Batch, after: Any) -> Any:
@@ -232,7 +233,8 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         if wrong := compare(actual, expected, exact=True):
             sampler = isinstance(subject.part, Divider)
             remedy = "draw with jnp.where(batch.mask, ...)" if sampler else "use masked_mean or jnp.where"
-            return f"its result depends on masked elements (filled with {kind}): {wrong}; {remedy}"
+            filled = f"at masked steps all fields, flags included, were filled with {kind}"
+            return f"its result depends on masked elements ({filled}): {wrong}; {remedy}"
         if kind == "noise" and any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient)):
             return "masked elements have a gradient: apply the mask to the inputs of the loss, not to its result"
     return None
@@ -332,19 +334,23 @@ LAWS: tuple[Law, ...] = (
 
 
 def select_unmasked(batch: Batch) -> Any:
-    """Return what may not depend on masked elements: steps and segments that count, and everything reduced."""
+    """Return what may not depend on masked elements, with 0 in steps and segments that do not count."""
     kept = functools.partial(_keep, np.asarray(batch.mask, bool))
     steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 
 
 def _keep(keep: np.ndarray, x: Any) -> Any:
-    """Return the unmasked elements of an array of steps, of several rollouts of steps, or of segments; others whole."""
+    """Return an array of steps, of several rollouts, or of segments, with 0 where it is masked; others as they are."""
     if np.shape(x)[: keep.ndim] == keep.shape:
-        return np.asarray(x)[keep]
-    if np.shape(x)[1 : 1 + keep.ndim] == keep.shape:
-        return np.asarray(x)[:, keep]
-    return np.asarray(x)[keep.any(axis=0)] if np.shape(x) == keep.shape[1:] else x
+        kept: Any = keep
+    elif np.shape(x)[1 : 1 + keep.ndim] == keep.shape:
+        kept = keep[None]
+    elif np.shape(x) == keep.shape[1:]:
+        kept = keep.any(axis=0)
+    else:
+        return x
+    return np.where(unsqueeze(kept, np.ndim(x)), x, np.zeros((), x.dtype))
 
 
 def compare(actual: Any, expected: Any, *, exact: bool = False) -> str | None:

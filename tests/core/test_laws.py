@@ -170,6 +170,8 @@ SOUND = {
     "a field of its own batch":
         (reward(lambda b: b.reward + b.extras["own"], requires=("extras.own",), reads=("reward",)),
          {"batch": own_batch}),
+    "a metric of another dtype":
+        (pp.stateless(lambda b, coef: b.add_metrics(coef=coef), numbers={"coef": jnp.float32(0.5)}), {}),
     "a further head of its own policy":
         (loss(lambda batch: jnp.square(batch.current.aux["cost"])), {"context": context_with_cost}),
 }  # fmt: skip
@@ -244,8 +246,9 @@ FAULTY = {
         (part(lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
               place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element")],
     "masked_elements_are_neutral": [
-        (faulty, "depends on masked elements")
-        for faulty in (
+        (reward(lambda b: b.reward + 0 * jnp.roll(b.terminated, 1, 0)),
+         "flags included, were filled with nan): batch.reward is nan instead of -1.42274 at index (5, 0)"),
+        *((faulty, "depends on masked elements") for faulty in (
             counting(lambda b: jnp.mean(b.terminated)),
             counting(lambda b: jnp.mean(b.next_obs)),
             counting(lambda b: jnp.mean(b.behavior.logits)),
@@ -254,7 +257,7 @@ FAULTY = {
             metric(lambda b: jnp.mean(b.reward)),
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
             reward(lambda b: b.reward + jnp.mean(b.extras["own"]), requires=("extras.own",)),
-        )],
+        ))],
     "state_is_stable": [
         (state(lambda: jnp.zeros((), int), lambda s: s + 1.0), "update changes its state from"),
         (state(lambda: jnp.zeros(3), finish=lambda b, s, c: 1.0), "finish changes its state from"),
@@ -308,6 +311,8 @@ def test_what_laws_say_locates_a_difference_and_does_not_advise_what_was_given()
         (metric(lambda b: jnp.asarray(np.asarray(b.reward).mean())), NEEDS_A_VALUE),
         (reward(lambda b: b.extras["novelty"], requires=("extras.novelty",), reads=()), "novelty"),
         (loss(lambda b: b.current.aux["cost"]), r"raised TypeError: .*not subscriptable.* pass batch= or context="),
+        (metric(lambda b: b.current.value[0, 0]), 'faulty needs .* put it after .* declare place="after_sampler"$'),
+        (pp.stateless(lambda b: b, requires=("current.value",)), 'declare place="after_sampler"$'),
         (pp.stateless(lambda b: b.add_metrics(mean=jnp.mean(b.current_log_ratio()))),
          "exists only after the sampler: put the part there, and declare place="),
     ],
