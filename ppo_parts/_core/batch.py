@@ -120,7 +120,7 @@ class Batch:
         log_prob: `[T, N]`, log-probability of the action under the behavior policy, in nats.
         value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
         reward: `[T, N]`, of the transition out of step t.
-        terminated: `[T, N]`, 1 where that transition ended the episode.
+        terminated: `[T, N]`, 1 where that transition ended the episode; also the probability that it did, in [0, 1].
         truncated: `[T, N]`, 1 where a time limit cut the episode there; None: nowhere.
         next_value: `[T, N]`, V of the observation that followed: of the final one where the episode was truncated or
             the rollout ended; arbitrary where it terminated.

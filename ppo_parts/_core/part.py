@@ -77,8 +77,8 @@ class Part:
             or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
             called only in the updates in which its phase runs.
         numbers: its numeric hyperparameters by name: numbers, schedules and fields. If the value of one is NaN in an
-            update, as those of the library are where they are out of range, all that the part writes is NaN, so that
-            the learner counts it. The fields are added to `requires`.
+            update, as those of the library are where they are out of range, all that the part writes is NaN, and
+            `nonfinite_report` names the number. The fields are added to `requires`.
         policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
             part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
             checks assume that it may be one.

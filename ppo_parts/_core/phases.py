@@ -220,12 +220,14 @@ def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
     if names == [""]:
         if isinstance(optimizer, Mapping):
             raise UserValueError(
-                "learner: a dict of optimizers needs phases(); this pipeline has one sampler: give one optimizer"
+                "learner: a dict of optimizers needs phases(); this pipeline has one sampler: give one optimizer; "
+                "where a recipe makes the dict, call training.Train.of with one optimizer instead"
             )
         optimizer = {"": optimizer}
     elif not isinstance(optimizer, Mapping) or set(optimizer) != set(names):
         got = f"a dict with {sorted(optimizer)}" if isinstance(optimizer, Mapping) else type(optimizer).__name__
-        raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(names)}, got {got}")
+        remedy = "where a recipe makes the optimizer, call training.Train.of with such a dict instead"
+        raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(names)}, got {got}; {remedy}")
     made = [wrap_optimizer("learner", optimizer[name]) for name in names]
     return tuple(dataclasses.replace(phase, optimizer=each) for phase, each in zip(phases, made, strict=True))
 

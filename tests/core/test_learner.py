@@ -123,6 +123,11 @@ def test_phases_run_in_order_and_share_what_stands_before_them():
     assert state.pipeline[0][0] == 3
     np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
     assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+    for wrong in ((pipeline, optax.sgd(0.1)), (actor, optimizers)):  # as a recipe, whose optimizer is given, would
+        with pytest.raises(
+            pp.errors.UserValueError, match=r"call training\.Train\.of with (such a dict|one optimizer)"
+        ):
+            pp.learner(both, *wrong)
 
 
 def undefined():
