@@ -25,8 +25,6 @@ PER_ELEMENT = (
 )  # fmt: skip
 """Hyperparameters that may be a `field`, one number per element."""
 
-COEF = "coef of the loss"  # not "coef", which may be a hyperparameter of the loss itself
-
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
     """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
@@ -57,10 +55,11 @@ def loss_part(
     `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
     coefficient. A function that returns `(loss, measured)` has the means of the arrays `measured` as metrics instead.
     """
-    weight = check_numbers(where, coef=coef)["coef"]
+    given, weight = numbers or {}, check_numbers(where, coef=coef)["coef"]
+    weight_name = "coef of the loss" if "coef" in given else "coef"
 
     def update(batch: Batch, context: Context, /, **values: Any) -> Batch:
-        coef = values.pop(COEF)
+        coef = values.pop(weight_name)
         result = loss(batch, context, **values)
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
         batch = batch.add_loss(name, (coef * value).astype(value.dtype))
@@ -69,7 +68,7 @@ def loss_part(
 
     of_loss: dict[str, Any] = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
     declared = of_loss | declared | {"reads": (*declared["reads"], "mask")}
-    return stateless(update, name=where, numbers={**(numbers or {}), COEF: weight}, **declared)
+    return stateless(update, name=where, numbers={**given, weight_name: weight}, **declared)
 
 
 def moments_of(x: Array, mask: Array | None) -> Moments:
