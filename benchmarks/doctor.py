@@ -307,7 +307,7 @@ TRAINING: Programs = {
 )  # fmt: skip
 HELD_OUT: Programs = {  # no rule has seen their runs
     "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
-    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 98_304),
+    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
     "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
 } | make_programs(
     5100,
