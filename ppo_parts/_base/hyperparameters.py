@@ -115,10 +115,7 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
             message = f"must be a number or a schedule step -> value for all steps, and calling {schedule!r} failed: "
             raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
-    constant = not any(isinstance(x, jax.core.Tracer) for x in late) and (
-        np.array_equal(*late) or all(np.all(x != x) for x in late)  # NaN
-    )
-    if constant:
+    if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends.append(("at the end", late[0], dataclasses.replace(limits, open_low=False)))  # it may be annealed to 0
     for when, end, allowed in ends:
         known = not isinstance(end, jax.core.Tracer)

@@ -144,10 +144,11 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
         batch, new = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
-        for field, add in () if isinstance(part, Divider) else (("losses", "add_loss"), ("metrics", "add_metrics")):
-            if lost := getattr(given, field).keys() - getattr(batch, field).keys():
+        for field, add in (("losses", "add_loss"), ("metrics", "add_metrics")):
+            lost = getattr(given, field).keys() - getattr(batch, field).keys()
+            if lost and field not in part.requires and not isinstance(part, Divider):
                 says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
-                raise UserValueError(f"{says}: add its own with batch.{add}(...)")
+                raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
         batch = _nan_if_out_of_range(part, given, batch, context.step)
         if given.stop is not None and batch.stop is not given.stop:
             batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request

@@ -51,12 +51,11 @@ class Categorical(TreeDistribution):
         """Draw actions, int32 `[*sample_shape, ...]`."""
         sample_shape = check_draw("Categorical", seed, sample_shape)
         wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
-        drawn = jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
-        return drawn.astype(jnp.int32)  # with 64-bit types enabled, too
+        return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 
     def mode(self) -> Array:
-        """The most probable action, int32 `[...]`."""
-        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+        """The most probable action."""
+        return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[...]`, with any additional leading axes.

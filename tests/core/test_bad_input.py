@@ -263,7 +263,6 @@ VALUE_ERRORS = {
     "weight belongs to minibatches: draw with given_indices(weights=...) instead": (given(weight=BATCH.reward),),
     "its schedule is 0 at step 0": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, -0.1, 100)),
-    "its schedule is nan at the end": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.2 if step < 9 else np.nan),
     "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
@@ -305,8 +304,6 @@ TYPE_ERRORS = {
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "chain: an optimizer is not a part: pass it to learner(": lambda: pp.chain(GAE, SGD),
-    "mine: c must be a number, a schedule step -> value or a field, got 'a'":
-        lambda: mine(lambda batch, c: batch, numbers={"c": "a"}),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
     "optax ... call it, sgd(...)?": lambda: learner(CRITIC, optimizer=optax.sgd),
     "actor must be a chain ... 3": lambda: pp.phases(actor=3),

@@ -465,12 +465,6 @@ def test_a_joint_does_not_change_with_its_dict_and_names_the_part_without_entrop
         Joint((Sampled(),)).entropy()
 
 
-def test_discrete_actions_are_int32_with_64_bits_too():
-    with jax.enable_x64(True):
-        policy = Categorical(jnp.zeros(3))
-        assert {x.dtype for x in (policy.mode(), policy.sample(seed=KEY))} == {jnp.dtype(jnp.int32)}
-
-
 def test_masked_logits_take_no_part():
     available, logits = jnp.array([1, 0, 1, 0]), jnp.array([0.5, 9.0, -0.5, 3.0])
 
