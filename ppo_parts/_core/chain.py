@@ -146,6 +146,7 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
         for field, add in (("losses", "add_loss"), ("metrics", "add_metrics")):
             lost = getattr(given, field).keys() - getattr(batch, field).keys()
+            lost -= {path.removeprefix(f"{field}.") for path in part.requires}
             if lost and field not in part.requires and not isinstance(part, Divider):
                 says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
                 raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
@@ -171,7 +172,7 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
         elif path not in ("metrics", "stop"):
             after = with_field_at(after, path, spread_nan(field_at(after, path), *numbers.values()))
     # The same part may be on both sides of the sampler, and twice on one of them.
-    prefix = f"nonfinite/{'rollout/' if before.current is None else ''}{part.name}/"
+    prefix = f"nonfinite/range/{'rollout/' if before.current is None else ''}{part.name}/"
     counts = {prefix + name: x | after.metrics.get(prefix + name, False) for name, x in bad.items()}
     reductions = (*after.reductions, *((name, "sum") for name in counts))
     return after.replace(metrics={**after.metrics, **counts}, reductions=reductions)

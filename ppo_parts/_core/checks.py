@@ -21,8 +21,9 @@ from ..functional._common import (
     unsqueeze,
     valid_flags,
 )
-from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, reduce_streams, require
+from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Params, reduce_streams, require
 from .metrics import Metrics
+from .policy import initial_carry_of
 from .shards import check_shards
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
@@ -61,7 +62,7 @@ def check_trainable(params: Params) -> None:
             )
 
 
-def check_rollout(batch: Batch, recurrent: bool) -> None:
+def check_rollout(batch: Batch, policy: Evaluate) -> None:
     """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
     where = "learner.update"
     if not isinstance(batch, Batch):
@@ -73,13 +74,6 @@ def check_rollout(batch: Batch, recurrent: bool) -> None:
         action="give the action taken there, [T, N, ...]",
         log_prob="give its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
     )
-    if recurrent:
-        require(
-            batch,
-            where,
-            carry="give the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it",
-            reset="give 1 where the state of the policy is zeroed before step t, [T, N]; pp.rollout records it",
-        )
     if jnp.ndim(batch.log_prob) < 2:
         raise ShapeError(
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
@@ -87,6 +81,10 @@ def check_rollout(batch: Batch, recurrent: bool) -> None:
         )
     if batch.axes != ("time", "segment"):
         raise UserValueError(f"{where}: a rollout has axes=('time', 'segment'), got {batch.axes}; samplers change them")
+    initial_carry, num_envs = initial_carry_of(policy), batch.log_prob.shape[1]
+    if batch.carry is None and initial_carry and jax.eval_shape(lambda: initial_carry(num_envs)) is not None:
+        before = "give the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it"
+        require(batch, where, carry=before)
     if batch.weight is not None:
         raise UserValueError(f"{where}: weight belongs to minibatches: draw with given_indices(weights=...) instead")
     check_axes(where, batch)
@@ -194,8 +192,8 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
             one, several = ("element", "elements") if what in COUNTED_BY_ELEMENT else ("minibatch", "minibatches")
             many = f"{total} {one if total == 1 else several}{' out of range' if what in FLAGS else ''}"
             rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
-            called, (owner, _, item) = what.replace("/", " ", 1), what.rpartition("/")
-            if owner and not what.startswith("loss/"):  # a hyperparameter of a part, see `fold`
+            called, (owner, _, item) = what.replace("/", " ", 1), what.removeprefix("range/").rpartition("/")
+            if what.startswith("range/"):  # a hyperparameter of a part, see `fold`
                 rank, called, many = -1, f"{item} of {owner.removeprefix('rollout/')}", "out of range"
             found.append((rank, f"{phase}{called} ({many})"))
     listed = ", then in ".join(text for _, text in sorted(set(found)))

@@ -32,7 +32,7 @@ from .part import Context, Part
 from .phase_state import PhaseState, check_and_amend
 from .phases import Phase, attach_optimizers, divide, name_states, unname_states
 from .pieces import evaluate_shards
-from .policy import evaluate_current, is_recurrent
+from .policy import evaluate_current
 from .wiring import check_every_write_has_an_effect
 
 
@@ -180,7 +180,7 @@ class _Update:
                 "learner.update(key, state, batch): state must be a LearnerState, as learner.init(params) returns it, "
                 f"got {type(state).__name__}"
             )
-        check_rollout(batch, is_recurrent(self.policy))
+        check_rollout(batch, self.policy)
         if has_explicit_axes(batch.log_prob):
             return on_automatic_mesh(self.update, batch.log_prob)(key, state, batch)
         # Inside `shard_map` the rollout may differ between devices, and so do parameters trained on it. The carries of

@@ -22,6 +22,8 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     except (AttributeError, TypeError) as error:
         if "NoneType" in str(error) and batch.carry is None:
             error.add_note("batch.carry and batch.reset are None: a recurrent network needs Policy(initial_carry=...)")
+        elif "NoneType" in str(error) and batch.reset is None:
+            error.add_note("batch.reset is None: give 1 where the state is zeroed before step t; pp.rollout records it")
         raise
     if isinstance(result, Output):
         return result
@@ -79,12 +81,6 @@ def carry_after(policy: Evaluate, output: Output, action: Any) -> Any:
 def initial_carry_of(policy: Any) -> Any:
     """Return the `initial_carry` of a recurrent `Policy`; None for anything else."""
     return policy.initial_carry if isinstance(policy, Policy) else None
-
-
-def is_recurrent(policy: Any) -> bool:
-    """Return whether a policy has a state; that of an `initial_carry` may be None."""
-    initial_carry = initial_carry_of(policy)
-    return initial_carry is not None and jax.eval_shape(lambda: initial_carry(1)) is not None
 
 
 def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -66,9 +66,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s, and
     its `fps` is at most 50, because browsers slow down what is faster.
     """
-    check_writable(path, FORMATS)
-    gif = path.suffix.lower() == ".gif"
-    check_number("write_animation", "fps", fps, Range(0, 50, open_low=True) if gif else POSITIVE, schedule=False)
+    gif = _check_animation(path, fps)
     image = require_package("PIL.Image", "watch")
 
     def resize(frame: np.ndarray) -> Any:
@@ -90,6 +88,14 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     return number
 
 
+def _check_animation(path: Path, fps: float) -> bool:
+    """Return whether an animation is a GIF, after checking that it can be written at this rate."""
+    check_writable(path, FORMATS)
+    gif = path.suffix.lower() == ".gif"
+    check_number("write_animation", "fps", fps, Range(0, 50, open_low=True) if gif else POSITIVE, schedule=False)
+    return gif
+
+
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the animation."""
     parser = make_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
@@ -104,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX
     with exit_on_user_error(), host_errors():
-        check_writable(given.output, FORMATS)
+        _check_animation(given.output, given.fps)
         with rendering():
             run = load_run(given)
         state = select_seed(run, given.seed_index)

@@ -124,8 +124,8 @@ def auto_reset(
             episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
-        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; what is
-            given as a space has none of its attributes; (when traced) `step` returns no `Step`, a state or an
+        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; a space is
+            not one (it has no `shape`, `n` or `spaces`); (when traced) `step` returns no `Step`, a state or an
             observation unlike that of `reset`; `shared` was replaced by another structure, shape or dtype.
 
     Example:

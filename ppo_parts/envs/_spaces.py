@@ -142,10 +142,7 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
     keys = sorted(space.spaces) if named else range(len(space.spaces))  # sorted: the order of leaves in JAX
     entries: list[Any] = []
     for tree in trees:
-        if named:
-            fits = isinstance(tree, Mapping) and tree.keys() <= space.spaces.keys()
-        else:
-            fits = isinstance(tree, tuple | list) and len(tree) == len(keys)
+        fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
         if tree is not None and not fits:
             raise UserValueError(f"expected an element of {space}, got {tree!r:.200}: change what returns it")
         entries.append({} if tree is None else tree if named else dict(enumerate(tree)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,6 +99,9 @@ def action_distribution(
             fit("action_distribution", "log_std", log_std, (*head.shape[:-1], number), log_std.dtype)
     if features is not None:
         check_array("action_distribution", "features", features)
+    if isinstance(available, Mapping) and is_tree(space) and (unknown := available.keys() - {*space.spaces}):
+        says = f"available has masks of {', '.join(map(repr, sorted(unknown)))}"
+        raise UserValueError(f"action_distribution: {says}, which the action space, {space}, does not have")
     if is_discrete(space) and (squash or features is not None):
         raise UserValueError(
             f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"

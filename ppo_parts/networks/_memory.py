@@ -100,7 +100,8 @@ class LRU(nn.Module):
         inputs = nn.Dense(2 * units, kernel_init=orthogonal())(x)
         added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
         if len(x) > 1:
-            keep, inputs, before = (jax.lax.complex(*pair) for pair in ((real, imag), added, carry))
+            kept = [each.astype(real.dtype) for each in carry]
+            keep, inputs, before = (jax.lax.complex(*pair) for pair in ((real, imag), added, kept))
             together = linear_recurrence(keep, inputs, before, reset)
             states = [together.real, together.imag]
         else:  # without complex numbers, which ONNX lacks

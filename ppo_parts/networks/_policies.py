@@ -223,7 +223,8 @@ def multi_agent_actor_critic(
         `ppo_parts.Policy`, for observations `[..., A, ...]`.
 
     Raises:
-        ValueError: the environment has no axis of agents, or observations are images; memory without hidden layers.
+        ValueError: the environment has no axis of agents, observations are images or have a privileged part; memory
+            without hidden layers. TypeError: `inputs` does not return a tuple of two such arrays.
 
     Example:
         >>> from ppo_parts import envs, networks
@@ -253,8 +254,8 @@ def multi_agent_actor_critic(
     leaves = jax.tree.leaves(seen)
     if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
         raise UserTypeError(
-            f"multi_agent_actor_critic: inputs must return two arrays [..., {agents}, D'], of actor and critic; for "
-            f"observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
+            f"multi_agent_actor_critic: inputs must return a tuple of two arrays [..., {agents}, D'], of actor and "
+            f"critic; for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
         )
 
     class Network(nn.Module):

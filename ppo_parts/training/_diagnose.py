@@ -360,7 +360,7 @@ def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
     run, seen = Evidence(metrics, config), dict[str, Finding]()
     updates = run.setting("total_timesteps") // (run.setting("num_envs") * run.setting("num_steps"))
     for name, x in run.metrics.items():
-        if x.ndim == 2 and x.shape[1] == updates != x.shape[0]:
+        if x.ndim == 2 and x.shape[1] == updates > x.shape[0]:
             says = f"must be [updates, seeds], but {name!r} has shape {x.shape} in a run of {updates:.0f} updates"
             raise UserValueError(f"{says}: transpose it", where="diagnose", argument="metrics")
     for rule in RULES:

@@ -242,8 +242,6 @@ VALUE_ERRORS = {
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
     "learner.update: batch.carry is missing: give the state of the policy ... pp.rollout records":
         (GAE, SHUFFLED, VALUE, given(reset=BATCH.terminated), RECURRENT),
-    "learner.update: batch.reset is missing: give 1 where ... pp.rollout records":
-        (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     **{
         f"{part.name}: batch.{field} is missing": (part, CRITIC, given(**{field: None}))
         for part in (GAE, VTRACE) for field in ("reward", "terminated", "next_value", "value")
@@ -439,6 +437,8 @@ SHAPE_ERRORS = {
 }  # fmt: skip
 
 REFUSED_BY_PYTHON = {
+    "batch.reset is None: give 1 where the state is zeroed before step t":
+        (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     "raised by the part 'mine': declare what it reads":
         (GAE, FULL, mine(lambda batch: batch.add_loss("own", batch.extras["x"]))),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),

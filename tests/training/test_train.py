@@ -42,7 +42,7 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
     alone = jax.eval_shape(jax.jit(train), jax.random.key(0))
     assert jax.tree.structure(alone.state) == jax.tree.structure(result.state)
     of_traced = {"clipped_surrogate/clip_eps", "clipped_value_loss/clip_eps", "entropy_bonus/coef"}
-    assert metrics.keys() - alone.metrics.keys() == {f"nonfinite/{name}" for name in of_traced}
+    assert metrics.keys() - alone.metrics.keys() == {f"nonfinite/range/{name}" for name in of_traced}
     assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
 
 
