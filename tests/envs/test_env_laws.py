@@ -134,7 +134,7 @@ def shown(space, see):
 
 
 def tree_of(options):
-    """A space with integers behind a box."""
+    """A space that has a box and integers."""
     space = envs.Dict({"a": envs.Box(()), "b": envs.Tuple((envs.Discrete(options),))})
     return shown(space, lambda x, time: envs.Observation({"a": x, "b": (time,)}))
 
