@@ -397,6 +397,7 @@ def main() -> None:
             wrong = collections.Counter((planted, *names) for planted, names, _ in found if [planted] != names[:1])
             print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
             rows += found
+            jax.clear_caches()  # a program leaves gigabytes of compiled code
         results[split] = judge(rows)
         print(split, {name: x for name, x in results[split].items() if name != "confusion"})
     write(options.json, results)

@@ -12,6 +12,7 @@ from .._base.checked import Count, checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
+from .._base.trees import select
 from .._core.batch import Array, Batch, Params
 from .._core.part import Context, Part, read_numbers
 from ..functional import masked_mean
@@ -46,7 +47,7 @@ def rnd_reward(
 
     The network f is random and fixed; `rnd_loss` trains the predictor :math:`\hat f` to agree with it. :math:`\sigma`
     is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
-    have no reward, and do not enter the sums.
+    have no reward, and do not enter the sums; a rollout enters them once, also with a `refresh`.
 
     It writes the `extras` `rnd_reward`, from which a second `gae`, in `within`, makes an advantage; `rnd_terminated`, 0
     everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`, `[T, N, K]`, f of the next
@@ -99,11 +100,14 @@ def rnd_reward(
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
         last = jnp.where(jnp.isfinite(last), last, state.discounted)  # an error that is not finite must not last
-        moments = state.moments.appended(moments_of(sums, keep))
-        reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
+        # A refresh runs this part again on the same rollout, which must not enter the sums twice.
+        first_run = (context.epoch == 0) & (context.minibatch == 0)
+        new = last, state.moments.appended(moments_of(sums, keep))
+        state = RNDState(state.target, *select(first_run, new, state[1:]))
+        reward = (error / jnp.sqrt(state.moments.var + 1e-8)).astype(batch.log_prob.dtype)
         target, never = embedding.astype(reward.dtype), jnp.zeros_like(reward)
         batch = batch.add_extras(rnd_reward=reward, rnd_terminated=never, rnd_target=target)
-        return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), RNDState(state.target, last, moments)
+        return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), state
 
     provides = ("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target")
     return Part(

@@ -310,6 +310,16 @@ THREE, PARAMS = pp.exploration.rnd_reward(draw, embed, num_envs=3), {"predictor"
 FLAT = pp.exploration.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
 
 
+def test_a_rollout_enters_the_sums_of_rnd_once():
+    batch, part = rollout(2).replace(next_obs=rollout(3).obs), pp.exploration.rnd_reward(draw, embed, num_envs=SEGMENTS)
+    begin, first = part.init(PARAMS, jax.random.key(0)), pp.Context(key=jax.random.key(1), params=PARAMS)
+    batch_first, state = part.update(batch, begin, first)
+    assert state.moments.seen == np.sum(batch.mask)
+    for place in ({"epoch": 1}, {"minibatch": 1}):
+        again, kept = part.update(batch, state, first.replace(**place))
+        assert_close((kept, again.extras["rnd_reward"]), (state, batch_first.extras["rnd_reward"]))
+
+
 def explored(part):
     return lambda: applied(part, minibatch(), params=make_params() | PARAMS, state=part.init(PARAMS, jax.random.key(0)))
 
