@@ -14,6 +14,7 @@ import base64
 import csv
 import html
 import io
+import json
 import struct
 import sys
 import traceback
@@ -51,7 +52,11 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
-        return {name: select_metric(rows, name) for name in sorted(set().union(*rows))}, read_config(path)["config"]
+        metrics = {name: select_metric(rows, name) for name in sorted(set().union(*rows))}
+        result = json.loads((path / "result.json").read_bytes()) if (path / "result.json").exists() else {}
+        if "evaluation" in result and "evaluation/episode_return" not in metrics:  # after training only
+            metrics["evaluation/episode_return"] = np.array([result["evaluation"]["episode_return"]["mean"]], float)
+        return metrics, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
     events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):

@@ -120,6 +120,12 @@ def false_ends(run: Evidence) -> float:
     return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
 
 
+def ragged_time_limits(run: Evidence) -> float:
+    """Count truncations, if no step is terminated and the lengths of episodes differ."""
+    ragged = run.late("probe/length_spread") > 0.2 and not run.late("probe/terminated")
+    return run.late("probe/truncated") if ragged else np.nan
+
+
 def actions_matter(run: Evidence) -> bool:
     """Return whether actions change what follows, if it is known; otherwise any end and any horizon is right."""
     return run.late("probe/no_effect") != 1
@@ -155,6 +161,8 @@ def first_policy_losses(run: Evidence) -> float:
 def entropy_lost(run: Evidence) -> float:
     """Return the share of the entropy that was lost; of one below 0, which has no share, that of 1.5 nats."""
     early, late = run.early("entropy"), run.late("entropy")
+    if np.isnan(early):
+        return run.late("probe/entropy_lost")
     return (early - late) / (early if early > 0 else 1.5)
 
 
@@ -213,6 +221,11 @@ RULES = (
          "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
          lambda run: float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change"))),
          unless=("memory_not_reset", "action_changed")),
+    Rule("log_prob_wrong", "likely", "probe/score", -INF, 6,  # its mean is 0 for every density
+         "log_prob is not the density from which the policy samples",
+         "log_prob of the action as it was sampled, with the Jacobian of what squashes it",
+         when=lambda run: not run.late("probe/action_at_bound") > 0.5,
+         unless=("memory_not_reset", "action_changed", "policy_differs")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key",
@@ -222,6 +235,9 @@ RULES = (
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
          "a time limit is reported as a termination, unless it is part of the task",
          "return truncated instead, and final_obs", false_ends, actions_matter),
+    Rule("end_as_time_limit", "possible", "truncations, none of them at a fixed time", -INF, 4,
+         "ends are reported as time limits, although episodes differ in length", "return terminated instead",
+         ragged_time_limits),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
@@ -232,6 +248,16 @@ RULES = (
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
          "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
+    Rule("observations_vanish", "likely", "probe/obs_inliers", 1e-3, INF,
+         "outliers swell the statistics of an observation, and all else in it vanishes",
+         "look for outliers, such as a code for a missing value, and replace or clip them"),
+    Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
+         "a component of the action changes neither observations nor rewards",
+         "look at how step reads the action", when=actions_matter),
+    Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
+         "all rewards are the same, and no episode ends early",
+         "look at wrappers that clip the reward, and at a time limit too short for the goal",
+         when=lambda run: not run.late("probe/terminated") and run.progress() < 8 and actions_matter(run)),
     Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
@@ -286,11 +312,14 @@ RULES = (
          lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy does not move either
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
-         lambda run: run.early("approx_kl") if run.rose() else max(run.early("approx_kl"), run.late("approx_kl")),
+         lambda run: run.early("approx_kl") if run.rose() and not run.late("approx_kl") > 1
+         else max(run.early("approx_kl"), run.late("approx_kl")),
          unless=("epochs_many", "clip_large")),
     Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.3, "the first steps leave the clip range",
          "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
+    Rule("learning_rate_small", "likely", "target_kl", 1e-3, INF, "the rate adapts to a divergence that is too small",
+         "--target-kl 0.01", lambda run: run.setting("target_kl")),
     Rule("learning_rate_small", "likely", "approx_kl", 3e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
@@ -301,7 +330,7 @@ RULES = (
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
-         entropy_lost, collapsed),
+         entropy_lost, collapsed, ("reward_constant",)),
     Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
          "training loses what the first policy earned, as if rewards had the opposite sign",
          "look at the sign in wrappers of the reward, and at what they pay for", return_left,

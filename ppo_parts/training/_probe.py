@@ -22,7 +22,7 @@ from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
 STEPS, ROLLOUTS = 1024, 4
-"""Rewards and ends of episodes are looked for in so many steps, and at least so many rollouts, all else in the last."""
+"""Observations, rewards and ends are measured in so many steps and at least so many rollouts, all else in the last."""
 NEAR = 0.005
 """Actions closer to a bound than this share of the range are at it."""
 
@@ -47,18 +47,27 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `log_ratio_inside`: the same where no action is at its bounds; NaN if that is nowhere.
         * `value_change`: the largest change of a stored value, divided by the root mean square of values.
         * `memory_after_reset`: the effect of a carry before a reset on the outputs after it.
-        * `same_envs`: the share of environments with the observations of the first one.
+        * `same_envs`: the share of environments with the observations of the first one, which are not all the same.
         * `obs_rms`, `obs_std`: the largest root mean square and standard deviation of an input.
+        * `obs_inliers`: the standard deviation of the 90 % of an input's values that are nearest to its median, divided
+          by that of all; the smallest of the inputs with more than ten values among these.
         * `obs_seen`: the number of observations in running statistics, divided by that of all.
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
+        * `action_effect`: the largest change of an observation or a reward in 8 steps if the sign of one component of
+          the actions changes; the smallest of the components; NaN on the host and for discrete actions.
+        * `score`: the mean of the gradient of log-probabilities of the sampled actions, 0 for the density from which
+          they were drawn, in standard errors; root mean square over 8 directions; NaN for discrete actions.
+        * `entropy_lost`: the share of the entropy of a new policy that was lost; of one below 0, that of 1.5 nats.
         * `reward_balance`: the sum of rewards, divided by that of their absolute values.
         * `reward_size`: the largest absolute reward.
+        * `reward_spread`: the standard deviation of rewards, divided by the largest absolute one.
         * `target_rms`: the root mean square of the value targets.
         * `value_error`: the root mean square of advantages, divided by that of rewards.
         * `value_at_end`: how far values before terminations miss the reward, divided by the root mean square of values.
         * `terminated`, `truncated`: the number of ends of each kind.
+        * `length_spread`: how far the mean lengths of episodes of the rollouts differ, as a share of the longest.
         * `jump_at_end`: how far observations jump after an end, divided by the larger jump one step before or after it.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
@@ -72,8 +81,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     ends = batch.terminated, batch.truncated
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    found["no_effect"] = _compare_policies(train, state)
-    found |= _measure_observations(state, batch) | _compare_repeated(train, params, batch, output)
+    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _flip_actions(train, state, batch)
+    found |= _compare_repeated(train, params, batch, output) | _measure_density(train, params, batch)
     found |= {
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
@@ -83,27 +92,52 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
 
 
 def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
-    """Return the last rollout, and what is measured of rewards and ends of episodes in all of them."""
+    """Return the last rollout, and what is measured of observations, rewards and ends of episodes in all of them."""
+    kept = jax.eval_shape(train.rollout.collect, state.key, state.learner.params, state.rollout)[1]
+    features = jax.eval_shape(_flatten_obs, kept)
 
-    def collect(carry: tuple[Any, Batch], key: Array) -> tuple[tuple[Any, Batch], tuple[Array, ...]]:
-        after, batch, _ = train.rollout.collect(key, state.learner.params, carry[0])
-        size = jnp.abs(batch.reward)
+    def collect(carry: tuple[Any, ...], key: Array) -> tuple[tuple[Any, ...], tuple[Array, ...]]:
+        before, _, inputs, rewards, same = carry
+        after, batch, metrics = train.rollout.collect(key, state.learner.params, before)
+        obs, size = _flatten_obs(batch), jnp.abs(batch.reward)
+        inputs, rewards = inputs.updated(obs.reshape(-1, obs.shape[-1])), rewards.updated(batch.reward.reshape(-1))
+        same &= jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))
         sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, size))
-        return (after, batch), (*sums, jnp.max(size), _measure_jump_at_end(batch), _measure_value_at_end(batch))
+        measured = jnp.max(size), metrics["episode_length"], _measure_jump_at_end(batch), _measure_value_at_end(batch)
+        return (after, batch, inputs, rewards, same), (*sums, *measured)
 
-    empty = jax.eval_shape(train.rollout.collect, state.key, state.learner.params, state.rollout)[1]
-    keys = jax.random.split(state.key, max(ROLLOUTS, -(-STEPS // len(empty.reward))))
-    start = state.rollout, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
-    (_, batch), measured = jax.lax.scan(collect, start, keys)
-    terminated, truncated, reward, sizes, largest, jump, value_at_end = measured
+    keys = jax.random.split(state.key, max(ROLLOUTS, -(-STEPS // len(kept.reward))))
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept)
+    moments = Moments.of(jnp.zeros(features.shape[-1])), Moments.of(jnp.zeros(()))
+    start = state.rollout, empty, *moments, jnp.ones(features.shape[1] - 1, bool)
+    (_, batch, inputs, rewards, same), measured = jax.lax.scan(collect, start, keys)
+    terminated, truncated, reward, sizes, largest, length, jump, value_at_end = measured
+    leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
+    seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
     return batch, {
+        "same_envs": jnp.mean(same) * jnp.any(inputs.var > 0),
+        "obs_rms": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.mean**2 + inputs.var)), jnp.nan),
+        "obs_std": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.var)), jnp.nan),
+        "obs_inliers": _compare_inliers(_flatten_obs(batch).reshape(-1, features.shape[-1])),
+        "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
+        "length_spread": 1 - jnp.nanmin(length) / jnp.nanmax(length),
         "reward_balance": jnp.sum(reward) / jnp.sum(sizes),
         "reward_size": jnp.max(largest),
+        "reward_spread": jnp.sqrt(rewards.var) / jnp.max(largest),
         "jump_at_end": jnp.nanmean(jump),
         "value_at_end": jnp.nanmean(value_at_end),
     }
+
+
+def _compare_inliers(x: Array) -> Array:
+    """Compare the deviation of the nine tenths of each column that are nearest to its median with that of all."""
+    distance = jnp.abs(x - jnp.median(x, axis=0))
+    near = distance <= jnp.quantile(distance, 0.9, axis=0)
+    changes = jnp.diff(jnp.sort(jnp.where(near, x, jnp.nan), axis=0), axis=0) > 0
+    ratio = jnp.std(x, axis=0, where=near) / jnp.std(x, axis=0)
+    return jnp.nanmin(jnp.where(jnp.sum(changes, axis=0) >= 10, ratio, jnp.nan))
 
 
 def _compare_policies(train: Train, state: TrainState) -> Array | float:
@@ -116,16 +150,54 @@ def _compare_policies(train: Train, state: TrainState) -> Array | float:
     return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
 
 
-def _measure_observations(state: TrainState, batch: Batch) -> dict[str, Any]:
-    """Measure the size of observations, and how many are in running statistics."""
-    obs = _flatten_obs(batch)
-    leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
-    seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
+def _flip_actions(train: Train, state: TrainState, batch: Batch) -> Array | float:
+    """Return the least effect that the sign of one component of the actions has on what follows."""
+    env, space = train.env, train.env.action_space
+    if train.rollout.restart is not None or not hasattr(space, "low"):
+        return jnp.nan
+
+    def compare(signs: Array) -> Array:
+        def step(states: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], Array]:
+            action = jax.random.uniform(key, batch.action.shape[1:], minval=-1, maxval=1)
+            first, one = env.step(key, states[0], action)
+            second, other = env.step(key, states[1], action * signs)
+            change = jax.tree.map(
+                lambda x, y: jnp.max(jnp.abs(x - y)), *((x.final_obs, x.reward) for x in (one, other))
+            )
+            return (first, second), jnp.max(jnp.stack(jax.tree.leaves(change)))
+
+        states = state.rollout.env_state, state.rollout.env_state
+        return jnp.max(jax.lax.scan(step, states, jax.random.split(state.key, 8))[1])
+
+    size = math.prod(space.shape)
+    return jnp.min(jax.lax.map(compare, (1 - 2 * jnp.eye(size)).reshape(size, *space.shape)))
+
+
+def _measure_density(train: Train, params: Any, batch: Batch) -> dict[str, Array | float]:
+    """Compare log-probabilities with the samples that they describe, and the entropy with that of a new policy."""
+    new, keys = train.policy.init(jax.random.key(0)), jax.random.split(jax.random.key(1), 8)
+
+    def log_prob(params: Any) -> Array:
+        return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
+
+    def estimate_entropy(params: Any) -> Array:
+        distribution = evaluate_policy(train.policy, params, batch).distribution
+        return -jnp.mean(distribution.log_prob(distribution.sample(seed=keys[0])))
+
+    def measure_score(key: Array) -> Array:
+        leaves, structure = jax.tree.flatten(params)
+        each = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+        direction = [jax.random.normal(key, x.shape, x.dtype) * (1e-3 + jnp.std(x)) for key, x in each]
+        score = jax.jvp(log_prob, (params,), (jax.tree.unflatten(structure, direction),))[1]
+        return jnp.mean(score) / jnp.std(score) * score.size**0.5
+
+    first, now = estimate_entropy(new), estimate_entropy(params)
+    discrete = map_space(lambda space, action: is_discrete(space), train.env.action_space, batch.action)
     return {
-        "same_envs": jnp.mean(jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))),
-        "obs_rms": jnp.max(jnp.sqrt(jnp.mean(obs**2, axis=(0, 1)))),
-        "obs_std": jnp.max(jnp.std(obs, axis=(0, 1))),
-        "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
+        "score": jnp.nan
+        if any(jax.tree.leaves(discrete))
+        else jnp.sqrt(jnp.mean(jax.lax.map(measure_score, keys) ** 2)),
+        "entropy_lost": (first - now) / jnp.where(first > 0, first, 1.5),
     }
 
 
