@@ -69,7 +69,7 @@ class Craftax:
     default_params = Params()
 
     def observation_space(self, params):
-        return SimpleNamespace(shape=(2,), low=0.0, high=1.0)
+        return SimpleNamespace(shape=(2,), low=-99.0, high=99.0)
 
     def action_space(self, params):
         return SimpleNamespace(n=2, shape=())

@@ -28,7 +28,8 @@ class Transition(NamedTuple):
         truncated: True where a time limit cut the episode.
         final_obs: the observation that actually followed, shaped like `obs`; equal to it unless the step ended the
             episode (if only for the learner, as a lost life in Atari may do).
-        episode_return: sum of the unscaled rewards of the episode so far, including this step.
+        episode_return: sum of the unscaled rewards of the episode so far, including this step, without those of
+            absent agents.
         episode_length: `[N]`, number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode of all agents ended; None, for one agent: `terminated | truncated`.

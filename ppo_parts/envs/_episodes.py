@@ -39,7 +39,8 @@ class EpisodeState(NamedTuple):
 
     def advance(self, inner: Any, over: Array, reward: Array, **fields: Any) -> tuple[EpisodeState, Transition]:
         """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
-        total = self.episode_return + reward
+        mask = fields.get("mask")
+        total = self.episode_return + (reward if mask is None else jnp.where(mask, reward, 0))
         length = self.episode_length + 1
         out = Transition(reward=reward, episode_return=total, episode_length=length, **fields)
         total, length = choose(over, jax.tree.map(jnp.zeros_like, (total, length)), (total, length))
@@ -51,13 +52,16 @@ def choose(where: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(unsqueeze(where, y.ndim), x, y), new, old)
 
 
-def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Array]:
-    """Yield reward, terminated and truncated of all environments, with a number for each, or for each agent."""
+def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
+    """Yield reward, terminated, truncated and mask of all environments, with a number for each, or for each agent."""
     if not isinstance(out, Step):
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
-    for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
+    for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool), ("mask", bool)):
         x = getattr(out, name)
-        x = jnp.zeros(each, bool) if x is None and name == "truncated" else jnp.asarray(x)
+        if x is None and name in ("truncated", "mask"):
+            yield None if name == "mask" else jnp.zeros(each, bool)
+            continue
+        x = jnp.asarray(x)
         if x.shape != each:
             number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
             raise ShapeError(f"auto_reset: step must return {number} as {name}, got shape {x.shape[1:]}")
@@ -175,7 +179,7 @@ def auto_reset(
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        reward, terminated, truncated = _read_step(out, state.episode_return.shape)
+        reward, terminated, truncated, mask = _read_step(out, state.episode_return.shape)
         if time_limit is not None:
             truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)
         truncated &= ~terminated
@@ -184,7 +188,7 @@ def auto_reset(
         operands = reset_key, ended, stepped, state.shared
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
         fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
-        fields |= {"info": out.info, "mask": out.mask, "ended": ended if agents else None}
+        fields |= {"info": out.info, "mask": mask, "ended": ended if agents else None}
         return state.advance(inner, ended, reward, **fields)
 
     def render_first(state: EpisodeState) -> np.ndarray:

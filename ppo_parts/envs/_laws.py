@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+import os
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +21,18 @@ from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
 from ._host import host_errors
-from ._spaces import count_options, is_tree, list_spaces, make_action_struct, map_space
+from ._spaces import (
+    array_bounds,
+    count_options,
+    is_choice_open,
+    is_tree,
+    list_spaces,
+    make_action_struct,
+    map_space,
+)
+
+Act = Callable[[Array, Any], Any]
+JAX_FILES = os.path.dirname(jax.__file__)
 
 
 @checked
@@ -37,21 +52,29 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
         >>> envs.check(envs.make("CartPole-v1"))
     """
     check_env("check", env)
-    key, obs = jax.random.key(0), _check_functions(env, num_envs, action)
-    evaluated = jax.eval_shape(lambda key: _check_functions(make_evaluation(env, key, num_envs), num_envs, action), key)
+    struct = make_action_struct(env.action_space, get_axes(env, num_envs)) if action is None else action
+    _check(env, num_envs, lambda key, obs: struct)
+
+
+def _check(env: Env, num_envs: int, act: Act) -> None:
+    """Do what `check` does; `act(key, obs)` returns the shapes and dtypes of actions."""
+    obs = _check_functions(env, num_envs, act)
+    with _explained("evaluation"):
+        evaluated = jax.eval_shape(
+            lambda key: _check_functions(make_evaluation(env, key, num_envs), num_envs, act), jax.random.key(0)
+        )
     alike = "check: observations in the environment of evaluation(state) must be like the others"
     check_like(alike, evaluated, obs, error=ShapeError)
 
 
-def _check_functions(env: Env, num_envs: int, action: Any) -> Any:
+def _check_functions(env: Env, num_envs: int, act: Act) -> Any:
     """Raise unless `reset` and `step` are valid; return the observations."""
-    each = get_axes(env, num_envs)
-    key = jax.random.key(0)
-    returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
+    each, key = get_axes(env, num_envs), jax.random.key(0)
+    with _explained("reset"):
+        returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key)
     state, obs = check_items("check", "reset", returned, ("state", "obs"))
-    if action is None:
-        action = make_action_struct(env.action_space, each)
-    returned = jax.eval_shape(env.step, key, state, action)
+    with _explained("step"):
+        returned = jax.eval_shape(env.step, key, state, act(key, obs))
     after, out = check_items("check", "step", returned, ("state", "Transition"))
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
@@ -63,6 +86,19 @@ def _check_functions(env: Env, num_envs: int, action: Any) -> Any:
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
     return obs
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Say what JAX cannot trace, and where, instead of its own error about a tracer."""
+    try:
+        yield
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        frames = [x for x in traceback.extract_tb(error.__traceback__) if JAX_FILES not in x.filename]
+        place = f"{frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}"
+        says = f"check: {name} uses the value of an array, which is not known when JAX traces it ({place})"
+        remedy = "use jnp.where or jax.lax.cond instead of if, and jnp instead of np, int(x), float(x) and x[mask]"
+        raise UserTypeError(f"{says}: {remedy}") from error
 
 
 def make_evaluation(env: Env, key: Array, num_envs: int) -> Env:
@@ -93,9 +129,6 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         raise ShapeError(f"check: obs.available must be {must}, got {describe(available)}")
 
 
-Act = Callable[[Array, Any], Any]
-
-
 class Played(NamedTuple):
     """T steps of N environments with random actions, as NumPy arrays."""
 
@@ -108,70 +141,80 @@ class Played(NamedTuple):
     unscaled: Transition  # of the same steps in the environment of `evaluation`
 
 
-def reproducible(played: Played) -> str | None:
+def reproducible(played: Played) -> Iterator[str]:
     """The same key gives the same episodes."""
-    reset, step = (_are_equal(one, again) for one, again in zip((played.first, played.out), played.again, strict=True))
-    if reset and step:
-        return None
-    says = f"{'step' if reset else 'reset'} returns different results when it is called again with the same key"
-    remedy = "draw all random numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
-    return f"{says}: {remedy}, and keep everything that changes in the state"
+    pairs = zip(("reset", "step"), (played.first, played.out), played.again, strict=True)
+    for name, one, again in pairs:
+        if not _are_equal(one, again):
+            says = f"{name} returns different results when it is called again with the same key"
+            remedy = (
+                "draw all random numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
+            )
+            yield f"{says}: {remedy}, and keep everything that changes in the state"
 
 
-def separate(played: Played) -> str | None:
+def separate(played: Played) -> Iterator[str]:
     """Environments that are reset together do not all begin with the same draw."""
-    if played.other is None or not _are_alike(_first_leaf(played.other)):
-        return None
-    if _are_equal(_first_leaf(played.first)[0], _first_leaf(played.other)[0]):
-        return None
-    says = "reset gives all N environments the same first observation, although it depends on the key"
-    return f"{says}: give each environment its own key, jax.random.split(key, num_envs)"
+    if played.other is None or not _are_alike(played.other):
+        return
+    if not _are_equal(*(jax.tree.map(lambda x: x[0], obs) for obs in (played.first, played.other))):
+        says = "reset gives all N environments the same first observation, although it depends on the key"
+        yield f"{says}: give each environment its own key, jax.random.split(key, num_envs)"
 
 
-def finite(played: Played) -> str | None:
+def finite(played: Played) -> Iterator[str]:
     """Rewards and observations are finite."""
     named = {"obs": (played.first, played.out.obs), "final_obs": played.out.final_obs, "reward": played.out.reward}
     for name, tree in named.items():
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)):
-            return f"{name} contains NaN or an infinity: end the episode before that, or clip the inputs"
-    return None
+            yield f"{name} contains NaN or an infinity: end the episode before that, or clip the inputs"
 
 
-def integers(played: Played) -> str | None:
+def integers(played: Played) -> Iterator[str]:
     """Where a space of observations consists of integers, observations are integers within its bounds."""
-    leaves = jax.tree.leaves(as_observation(played.out.obs).obs)
-    return next(filter(None, map(_integers_of, list_spaces(played.env.observation_space), leaves)), None)
+    return _list_outside(played, whole=True)
 
 
-def _integers_of(space: Any, obs: np.ndarray) -> str | None:
-    if options := count_options(space):
-        low, high = 0, np.subtract(options, 1)
-    elif hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu":
-        low, high = space.low, space.high
-    else:
-        return None
-    if obs.dtype.kind not in "biu":
-        says = f"observations are {obs.dtype}, but those of the observation space, {space}, are integers"
-        return f"{says}: give the space the dtype and the bounds of what reset and step return, or return integers"
-    return _report(
-        (obs < low) | (obs > high),
-        "obs contains {1} {0}, outside of the observation space, {space}: change its bounds, or what step returns",
-        obs,
-        space=space,
-    )
+def _list_outside(played: Played, whole: bool) -> Iterator[str]:
+    """Yield which observations lie outside of spaces of integers (`whole`), or of those of real numbers."""
+    trees = [tree for tree in (played.env.observation_space, played.env.privileged_space) if tree is not None]
+    spaces = [space for tree in trees for space in list_spaces(tree)]
+    first = jax.tree.map(lambda x: x[None], played.first)
+    for name, obs in (("the first obs", first), ("obs", played.out.obs), ("final_obs", played.out.final_obs)):
+        leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
+        for space, x in zip(spaces, leaves, strict=False):
+            options = np.asarray(count_options(space))
+            dtype = np.dtype(int if options.size else getattr(space, "dtype", None) or np.float32)
+            if (dtype.kind in "iu") != whole or not (options.size or hasattr(space, "low")):
+                continue
+            if whole and x.dtype.kind not in "biu":
+                says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers: give"
+                yield f"{says} the space the dtype and the bounds of what reset and step return, or return integers"
+            low, high = (0 * options, options - 1) if options.size else array_bounds("observations", space)
+            says = (
+                "{name} contains {1:g} {0}, outside of the observation space, {space}: change its bounds, or what the "
+                "environment returns"
+            )
+            yield from _report(~_close(x, np.clip(x, low, high)), says, x, name=name, space=space)
 
 
-def masks(played: Played) -> str | None:
-    """At least one action is available wherever the policy acts."""
-    seen = (as_observation(obs).available for obs in (played.first, played.out.obs))
+def masks(played: Played) -> Iterator[str]:
+    """At least one option of each choice is available wherever the policy acts."""
+    each = (as_observation(obs).available for obs in (played.first, played.out.obs))
+    seen = jax.tree.map(lambda first, after: np.concatenate([first[None], after]), *each)
+    closed: list[np.ndarray] = []
+
+    def look(space: Any, available: Any) -> None:
+        if available is not None:
+            closed.append(~is_choice_open(count_options(space), available))
+
+    map_space(look, played.env.action_space, seen)
     remedy = "one must be available wherever the policy acts, also in the first observation of the next episode"
-    says = f"obs.available leaves no action {{0}}: at least {remedy}"
-    leaves = zip(*map(jax.tree.leaves, seen), strict=True)
-    broken = (_report(~np.concatenate([first[None], after]).any(axis=-1), says) for first, after in leaves)
-    return next(filter(None, broken), None)
+    for where in closed:
+        yield from _report(where, f"obs.available leaves no action {{0}}: of each choice, at least {remedy}")
 
 
-def flags(played: Played) -> str | None:
+def flags(played: Played) -> Iterator[str]:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
     return _report(
@@ -181,27 +224,22 @@ def flags(played: Played) -> str | None:
     )
 
 
-def final_observation(played: Played) -> str | None:
+def final_observation(played: Played) -> Iterator[str]:
     """`final_obs` is the observation that followed the step: `obs` if the episode goes on, never one of the next."""
-    obs, final = played.out.obs, played.out.final_obs
-    same = np.ones(played.ended.shape, bool)
-    for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
-        # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
-        inexact = np.issubdtype(x.dtype, np.inexact)
-        close = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
-        same &= close.reshape(*same.shape, -1).all(axis=-1)
-    over = played.ended
+    obs, ended = played.out.obs, played.ended
+    same = _where_close(obs, played.out.final_obs)
+    over = ended
     if played.env.num_agents is None:  # a lost life may end an episode for the learner only
         over = over | played.out.terminated | played.out.truncated
-    shown = _first_leaf(obs)
-    changes = (shown[1:] != shown[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
-    if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
+    before, after = (jax.tree.map(lambda x, rows=rows: x[rows], obs) for rows in (slice(-1), slice(1, None)))
+    changes = ~_where_close(before, after) & ~ended[1:]
+    if ended.sum() > 1 and same[ended].all() and changes.any():
         remedy = "it must be the observation that followed the step, and obs the first one after the automatic reset"
-        return f"final_obs equals obs wherever an episode ended: {remedy} (truncated episodes take their value from it)"
-    return _report(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
+        yield f"final_obs equals obs wherever an episode ended: {remedy} (truncated episodes take their value from it)"
+    yield from _report(~over & ~same, "final_obs differs from obs {0}, where no episode ended: it must equal obs there")
 
 
-def episode_length(played: Played) -> str | None:
+def episode_length(played: Played) -> Iterator[str]:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
     reported = played.out.episode_length
     length = _sum_episodes(np.ones(played.ended.shape, int), played.ended)
@@ -214,7 +252,7 @@ def episode_length(played: Played) -> str | None:
     )
 
 
-def episode_return(played: Played) -> str | None:
+def episode_return(played: Played) -> Iterator[str]:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out = played.unscaled
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
@@ -228,24 +266,22 @@ def episode_return(played: Played) -> str | None:
     )
 
 
-def seats(played: Played) -> str | None:
+def seats(played: Played) -> Iterator[str]:
     """In a game in which the policy plays both sides, `info` tells who moved, and who moves next."""
     if not played.env.zero_sum:
-        return None
+        return
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
     says = "info[{name!r}] is {1:g} {0}: return 1 for the first player, and -1 for the second"
-    return (
-        _report(np.abs(moved) != 1, says, moved, name=SEATS[0])
-        or _report((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
-        or _report(
-            (following[:-1] != moved[1:]) & ~played.ended[:-1],
-            "info['next_seat'] {0} is not the info['seat'] of the step after it: it must name the player who moves "
-            "next in obs",
-        )
+    yield from _report(np.abs(moved) != 1, says, moved, name=SEATS[0])
+    yield from _report((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
+    yield from _report(
+        (following[:-1] != moved[1:]) & ~played.ended[:-1],
+        "info['next_seat'] {0} is not the info['seat'] of the step after it: it must name the player who moves next in "
+        "obs",
     )
 
 
-LAWS: tuple[Callable[[Played], str | None], ...] = (
+LAWS: tuple[Callable[[Played], Iterator[str]], ...] = (
     reproducible,
     separate,
     finite,
@@ -257,7 +293,7 @@ LAWS: tuple[Callable[[Played], str | None], ...] = (
     episode_return,
     seats,
 )
-"""What `check_laws` checks, in this order: each returns what is wrong and how to fix it, or None."""
+"""What `check_laws` checks, in this order: each yields what is wrong and how to fix it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,14 +330,11 @@ def check_laws(
     check_count("check_laws", "seed", seed, 0)
     act = random_action(env) if act is None else act
     check_takes("check_laws", "act", act, ("key", "obs"))
-    returned = jax.eval_shape(lambda key: env.reset(key, num_envs), key := jax.random.key(0))
-    _, obs = check_items("check_laws", "reset", returned, ("state", "obs"))
-    check(env, num_envs, jax.eval_shape(act, key, obs))
+    _check(env, num_envs, functools.partial(jax.eval_shape, act))
     with host_errors():
         played = play(env, act, num_envs, num_steps, seed)
-    for law in LAWS:
-        if (wrong := law(played)) is not None:
-            raise UserValueError(f"check_laws: {wrong}")
+    for wrong in itertools.chain.from_iterable(law(played) for law in LAWS):
+        raise UserValueError(f"check_laws: {wrong}")
     episodes, truncated = (int(np.sum(x)) for x in played.out.episode_ends())
     return Report(episodes, episodes - truncated, truncated, list_notes(played))
 
@@ -329,7 +362,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
     again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
-    other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(_first_leaf(first)) else None
+    other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(first) else None
     jax.eval_shape(lambda key: same.append(make_evaluation(env, key, num_envs) is env), key)
     unscaled = out if same[0] else jax.device_get(jax.jit(functools.partial(run, evaluating=True))(key)[1])
     return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
@@ -353,7 +386,7 @@ def random_action(env: Env) -> Act:
             policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
             return policy.sample(seed=key)
         shape = make_action_struct(space, each).shape
-        low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
+        low, high = (jnp.broadcast_to(jnp.float32(x), shape) for x in array_bounds("actions", space))
         from_low, to_high = low > -1e6, high < 1e6
         least = jnp.where(from_low, low, jnp.where(to_high, high - 2, -1))
         greatest = jnp.where(to_high, high, jnp.where(from_low, low + 2, 1))
@@ -368,6 +401,7 @@ def list_notes(played: Played) -> tuple[str, ...]:
     cut, last = np.asarray(played.out.episode_ends()[1]), lengths.max(initial=0)
     longest = played.ended & (played.out.episode_length == last)
     number = longest.sum()
+    numbers = [as_observation(obs)._replace(available=None) for obs in (played.first, played.out.obs)]
     notes = {
         f"no episode ended in {len(played.ended)} steps, so ends have not been checked: use more steps, or a shorter "
         "time limit": episodes == 0,
@@ -379,19 +413,16 @@ def list_notes(played: Played) -> tuple[str, ...]:
         "if that is a time limit, terminated and truncated are swapped": (
             cut.any() and number > 3 and not (cut & longest).any()
         ),
-        "all observations are 0": not _first_leaf(played.out.obs).any() and not _first_leaf(played.first).any(),
+        "all observations are 0": not any(x.any() for x in jax.tree.leaves(numbers)),
         "all rewards of random actions are 0": not played.out.reward.any(),
     }
-    return tuple(note for note, applies in notes.items() if applies)
+    outside = itertools.islice(_list_outside(played, whole=False), 1)  # nothing in this package reads these bounds
+    return *(note for note, applies in notes.items() if applies), *outside
 
 
-def _first_leaf(obs: Any) -> np.ndarray:
-    """Return the first leaf of observations; masks are skipped."""
-    return jax.tree.leaves(obs)[0]
-
-
-def _are_alike(x: np.ndarray) -> bool:
-    return bool((x == x[:1]).all())
+def _are_alike(tree: Any) -> bool:
+    """Return whether every row equals the first one."""
+    return all((x == x[:1]).all() for x in jax.tree.leaves(tree))
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -400,12 +431,22 @@ def _are_equal(one: Any, other: Any) -> bool:
     return all(jax.tree.leaves(same))
 
 
-def _report(wrong: Any, says: str, *values: Any, **names: Any) -> str | None:
-    """Return what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
-    if not wrong.any():
-        return None
-    place = t, n, *_ = tuple(np.argwhere(wrong)[0])
-    return says.format(f"in step {t} of environment {n}", *(x[place] for x in values), **names)
+def _where_close(one: Any, other: Any) -> np.ndarray:
+    """Return where, `[T, N]`, the leaves of two trees are equal, apart from rounding."""
+    each = (_close(x, y) for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return np.logical_and.reduce([x.reshape(*x.shape[:2], -1).all(axis=-1) for x in each])
+
+
+def _close(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
+    return np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if np.issubdtype(x.dtype, np.inexact) else x == y
+
+
+def _report(wrong: Any, says: str, *values: Any, **names: Any) -> Iterator[str]:
+    """Yield what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
+    if wrong.any():
+        place = t, n, *_ = tuple(np.argwhere(wrong)[0])
+        yield says.format(f"in step {t} of environment {n}", *(x[place] for x in values), **names)
 
 
 def _sum_episodes(x: Any, ended: np.ndarray) -> np.ndarray:

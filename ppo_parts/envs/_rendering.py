@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.errors import UserValueError
+from .._base.errors import ShapeError, UserValueError
 from .._base.extras import require_package
 from ._env import cast_exactly
 
@@ -43,9 +43,11 @@ def opengl_errors() -> Iterator[None]:
 
 
 def as_frame(where: str, image: Any) -> np.ndarray:
-    """Return an image that an environment rendered, whose numbers are those of uint8."""
-    where = f"{where}: the image of render"
-    return cast_exactly(where, np.asarray(image), np.dtype(np.uint8), "return uint8, 0 to 255")
+    """Return an image `[H, W, 3]` that an environment rendered, whose numbers are those of uint8."""
+    where, image = f"{where}: the image of render", np.asarray(image)
+    if image.ndim != 3 or image.shape[-1] != 3:
+        raise ShapeError(f"{where} must have shape [H, W, 3], got {image.shape}")
+    return cast_exactly(where, image, np.dtype(np.uint8), "return uint8, 0 to 255")
 
 
 def make_mujoco_renderer(model: Any) -> Callable[[Any], np.ndarray]:

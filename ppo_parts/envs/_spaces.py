@@ -210,3 +210,18 @@ def array_shape(what: str, space: Any) -> tuple[int, ...]:
         ways = "a network of your own, check(env, action=...) and check_laws(env, act=...)"
         raise UserValueError(f"{space!r} is not a space of arrays: flatten its {what} in a wrapper, or use {ways}")
     return tuple(shape)
+
+
+def array_bounds(what: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of a box as arrays of its shape."""
+    shape = array_shape(what, space)
+    if not (hasattr(space, "low") and hasattr(space, "high")):
+        raise UserTypeError(f"{space!r} has no bounds low and high: describe {what} by an envs.Box")
+    low, high = (np.broadcast_to(np.asarray(x), shape) for x in (space.low, space.high))
+    return low, high
+
+
+def is_choice_open(options: tuple[int, ...], available: np.ndarray) -> Any:
+    """Return whether a mask, `[..., n]`, with the options of all choices in turn leaves one of each choice, `[...]`."""
+    starts = np.cumsum((0, *options[:-1]))
+    return np.logical_or.reduceat(available, starts, axis=-1).all(axis=-1)

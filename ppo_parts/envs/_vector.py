@@ -12,7 +12,7 @@ import numpy as np
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ._env import Observation, cast_exactly, check_items
 from ._rendering import as_frame, opengl_errors
-from ._spaces import Discrete, MultiDiscrete, count_options, make_space, map_space
+from ._spaces import Discrete, MultiDiscrete, count_options, is_choice_open, make_space, map_space
 
 FLOAT = np.dtype(np.float32)
 GYMNASIUM = ", as in Gymnasium 1.0"
@@ -111,8 +111,7 @@ class GymnasiumVector:
                 says = f"{where} must have 0 or 1 for each of the options {self.options} in every reset and step"
                 raise UserValueError(f"from_gymnasium: {says}, but that of environment {i} is {given!r}")
             available[i] = row
-        first_options = np.cumsum((0, *self.options[:-1]))
-        if not np.logical_or.reduceat(available, first_options, axis=1).all():
+        if not is_choice_open(self.options, available).all():
             raise UserValueError(f"from_gymnasium: {where} leaves no action: at least one option must be available")
         return Observation(obs, available)
 

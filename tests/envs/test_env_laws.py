@@ -120,17 +120,25 @@ def seated(seat=lambda seat: seat, next_seat=lambda seat: seat):
 
 def whole(low, high, dtype):
     space = SimpleNamespace(shape=(2,), low=low, high=high, dtype=np.dtype(int))
-    return out({"observation_space": space}, obs=lambda out: out.obs.astype(dtype))
+    return shown(space, lambda x, time: np.stack([x, time], -1).astype(dtype))
 
 
-def shown(space, see):
-    """Change the observations, a number and the time in the episode, which is 0 to 3, and their space."""
+def shown(space, see, **changed):
+    """Change the observations, a number and the time in the episode, which is 0 to 4 at its end, and their space."""
 
     def change(played):
-        out = played.out._replace(obs=see(played.out.obs[..., 0], played.out.obs[..., 1].astype(int)))
-        return played._replace(env=played.env._replace(observation_space=space), out=out)
+        seen = played.first, played.out.obs, played.out.final_obs
+        first, obs, final = (see(x[..., 0], x[..., 1].astype(int)) for x in seen)
+        env = played.env._replace(observation_space=space, **changed)
+        return played._replace(env=env, first=first, out=played.out._replace(obs=obs, final_obs=final))
 
     return change
+
+
+def never_final(played):
+    """Final observations are those of the next episode; the first entry of each observation is always 0."""
+    played = shown(envs.Dict({"a": envs.Box(()), "b": envs.Box(())}), lambda x, time: {"a": 0 * x, "b": x})(played)
+    return played._replace(out=played.out._replace(final_obs=played.out.obs))
 
 
 def tree_of(options):
@@ -139,12 +147,15 @@ def tree_of(options):
     return shown(space, lambda x, time: envs.Observation({"a": x, "b": (time,)}))
 
 
-def available(first, following):
+def available(first, following, space=None):
+    space = space or envs.Discrete(2)
+
     def change(played):
-        x = np.broadcast_to(following, (*played.out.reward.shape, 2))
-        obs = envs.Observation(played.out.obs, x)
-        shown = envs.Observation(played.first, np.broadcast_to(first, (4, 2)))
-        return played._replace(first=shown, out=played.out._replace(obs=obs, final_obs=obs))
+        number = sum(envs.count_options(space))
+        obs = envs.Observation(played.out.obs, np.broadcast_to(following, (*played.out.reward.shape, number)))
+        shown = envs.Observation(played.first, np.broadcast_to(first, (4, number)))
+        env = played.env._replace(action_space=space)
+        return played._replace(env=env, first=shown, out=played.out._replace(obs=obs, final_obs=obs))
 
     return change
 
@@ -157,22 +168,29 @@ UNLAWFUL = {
     "reproducible": [
         (lambda p: p._replace(again=(p.first, out(reward=lambda out: out.reward + 1)(p).out)), r"^step returns differ"),
         (lambda p: p._replace(again=(p.first + 1, p.out)), r"^reset returns different results .* same key: draw all")],
-    "separate": [(lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split")],
+    "separate": [
+        (lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split"),
+        (lambda p: p._replace(first=(np.ones(4), p.first), other=(np.ones(4), 0 * p.first)), "same first obs")],
     "finite": [(out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity")],
     "integers": [
         (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are integers: "),
         (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
         (shown(envs.Discrete(99), lambda x, time: x), r"are float32, but .* space, Discrete\(n=99\), are integers"),
-        (shown(envs.Discrete(3), lambda x, time: time), r"contains 3 in step 2 .* outside of .*, Discrete\(n=3\): ch"),
-        (shown(envs.MultiDiscrete((9, 3)), lambda x, time: np.stack([time, -time], -1)), "contains -1 in step 0"),
+        (shown(envs.Discrete(3), lambda x, time: time), r"^obs contains 3 in step 2 .* Discrete\(n=3\): "),
+        (shown(envs.Discrete(4), lambda x, time: time), r"^final_obs contains 4 in step 3 .* outside of .*, Discrete"),
+        (shown(envs.Discrete(9), lambda x, time: time - 1), "^the first obs contains -1 in step 0 of environment 0"),
+        (shown(envs.MultiDiscrete((9, 3)), lambda x, time: np.stack([time, -time], -1)), "^obs contains -1 in step 0"),
+        (shown(envs.Box(()), lambda x, time: envs.Observation(x, privileged=time), privileged_space=envs.Discrete(4)),
+         r"^final_obs contains 4 in step 3 .* Discrete\(n=4\)"),
         (tree_of(3), r"contains 3 in step 2 .* Discrete\(n=3\)")],
     "masks": [
         (available(False, True), r"^obs\.available leaves no action in step 0"),
-        (available(True, False), r"^obs\.available leaves no action in step 1")],
+        (available(True, False), r"^obs\.available leaves no action in step 1"),
+        (available(True, [1, 1, 0, 0], envs.MultiDiscrete((2, 2))), "in step 1 .* of each choice, at least")],
     "flags":
         [(out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in step")],
     "final_observation": [
-        (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
+        (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"), (never_final, r"final_obs equals obs"),
         (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0")],
     "episode_length": [(out(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0")],
     "episode_return":
@@ -185,7 +203,8 @@ UNLAWFUL = {
 
 
 LAWFUL = {
-    "integers": [whole(0, 200, int), shown(envs.Discrete(4), lambda x, time: time), tree_of(4)],
+    "integers": [whole(0, 200, int), shown(envs.Discrete(5), lambda x, time: time), tree_of(5)],
+    "masks": [available(True, [0, 1, 1, 0], envs.MultiDiscrete((2, 2)))],
     "seats": [seated()],
 }
 
@@ -193,12 +212,12 @@ LAWFUL = {
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
 @pytest.mark.parametrize("law", LAWS, ids=[law.__name__ for law in LAWS])
 def test_each_law_names_what_breaks_it_with_the_remedy(followed, law):
-    assert law(followed) is None
+    assert list(law(followed)) == []
     for change in LAWFUL.get(law.__name__, ()):
-        assert law(change(followed)) is None
+        assert list(law(change(followed))) == []
     for change, says in UNLAWFUL[law.__name__]:
-        broken = law(change(followed))
-        assert re.search(says, broken or "nothing is wrong"), broken
+        broken = next(law(change(followed)), "nothing is wrong")
+        assert re.search(says, broken), broken
 
 
 def impure():
@@ -235,6 +254,7 @@ def field(name, value, says):
     return lambda: two_places(**{name: lambda out: value}), says
 
 
+TRACED = r"^check: step uses the value of an array, which .* traces it \(.*test_env_laws\.py:\d+, .*"
 alike = lambda key, n: jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), two_places().reset(key, 1))  # noqa: E731
 test_what_breaks_a_law_is_refused = refused(
     (impure, r"step returns different results .* same key: draw all random numbers from the key"),
@@ -255,6 +275,22 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[4\], got .*: reset returns \("),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
+    (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
+    (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
+    (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),
+    (
+        lambda: like(reset=lambda key, n: range(n)[jax.random.randint(key, (), 0, n)]),
+        "^check: reset uses the value of an array",
+    ),
+    (
+        lambda: like(evaluation=lambda state: two_places() if state.episode_length[0] == 0 else 3),
+        "^check: evaluation us",
+    ),
+    (lambda: stepping(mask=lambda x: jnp.ones(2, bool)), r"step must return one number as mask, got shape \(2,\)"),
+    (
+        lambda: like(action_space=SimpleNamespace(shape=(2,))),
+        "has no bounds low and high: describe actions by an envs.B",
+    ),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
     (lambda: stepping(info=lambda x: {"episodes": x}), r"info\['episodes'\] has the name of a metric of every"),
     # Fields of a transition.
@@ -282,7 +318,8 @@ def notes_of(length, ended, cut):
     length, ended, cut = (np.asarray(x)[:, None] for x in (length, ended, cut))
     ones = np.ones((len(length), 1), np.float32)
     out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
-    return list_notes(SimpleNamespace(ended=ended, out=out, first=ones[0]))
+    env = SimpleNamespace(observation_space=envs.Discrete(2), privileged_space=None)
+    return list_notes(SimpleNamespace(env=env, ended=ended, out=out, first=ones[0]))
 
 
 def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
@@ -307,6 +344,31 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
     assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
     says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
     assert [note[: len(says)] for note in seen.notes] == [says]
+
+
+def test_real_numbers_outside_of_their_space_are_noted():
+    (note,) = envs.check_laws(two_places()._replace(observation_space=envs.Box((2,), 0, [200, 3])), num_steps=9).notes
+    assert re.search(r"^final_obs contains 4 in step 3 of environment 0, outside of the observation space, Box", note)
+
+
+def test_rewards_of_absent_agents_do_not_count():
+    """Agent 1 is absent after its second step."""
+
+    def step(key, x, action):
+        present = jnp.array([True, x < 2])
+        return envs.Step(x + 1, jnp.zeros((2, 1)), jnp.ones(2), jnp.array([False, x >= 1]), mask=present)
+
+    reset = lambda key: (jnp.int32(0), jnp.zeros((2, 1)))  # noqa: E731
+    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=4, num_agents=2)
+    assert envs.check_laws(env, num_steps=9).episodes > 0
+    out = play(env, random_action(env), 1, 4, seed=0).out
+    assert out.episode_return[:, 0].tolist() == [[1, 1], [2, 2], [3, 2], [4, 2]]
+
+
+def test_an_image_has_three_colors():
+    drawn = resetting(lambda key, x, action: envs.Step(x, x[None], x, x > 0), render=lambda x: np.zeros((4, 3)))
+    with pytest.raises(pp.errors.ShapeError, match=r"image of render must have shape \[H, W, 3\], got \(4, 3\)"):
+        drawn.render(drawn.reset(KEY, 2)[0])
 
 
 def test_only_as_many_new_episodes_are_computed_as_asked_for():
