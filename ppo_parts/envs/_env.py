@@ -65,32 +65,34 @@ class Transition(NamedTuple):
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
-        for name, (kind, dtype) in FIELDS.items():
+        for name, kind in FIELDS.items():
             x = getattr(self, name)
-            shape = each[:1] if name in ("episode_length", "ended") else each
-            if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
-                continue
-            is_array = hasattr(x, "dtype")
-            if is_array and x.shape == shape and jnp.issubdtype(x.dtype, dtype):
-                continue
-            remedy = f": return {name} > 0" if is_array and x.shape == shape and kind == "booleans" else ""
-            if name == "ended" and len(each) == 2:
-                remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
-            error = ShapeError if is_array and x.shape != shape else UserTypeError
-            raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
+            if x is not None or not (name == "mask" or (name == "ended" and len(each) == 1)):
+                _check_field(name, x, kind, each[:1] if name in ("episode_length", "ended") else each)
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
             if name in RESERVED_INFO:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
-            if jnp.shape(x) != each[:1]:
-                raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
+            _check_field(f"info[{name!r}]", x, "numbers", each[:1])
 
 
-FIELDS: dict[str, Any] = dict.fromkeys(("reward", "episode_return"), ("floats", np.floating))
-FIELDS |= {"episode_length": ("numbers", np.number)}
-FIELDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), ("booleans", np.bool_))
-"""The kinds of numbers in the fields of a `Transition`."""
+KINDS = {"floats": (np.floating,), "numbers": (np.floating, np.integer, np.bool_), "booleans": (np.bool_,)}
+FIELDS = {"reward": "floats", "episode_return": "floats", "episode_length": "numbers"}
+FIELDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), "booleans")
+
+
+def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
+    """Raise unless a field of a `Transition` is an array of this kind and shape."""
+    fits = hasattr(x, "dtype") and x.shape == shape
+    if fits and any(jnp.issubdtype(x.dtype, dtype) for dtype in KINDS[kind]):
+        return
+    remedy = f": return {name} > 0" if fits and kind == "booleans" else ""
+    if name == "ended" and not fits:
+        remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
+    error = ShapeError if hasattr(x, "dtype") and not fits else UserTypeError
+    raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
+
 
 RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_length", "terminated", "truncated")
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
@@ -210,7 +212,8 @@ def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], re
     """Return what a function returned, after checking that it is a tuple with an item of each of these names."""
     if isinstance(returned, tuple) and len(returned) == len(names):
         return returned
-    got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
+    got = describe(returned) if hasattr(returned, "dtype") else type(returned).__name__
+    got = f"{len(returned)} items" if isinstance(returned, tuple) else got
     raise UserTypeError(f"{where}: {what} must return ({', '.join(names)}){remedy}, got {got}")
 
 

@@ -16,7 +16,7 @@ from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
 from ..functional._common import unsqueeze
-from ._env import Array, Env, Transition, check_like
+from ._env import Array, Env, Transition, check_items, check_like
 from ._rendering import as_frame
 from ._spaces import check_space
 
@@ -58,13 +58,15 @@ def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
     for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool), ("mask", bool)):
         x = getattr(out, name)
-        if x is None and name in ("truncated", "mask"):
-            yield None if name == "mask" else jnp.zeros(each, bool)
+        if x is None and name == "truncated":
+            x = jnp.zeros(each, bool)
+        if x is None and name == "mask":
+            yield None
             continue
-        x = jnp.asarray(x)
-        if x.shape != each:
+        if x is None or x.shape != each:
             number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
-            raise ShapeError(f"auto_reset: step must return {number} as {name}, got shape {x.shape[1:]}")
+            got = "None" if x is None else f"shape {x.shape[1:]}"
+            raise ShapeError(f"auto_reset: step must return {number} as {name}, got {got}")
         if dtype is bool and jnp.issubdtype(x.dtype, jnp.inexact):
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
         yield x.astype(dtype)
@@ -155,9 +157,13 @@ def auto_reset(
         check_space("auto_reset", "privileged_space", privileged_space)
     initial_shared, agents = jax.tree.map(jnp.asarray, shared), () if num_agents is None else (num_agents,)
 
-    def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, Any]:
+    def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, ...]:
         arguments = () if shared is None else (shared,)
-        return jax.vmap(lambda key: reset(key, *arguments))(jax.random.split(key, number))
+
+        def new_episode(key: Array) -> tuple[Any, ...]:
+            return check_items("auto_reset", "reset", reset(key, *arguments), ("state", "obs"))
+
+        return jax.vmap(new_episode)(jax.random.split(key, number))
 
     def reset_all(key: Array, num_envs: int, shared: Any = initial_shared) -> tuple[EpisodeState, Any]:
         inner, obs = new_episodes(key, num_envs, shared)

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
+from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import check_number
 from .._base.moments import Moments as Moments
 from ..functional._arguments import POSITIVE
 from ..functional._common import check_arrays, unsqueeze
 from ._env import Array, Env, Observation, Transition, as_observation, check_env, get_axes
 from ._moments import NormalizedState
-from ._spaces import Box, array_shape, is_discrete, is_image, is_tree, list_spaces, make_space, map_space
+from ._spaces import Box, array_bounds, array_shape, is_discrete, is_image, is_tree, list_spaces, make_space, map_space
 
 
 def clip_action(env: Env) -> Env:
@@ -28,10 +28,7 @@ def clip_action(env: Env) -> Env:
     In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
 
-    def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
-        return jnp.clip(action, *_like(action, low, high))
-
-    return _with_actions(env, clip_action, lambda space, low, high: space, change)
+    return _with_actions(env, clip_action, lambda space, low, high: space, jnp.clip)
 
 
 def rescale_action(env: Env) -> Env:
@@ -52,9 +49,8 @@ def rescale_action(env: Env) -> Env:
             raise UserValueError(f"rescale_action: bounds must be finite, with low <= high, got {bounds}")
         return Box(space.shape, -1.0, 1.0)
 
-    def change(action: Array, low: np.ndarray, high: np.ndarray) -> Array:
-        middle, half, *bounds = _like(action, low / 2 + high / 2, high / 2 - low / 2, low, high)
-        return jnp.clip(middle + half * action, *bounds)
+    def change(action: Array, low: Array, high: Array) -> Array:
+        return jnp.clip(low / 2 + high / 2 + (high / 2 - low / 2) * action, low, high)
 
     return _with_actions(env, rescale_action, make_box, change)
 
@@ -191,15 +187,15 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         return None if tree is None else make_space(map_space(of_leaf, tree))
 
     def show(state: NormalizedState, obs: Any) -> Any:
-        numbers = get_numbers(obs, picked, axes)
+        numbers, put = take_numbers(obs, picked, axes)
         x = rows(numbers)
         mean, var, _ = state.moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
-        return set_numbers(obs, scaled.reshape(numbers.shape), picked)
+        return put(scaled.reshape(numbers.shape))
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
-        x = rows(get_numbers(obs, picked, axes))
+        x = rows(take_numbers(obs, picked, axes)[0])
         moments = Moments.of(x[0], per_agent) if before is None else before.moments
         return NormalizedState(inner, moments.updated(x))
 
@@ -208,7 +204,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         if present is not None:  # in the next step: an agent that stays, or begins an episode
             begins = unsqueeze(out.episode_ends()[0], present.ndim)
             present = (present & ~(out.terminated | out.truncated)) | begins
-        x = get_numbers(out.obs, picked, axes)
+        x, _ = take_numbers(out.obs, picked, axes)
         return NormalizedState(inner, state.moments.updated(*jax.tree.map(rows, (x, present)))), out
 
     def freeze(inner: Env, state: NormalizedState) -> Env:
@@ -353,18 +349,11 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
-def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
-    """Return constants in the precision of actions, which is at least that of float32."""
-    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
-
-
-def _with_actions(
-    env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., Any], change: Callable[..., Array]
-) -> Env:
+def _with_actions(env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., Any], change: Any) -> Env:
     """Change the actions of boxes before they enter the environment.
 
-    `make_box(space, low, high)`, with bounds `[1, ...]`, returns the space of the policy's actions, and `change(action,
-    low, high)` what enters the environment. `wrap` does the same in the environment of evaluations.
+    `make_box(space, low, high)` returns the space of the policy's actions, and `change(action, low, high)` what enters
+    the environment; bounds are `[1, ...]`. `wrap` does the same in the environment of evaluations.
     """
     where = wrap.__name__
     check_env(where, env)
@@ -372,13 +361,15 @@ def _with_actions(
         raise UserValueError(f"{where} needs a box, but this environment's actions are discrete: leave the wrapper out")
 
     def bounds(space: Any) -> Iterator[np.ndarray]:
-        shape = array_shape("actions", space)
         if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
             raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
-        return (np.broadcast_to(np.asarray(x), shape)[None] for x in (space.low, space.high))
+        return (x[None] for x in array_bounds("actions", space))
 
     def of_leaf(space: Any, action: Any) -> Any:
-        return action if is_discrete(space) else change(action, *bounds(space))
+        if is_discrete(space):
+            return action
+        precision = jnp.promote_types(action.dtype, jnp.float32)  # that of actions, and at least that of float32
+        return change(action, *(x.astype(precision) for x in bounds(space)))
 
     def of_all(action: Any) -> Any:
         return map_space(of_leaf, env.action_space, action)
@@ -440,22 +431,23 @@ def _with_state(
     )
 
 
-def get_numbers(obs: Any, picked: list[bool], axes: int) -> Array:
-    """Return the numbers of the leaves that are picked, not those of the action mask: `[N, D]`, or `[N, A, D]`."""
-    leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
-    return jnp.concatenate([x.reshape(*x.shape[:axes], -1) for x in itertools.compress(leaves, picked)], axis=-1)
-
-
-def set_numbers(obs: Any, x: Array, picked: list[bool]) -> Any:
-    """Return the observation with other numbers in place of `get_numbers(obs)`."""
+def take_numbers(obs: Any, picked: list[bool], axes: int) -> tuple[Array, Callable[[Array], Any]]:
+    """Return the numbers of the leaves that are picked, `[N, D]` or `[N, A, D]`, and a function that replaces them."""
     whole = as_observation(obs)
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
+    if len(leaves) != len(picked):
+        says = f"observations have {len(leaves)} arrays, but their spaces {len(picked)}: make them alike (envs.check)"
+        raise ShapeError(f"normalize_observation: {says}")
     where = list(itertools.compress(range(len(leaves)), picked))
-    ends = itertools.accumulate(math.prod(leaves[i].shape[x.ndim - 1 :]) for i in where)
-    for i, part in zip(where, jnp.split(x, list(ends)[:-1], axis=-1), strict=True):
-        leaves[i] = part.reshape(leaves[i].shape)
-    whole = jax.tree.unflatten(structure, leaves)._replace(available=whole.available)
-    return whole if isinstance(obs, Observation) else whole.obs
+
+    def put(x: Array) -> Any:
+        ends = itertools.accumulate(math.prod(leaves[i].shape[axes:]) for i in where)
+        parts = dict(zip(where, jnp.split(x, list(ends)[:-1], axis=-1), strict=True))
+        changed = [parts[i].reshape(leaf.shape) if i in parts else leaf for i, leaf in enumerate(leaves)]
+        after = jax.tree.unflatten(structure, changed)._replace(available=whole.available)
+        return after if isinstance(obs, Observation) else after.obs
+
+    return jnp.concatenate([leaves[i].reshape(*leaves[i].shape[:axes], -1) for i in where], axis=-1), put
 
 
 def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:

@@ -255,6 +255,7 @@ def field(name, value, says):
 
 
 TRACED = r"^check: step uses the value of an array, which .* traces it \(.*test_env_laws\.py:\d+, .*"
+step = lambda key, x, action: envs.Step(x, x[None], x, x > 3)  # noqa: E731
 alike = lambda key, n: jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), two_places().reset(key, 1))  # noqa: E731
 test_what_breaks_a_law_is_refused = refused(
     (impure, r"step returns different results .* same key: draw all random numbers from the key"),
@@ -274,6 +275,12 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[4, 1\]"),
     (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[4\], got .*: reset returns \("),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
+    (lambda: stepping(reward=lambda x: None), r"step must return one number as reward, got None"),
+    (
+        lambda: resetting(step, lambda key: jnp.zeros(1)),
+        r"^auto_reset: reset must return \(state, obs\), got float32\[1\]",
+    ),
+    (lambda: resetting(step, lambda key: (0, jnp.zeros(1), {})), r"reset must return \(state, obs\), got 3 items"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
@@ -301,7 +308,9 @@ test_what_breaks_a_law_is_refused = refused(
     field("episode_return", jnp.zeros(4, int), r"episode_return must be floats of .*, got int32\[4\]"),
     field("episode_length", None, r"episode_length must be numbers of shape \(4,\), got None"),
     field("info", None, r"info must be a dict of numbers by name, got None: leave it out"),
-    field("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(4,\), got \(2, 2\)"),
+    field("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must be numbers of shape \(4,\), got float32\[2, 2\]"),
+    field("info", {"won": 1j * jnp.ones(4)}, r"info\['won'\] must be numbers of shape \(4,\), got complex64\[4\]"),
+    field("info", {"won": None}, r"info\['won'\] must be numbers of shape \(4,\), got None"),
     by=lambda env: envs.check_laws(env, num_steps=24),
 )
 
