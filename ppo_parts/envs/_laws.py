@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -143,14 +142,11 @@ class Played(NamedTuple):
 
 def reproducible(played: Played) -> Iterator[str]:
     """The same key gives the same episodes."""
-    pairs = zip(("reset", "step"), (played.first, played.out), played.again, strict=True)
-    for name, one, again in pairs:
+    for name, one, again in zip(("reset", "step"), (played.first, played.out), played.again, strict=True):
         if not _are_equal(one, again):
-            says = f"{name} returns different results when it is called again with the same key"
-            remedy = (
-                "draw all random numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
-            )
-            yield f"{says}: {remedy}, and keep everything that changes in the state"
+            says = f"{name} returns different results when it is called again with the same key: draw all random"
+            remedy = "numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
+            yield f"{says} {remedy}, and keep everything that changes in the state"
 
 
 def separate(played: Played) -> Iterator[str]:
@@ -166,7 +162,7 @@ def finite(played: Played) -> Iterator[str]:
     """Rewards and observations are finite."""
     named = {"obs": (played.first, played.out.obs), "final_obs": played.out.final_obs, "reward": played.out.reward}
     for name, tree in named.items():
-        if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)):
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)):
             yield f"{name} contains NaN or an infinity: end the episode before that, or clip the inputs"
 
 
@@ -190,28 +186,25 @@ def _list_outside(played: Played, whole: bool) -> Iterator[str]:
             if whole and x.dtype.kind not in "biu":
                 says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers: give"
                 yield f"{says} the space the dtype and the bounds of what reset and step return, or return integers"
-            low, high = (0 * options, options - 1) if options.size else array_bounds("observations", space)
-            says = (
-                "{name} contains {1:g} {0}, outside of the observation space, {space}: change its bounds, or what the "
-                "environment returns"
-            )
-            yield from _report(~_close(x, np.clip(x, low, high)), says, x, name=name, space=space)
+            low, high = (0, options - 1) if options.size else array_bounds("observations", space)
+            if not whole:  # they may be rounded
+                low, high = low - 1e-5 * np.maximum(1, np.abs(low)), high + 1e-5 * np.maximum(1, np.abs(high))
+            says = "{name} contains {1:g} {0}, outside of the observation space, {space}: change its bounds, or what"
+            wrong = (x < low) | (x > high)
+            yield from _report(wrong, f"{says} the environment returns", x, name=name, space=space)
 
 
 def masks(played: Played) -> Iterator[str]:
     """At least one option of each choice is available wherever the policy acts."""
     each = (as_observation(obs).available for obs in (played.first, played.out.obs))
     seen = jax.tree.map(lambda first, after: np.concatenate([first[None], after]), *each)
-    closed: list[np.ndarray] = []
 
-    def look(space: Any, available: Any) -> None:
-        if available is not None:
-            closed.append(~is_choice_open(count_options(space), available))
+    def is_closed(space: Any, available: Any) -> Any:
+        return None if available is None else ~is_choice_open(count_options(space), available)
 
-    map_space(look, played.env.action_space, seen)
     remedy = "one must be available wherever the policy acts, also in the first observation of the next episode"
-    for where in closed:
-        yield from _report(where, f"obs.available leaves no action {{0}}: of each choice, at least {remedy}")
+    for closed in jax.tree.leaves(map_space(is_closed, played.env.action_space, seen)):
+        yield from _report(closed, f"obs.available leaves no action {{0}}: of each choice, at least {remedy}")
 
 
 def flags(played: Played) -> Iterator[str]:
@@ -296,8 +289,7 @@ LAWS: tuple[Callable[[Played], Iterator[str]], ...] = (
 """What `check_laws` checks, in this order: each yields what is wrong and how to fix it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What `check_laws` saw: how many episodes ended and how, and notes on what looks unusual."""
 
     episodes: int
@@ -427,26 +419,26 @@ def _are_alike(tree: Any) -> bool:
 
 def _are_equal(one: Any, other: Any) -> bool:
     """Return whether all leaves of two trees are equal; NaN equals NaN."""
-    same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
+    same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=jnp.issubdtype(x.dtype, jnp.inexact)), one, other)
     return all(jax.tree.leaves(same))
 
 
 def _where_close(one: Any, other: Any) -> np.ndarray:
     """Return where, `[T, N]`, the leaves of two trees are equal, apart from rounding."""
-    each = (_close(x, y) for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
-    return np.logical_and.reduce([x.reshape(*x.shape[:2], -1).all(axis=-1) for x in each])
-
-
-def _close(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
-    return np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if np.issubdtype(x.dtype, np.inexact) else x == y
+    same = []
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
+        inexact = np.issubdtype(x.dtype, np.inexact)
+        close = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
+        same.append(close.reshape(*x.shape[:2], -1).all(axis=-1))
+    return np.logical_and.reduce(same)
 
 
 def _report(wrong: Any, says: str, *values: Any, **names: Any) -> Iterator[str]:
     """Yield what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
     if wrong.any():
         place = t, n, *_ = tuple(np.argwhere(wrong)[0])
-        yield says.format(f"in step {t} of environment {n}", *(x[place] for x in values), **names)
+        yield says.format(f"in step {t} of environment {n}", *(x[place].item() for x in values), **names)
 
 
 def _sum_episodes(x: Any, ended: np.ndarray) -> np.ndarray:

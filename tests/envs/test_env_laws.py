@@ -171,7 +171,9 @@ UNLAWFUL = {
     "separate": [
         (lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split"),
         (lambda p: p._replace(first=(np.ones(4), p.first), other=(np.ones(4), 0 * p.first)), "same first obs")],
-    "finite": [(out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity")],
+    "finite": [
+        (out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity"),
+        (out(final_obs=lambda out: (out.final_obs / 0).astype(jnp.bfloat16)), r"^final_obs contains NaN or an inf")],
     "integers": [
         (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are integers: "),
         (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
