@@ -1,9 +1,9 @@
 """Environments that step on the host, in Python or C++, with the interface of those written in JAX.
 
 A step is a callback, which must not depend on anything but its arguments, and an environment on the host has a hidden
-state. Therefore the JAX state contains the number of a vector environment and a count of its steps, and the vector
-environment checks the count: a state may be stepped only once. Repeating a step with the same action returns the same
-result, so that JAX may repeat or batch a callback.
+state. Therefore the JAX state contains the number of a vector environment and a count of its steps and resets, and the
+vector environment checks the count: a state may be stepped only once. Repeating a step with the same action returns the
+same result, so that JAX may repeat or batch a callback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError:  # an old JAX
 
 
 class HostState(NamedTuple):
-    """The number of a vector environment, and how many times it has been stepped, both int32."""
+    """The number of a vector environment, and how many times it has been stepped or reset, both int32."""
 
     instance: Array
     steps: Array
@@ -77,8 +77,8 @@ def from_gymnasium(
     check_takes("from_gymnasium", "make", make, ("num_envs",))
     names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
 
-    def make_vector(num_envs: int) -> GymnasiumVector:
-        made = GymnasiumVector(make(num_envs), names, action_mask)
+    def make_vector(num_envs: int, count: int = 0) -> GymnasiumVector:
+        made = GymnasiumVector(make(num_envs), names, action_mask, count)
         if made.num_envs != num_envs:
             says = f"make({num_envs}) returned a vector environment of {made.num_envs}: pass num_envs on"
             raise UserValueError(f"from_gymnasium: {says}")
@@ -94,10 +94,10 @@ def from_gymnasium(
 
     def make_env(instances: Instances) -> Env:
         def reset(key: Array, num_envs: int, again: Any = -1) -> tuple[EpisodeState, Any]:
-            shapes = jax.ShapeDtypeStruct((), np.int32), make_obs_struct(num_envs)
+            shapes = jax.ShapeDtypeStruct((2,), np.int32), make_obs_struct(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            instance, obs = numpy_callback(lambda *x: instances.open(num_envs, *x), shapes, seed, jnp.int32(again))
-            return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
+            which, obs = numpy_callback(lambda *x: instances.open(num_envs, *x), shapes, seed, jnp.int32(again))
+            return EpisodeState.begin(HostState(which[0], which[1]), num_envs), obs
 
         def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
             num_envs = state.episode_length.shape[-1]
@@ -132,12 +132,12 @@ def from_gymnasium(
 class Instances:
     """The vector environments of an `Env`, by number."""
 
-    make: Callable[[int], GymnasiumVector]
+    make: Callable[..., GymnasiumVector]
     reuse: bool = False  # whether a reset uses earlier ones instead of making new ones, as for evaluations
     each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray, again: np.ndarray) -> tuple[Any, ...]:
-        """Reset the vector environments `again`, or new ones, with these seeds; return numbers and observations."""
+        """Reset the vector environments `again`, or new ones, with these seeds; return states and observations."""
         numbers = list(range(seed.size)) if self.reuse else np.broadcast_to(again, seed.shape).ravel().tolist()
         once = [-1 if x in numbers[:i] else x for i, x in enumerate(numbers)]  # copies of a state get new ones
         return _stack([self._open(*x, num_envs) for x in zip(once, seed.ravel().tolist(), strict=True)], seed.shape)
@@ -148,8 +148,9 @@ class Instances:
             self.each.append(self.make(num_envs))
         elif self.each[index].num_envs != num_envs:
             self.each[index].env.close()
-            self.each[index] = self.make(num_envs)
-        return np.int32(index), self.each[index].reset(seed % 2**31)
+            self.each[index] = self.make(num_envs, self.each[index].count)
+        obs = self.each[index].reset(seed % 2**31)
+        return np.array([index, self.each[index].count], np.int32), obs
 
     def find(self, index: int) -> GymnasiumVector:
         """Return the vector environment with a number."""
@@ -161,7 +162,7 @@ class Instances:
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
 
-        `which`, `[..., 2]`, has the number of each, and how many steps it has done; actions are `[..., N, ...]`.
+        `which`, `[..., 2]`, has the `HostState` of each; actions are `[..., N, ...]`.
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's

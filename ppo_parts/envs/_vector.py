@@ -23,10 +23,11 @@ class GymnasiumVector:
     """N environments of a `gymnasium.vector` environment; checks everything that they return.
 
     The attribute `ended` of the vector environment, if it has one, tells after each step where an episode ended for
-    good, and not only for the learner, as with a lost life in Atari. Other arguments are those of `from_gymnasium`.
+    good, and not only for the learner, as with a lost life in Atari. `count` is the number of steps and resets of those
+    that it replaces, whose states must not pass for its own. Other arguments are those of `from_gymnasium`.
     """
 
-    def __init__(self, env: Any, info: tuple[str, ...] = (), action_mask: str | None = None) -> None:
+    def __init__(self, env: Any, info: tuple[str, ...] = (), action_mask: str | None = None, count: int = 0) -> None:
         if not hasattr(env, "num_envs"):
             raise UserTypeError(f"from_gymnasium: {env} is not a vector environment: use gymnasium.make_vec")
         mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
@@ -39,7 +40,7 @@ class GymnasiumVector:
         self.action_space = make_space(jax.tree.map(lambda one: one.space, self.actions))
         self.observation_space = make_space(jax.tree.map(lambda one: one.space, self.observations))
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
-        self.count = 0  # steps since the latest reset
+        self.count = count
         self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
         self.failed = False  # a step failed, so the state is unknown
         if action_mask is not None and not self.options:
@@ -48,7 +49,7 @@ class GymnasiumVector:
 
     def reset(self, seed: int) -> Any:
         """Start new episodes in all environments; return their observations."""
-        self.count, self.latest, self.failed = 0, None, False
+        self.count, self.latest, self.failed = self.count + 1, None, False
         obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
         return self._add_masks("reset", self._cast("the obs of reset", obs, self.num_envs), info)
 
@@ -73,12 +74,12 @@ class GymnasiumVector:
         return self._add_masks("step", obs, info), self._read_final_obs(obs, over, info) if any_over else obs, packed
 
     def step_once(self, count: int, *action: np.ndarray) -> tuple[Any, ...]:
-        """Step the state that follows `count` steps, or repeat the result of the latest step."""
+        """Step the state that follows `count` steps and resets, or repeat the result of the latest step."""
         if self.latest is not None and count == self.count - 1 and all(map(np.array_equal, self.latest[0], action)):
             return self.latest[1]
         if count != self.count:
-            says = f"this state is from step {count}, but the environment on the host is at step {self.count}"
-            raise UserValueError(f"{says} and cannot go back: step the latest state, or {RESTART_REMEDY}")
+            says = f"this state is from call {count} of step and reset, but the environment on the host is at call"
+            raise UserValueError(f"{says} {self.count} and cannot go back: step the latest state, or {RESTART_REMEDY}")
         if self.failed:
             says = "an earlier step of this environment failed, so its state is unknown"
             raise UserValueError(f"{says}: {RESTART_REMEDY}")

@@ -120,13 +120,27 @@ def test_a_state_on_the_host_is_stepped_once():
     jax.tree.map(np.testing.assert_array_equal, first, again)
     env.step(KEY, first[0], action)
     foreign = state._replace(inner=state.inner._replace(instance=jnp.int32(9)))
-    late = r"from step 0, but .* is at step 2 and cannot go back: .* env\.restart"
+    late = r"from call 1 of step and reset, but .* is at call 3 and cannot go back: .* env\.restart"
     other = r"another process, or by another Env: .* env\.restart"
     for old, says in ((state, late), (foreign, other)):
         with pytest.raises(pp.errors.UserValueError, match=says), envs.host_errors():
             env.step(KEY, old, action)
     with pytest.raises(pp.errors.UserValueError, match=other):
         env.render(foreign)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_state_from_before_a_reset_is_not_taken_for_one_after_it(more):
+    """Nor is it if the reset made new environments, because another number is asked for."""
+    env, action = host(Scripted, Scripted, Scripted), jnp.zeros(2, int)
+    begins = [lambda state: env.restart(KEY, state)]
+    evaluating = env.evaluation(env.reset(KEY, 2)[0])
+    begins.append(lambda state: evaluating.reset(KEY, 2 + more))
+    for played, begin in zip((env, evaluating), begins, strict=True):
+        old, _ = played.reset(KEY, 2)
+        begin(old)
+        with pytest.raises(pp.errors.UserValueError, match=r"from call 1 of step and reset, .* is at call 2"):
+            played.step(KEY, old, action)
 
 
 def test_a_restart_resets_the_environments_of_its_state():
@@ -329,7 +343,7 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (changed(obs=np.zeros((2, 3))), r"the obs of step must have shape \(2, 2\), got \(2, 3\)"),
     (changed(obs=np.full((2, 2), "a")), r"the obs of step must be numbers, got <U1"),
     (changed(more=0), r"step must return \(obs, reward, terminated, truncated, info\).* got 6 items"),
-    (changed(reset=np.zeros((2, 2))), r"reset must return \(obs, info\), .* got ndarray"),
+    (changed(reset=np.zeros((2, 2))), r"reset must return \(obs, info\), .* got float32\[2, 2\]"),
     (masked_as(lambda mask: None), r"info\['action_mask'\] of reset must have 0 or 1 .* of environment 0 is None"),
     (masked_as(lambda mask: mask[0]), r"0 or 1 for each of the options \(2, 3\) .* of environment 0 is array"),
     (masked_as(lambda mask: np.array([1, 1, 0, 0, 0])), r"leaves no action"),
