@@ -24,6 +24,7 @@ from ._spaces import (
     array_bounds,
     count_options,
     is_choice_open,
+    is_image,
     is_tree,
     list_spaces,
     make_action_struct,
@@ -166,22 +167,23 @@ def finite(played: Played) -> Iterator[str]:
             yield f"{name} contains NaN or an infinity: end the episode before that, or clip the inputs"
 
 
-def integers(played: Played) -> Iterator[str]:
-    """Where a space of observations consists of integers, observations are integers within its bounds."""
-    return _list_outside(played, whole=True)
+def spaces(played: Played) -> Iterator[str]:
+    """Integers and images, of which networks read the bounds, lie in the spaces of observations."""
+    return _list_outside(played, read=True)
 
 
-def _list_outside(played: Played, whole: bool) -> Iterator[str]:
-    """Yield which observations lie outside of spaces of integers (`whole`), or of those of real numbers."""
+def _list_outside(played: Played, read: bool) -> Iterator[str]:
+    """Yield which observations lie outside of spaces whose bounds networks read, or outside of the others."""
     trees = [tree for tree in (played.env.observation_space, played.env.privileged_space) if tree is not None]
-    spaces = [space for tree in trees for space in list_spaces(tree)]
+    leaf_spaces = [space for tree in trees for space in list_spaces(tree)]
     first = jax.tree.map(lambda x: x[None], played.first)
     for name, obs in (("the first obs", first), ("obs", played.out.obs), ("final_obs", played.out.final_obs)):
         leaves = jax.tree.leaves(as_observation(obs)._replace(available=None))
-        for space, x in zip(spaces, leaves, strict=False):
+        for space, x in zip(leaf_spaces, leaves, strict=False):
             options = np.asarray(count_options(space))
             dtype = np.dtype(int if options.size else getattr(space, "dtype", None) or np.float32)
-            if (dtype.kind in "iu") != whole or not (options.size or hasattr(space, "low")):
+            whole, has_bounds = dtype.kind in "iu", options.size or hasattr(space, "low")
+            if (whole or is_image(space)) != read or not has_bounds:
                 continue
             if whole and x.dtype.kind not in "biu":
                 says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers: give"
@@ -278,7 +280,7 @@ LAWS: tuple[Callable[[Played], Iterator[str]], ...] = (
     reproducible,
     separate,
     finite,
-    integers,
+    spaces,
     masks,
     flags,
     final_observation,
@@ -408,8 +410,9 @@ def list_notes(played: Played) -> tuple[str, ...]:
         "all observations are 0": not any(x.any() for x in jax.tree.leaves(numbers)),
         "all rewards of random actions are 0": not played.out.reward.any(),
     }
-    outside = itertools.islice(_list_outside(played, whole=False), 1)  # nothing in this package reads these bounds
-    return *(note for note, applies in notes.items() if applies), *outside
+    return *(note for note, applies in notes.items() if applies), *itertools.islice(
+        _list_outside(played, read=False), 1
+    )
 
 
 def _are_alike(tree: Any) -> bool:
@@ -430,7 +433,7 @@ def _where_close(one: Any, other: Any) -> np.ndarray:
         # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
         inexact = np.issubdtype(x.dtype, np.inexact)
         close = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
-        same.append(close.reshape(*x.shape[:2], -1).all(axis=-1))
+        same.append(close.all(axis=tuple(range(2, x.ndim))))
     return np.logical_and.reduce(same)
 
 

@@ -135,6 +135,13 @@ def shown(space, see, **changed):
     return change
 
 
+def image(low, high):
+    """Images of half the time in the episode, from 0 to 2."""
+    return shown(
+        envs.Box((36, 36, 1), low, high), lambda x, time: np.tile(time[..., None, None, None], (36, 36, 1)) / 2
+    )
+
+
 def never_final(played):
     """Final observations are those of the next episode; the first entry of each observation is always 0."""
     played = shown(envs.Dict({"a": envs.Box(()), "b": envs.Box(())}), lambda x, time: {"a": 0 * x, "b": x})(played)
@@ -174,7 +181,7 @@ UNLAWFUL = {
     "finite": [
         (out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity"),
         (out(final_obs=lambda out: (out.final_obs / 0).astype(jnp.bfloat16)), r"^final_obs contains NaN or an inf")],
-    "integers": [
+    "spaces": [
         (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are integers: "),
         (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
         (shown(envs.Discrete(99), lambda x, time: x), r"are float32, but .* space, Discrete\(n=99\), are integers"),
@@ -184,6 +191,7 @@ UNLAWFUL = {
         (shown(envs.MultiDiscrete((9, 3)), lambda x, time: np.stack([time, -time], -1)), "^obs contains -1 in step 0"),
         (shown(envs.Box(()), lambda x, time: envs.Observation(x, privileged=time), privileged_space=envs.Discrete(4)),
          r"^final_obs contains 4 in step 3 .* Discrete\(n=4\)"),
+        (image(0, 1), r"^obs contains 1.5 in step 2 .* outside of the observation space, Box\(shape=\(36, 36, 1\)"),
         (tree_of(3), r"contains 3 in step 2 .* Discrete\(n=3\)")],
     "masks": [
         (available(False, True), r"^obs\.available leaves no action in step 0"),
@@ -205,7 +213,7 @@ UNLAWFUL = {
 
 
 LAWFUL = {
-    "integers": [whole(0, 200, int), shown(envs.Discrete(5), lambda x, time: time), tree_of(5)],
+    "spaces": [whole(0, 200, int), image(0, 2), shown(envs.Discrete(5), lambda x, time: time), tree_of(5)],
     "masks": [available(True, [0, 1, 1, 0], envs.MultiDiscrete((2, 2)))],
     "seats": [seated()],
 }
@@ -360,6 +368,10 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
 def test_real_numbers_outside_of_their_space_are_noted():
     (note,) = envs.check_laws(two_places()._replace(observation_space=envs.Box((2,), 0, [200, 3])), num_steps=9).notes
     assert re.search(r"^final_obs contains 4 in step 3 of environment 0, outside of the observation space, Box", note)
+
+
+def test_the_laws_can_be_checked_in_a_single_step():
+    assert envs.check_laws(two_places(), num_envs=1, num_steps=1).episodes == 0
 
 
 def test_rewards_of_absent_agents_do_not_count():
