@@ -1,5 +1,6 @@
 """Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
 
+from .._base.moments import Moments as Moments
 from ._env import SEATS as SEATS
 from ._env import Env as Env
 from ._env import Observation as Observation
@@ -11,6 +12,9 @@ from ._host import host_errors as host_errors
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._laws import check as check
 from ._laws import check_laws as check_laws
+from ._normalization import normalize_observation as normalize_observation
+from ._normalization import normalize_reward as normalize_reward
+from ._normalization import prepare as prepare
 from ._packages import from_brax as from_brax
 from ._packages import from_gymnax as from_gymnax
 from ._packages import frozen_opponent as frozen_opponent
@@ -26,14 +30,10 @@ from ._spaces import Tuple as Tuple
 from ._spaces import count_numbers as count_numbers
 from ._spaces import count_options as count_options
 from ._spaces import is_discrete as is_discrete
-from ._wrappers import Moments as Moments
 from ._wrappers import clip_action as clip_action
 from ._wrappers import clip_reward as clip_reward
 from ._wrappers import flatten_action as flatten_action
 from ._wrappers import fold_agents as fold_agents
-from ._wrappers import normalize_observation as normalize_observation
-from ._wrappers import normalize_reward as normalize_reward
-from ._wrappers import prepare as prepare
 from ._wrappers import rescale_action as rescale_action
 from ._wrappers import share_observations as share_observations
 from ._wrappers import with_agent_id as with_agent_id

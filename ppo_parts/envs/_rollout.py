@@ -26,7 +26,7 @@ from ..functional._common import unsqueeze
 from ._env import Env, Transition, check_env, describe, get_axes
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
-from ._moments import ShardMoments, map_moments
+from ._normalization import ShardMoments, map_moments
 from ._spaces import count_options, is_tree, list_spaces, make_action_struct
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import envs
-from ppo_parts.envs._moments import ShardMoments
+from ppo_parts.envs._normalization import ShardMoments
 from tests.common import assert_close, assert_same, refused
 
 STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
