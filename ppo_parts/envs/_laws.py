@@ -20,16 +20,7 @@ from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
 from ._host import host_errors
-from ._spaces import (
-    array_bounds,
-    count_options,
-    is_choice_open,
-    is_image,
-    is_tree,
-    list_spaces,
-    make_action_struct,
-    map_space,
-)
+from ._spaces import array_bounds, count_options, is_choice_open, is_image, list_spaces, make_action_struct, map_space
 
 Act = Callable[[Array, Any], Any]
 JAX_FILES = os.path.dirname(jax.__file__)
@@ -60,9 +51,8 @@ def _check(env: Env, num_envs: int, act: Act) -> None:
     """Do what `check` does; `act(key, obs)` returns the shapes and dtypes of actions."""
     obs = _check_functions(env, num_envs, act)
     with _explained("evaluation"):
-        evaluated = jax.eval_shape(
-            lambda key: _check_functions(make_evaluation(env, key, num_envs), num_envs, act), jax.random.key(0)
-        )
+        check_evaluation = lambda key: _check_functions(make_evaluation(env, key, num_envs), num_envs, act)  # noqa: E731
+        evaluated = jax.eval_shape(check_evaluation, jax.random.key(0))
     alike = "check: observations in the environment of evaluation(state) must be like the others"
     check_like(alike, evaluated, obs, error=ShapeError)
 
@@ -276,18 +266,7 @@ def seats(played: Played) -> Iterator[str]:
     )
 
 
-LAWS: tuple[Callable[[Played], Iterator[str]], ...] = (
-    reproducible,
-    separate,
-    finite,
-    spaces,
-    masks,
-    flags,
-    final_observation,
-    episode_length,
-    episode_return,
-    seats,
-)
+LAWS = (reproducible, separate, finite, spaces, masks, flags, final_observation, episode_length, episode_return, seats)
 """What `check_laws` checks, in this order: each yields what is wrong and how to fix it."""
 
 
@@ -330,7 +309,7 @@ def check_laws(
     for wrong in itertools.chain.from_iterable(law(played) for law in LAWS):
         raise UserValueError(f"check_laws: {wrong}")
     episodes, truncated = (int(np.sum(x)) for x in played.out.episode_ends())
-    return Report(episodes, episodes - truncated, truncated, list_notes(played))
+    return Report(episodes, episodes - truncated, truncated, tuple(list_notes(played)))
 
 
 def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played:
@@ -371,7 +350,8 @@ def random_action(env: Env) -> Act:
 
     def act(key: Array, obs: Any) -> Any:
         each = get_axes(env, len(jax.tree.leaves(obs)[0]))
-        keys = iter(jax.random.split(key, len(list_spaces(space))) if is_tree(space) else [key])
+        number = len(list_spaces(space))
+        keys = iter(jax.random.split(key, number) if number > 1 else [key])
         return map_space(lambda one, mask: of_one(next(keys), one, mask, each), space, as_observation(obs).available)
 
     def of_one(key: Array, space: Any, available: Any, each: tuple[int, ...]) -> Array:
@@ -389,30 +369,27 @@ def random_action(env: Env) -> Act:
     return act
 
 
-def list_notes(played: Played) -> tuple[str, ...]:
-    """Note what is allowed but often a mistake."""
+def list_notes(played: Played) -> Iterator[str]:
+    """Yield what is allowed but often a mistake."""
     episodes, lengths = int(played.ended.sum()), played.out.episode_length[played.ended]
     cut, last = np.asarray(played.out.episode_ends()[1]), lengths.max(initial=0)
     longest = played.ended & (played.out.episode_length == last)
     number = longest.sum()
+    if episodes == 0:
+        says = f"no episode ended in {len(played.ended)} steps, so ends have not been checked"
+        yield f"{says}: use more steps, or a shorter time limit"
+    if episodes > 3 and not cut.any() and 2 * number > episodes and last > 1:
+        says = f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer: if that"
+        yield f"{says} is a time limit, report it as truncated, so that the value of the final observation counts"
+    if cut.any() and number > 3 and not (cut & longest).any():
+        says = f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones were"
+        yield f"{says} truncated: if that is a time limit, terminated and truncated are swapped"
     numbers = [as_observation(obs)._replace(available=None) for obs in (played.first, played.out.obs)]
-    notes = {
-        f"no episode ended in {len(played.ended)} steps, so ends have not been checked: use more steps, or a shorter "
-        "time limit": episodes == 0,
-        f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer: if that is a "
-        "time limit, report it as truncated, so that the value of the final observation counts": (
-            episodes > 3 and not cut.any() and 2 * number > episodes and last > 1
-        ),
-        f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones were truncated: "
-        "if that is a time limit, terminated and truncated are swapped": (
-            cut.any() and number > 3 and not (cut & longest).any()
-        ),
-        "all observations are 0": not any(x.any() for x in jax.tree.leaves(numbers)),
-        "all rewards of random actions are 0": not played.out.reward.any(),
-    }
-    return *(note for note, applies in notes.items() if applies), *itertools.islice(
-        _list_outside(played, read=False), 1
-    )
+    if not any(x.any() for x in jax.tree.leaves(numbers)):
+        yield "all observations are 0"
+    if not played.out.reward.any():
+        yield "all rewards of random actions are 0"
+    yield from itertools.islice(_list_outside(played, read=False), 1)
 
 
 def _are_alike(tree: Any) -> bool:

@@ -338,7 +338,7 @@ def notes_of(length, ended, cut):
     ones = np.ones((len(length), 1), np.float32)
     out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
     env = SimpleNamespace(observation_space=envs.Discrete(2), privileged_space=None)
-    return list_notes(SimpleNamespace(env=env, ended=ended, out=out, first=ones[0]))
+    return tuple(list_notes(SimpleNamespace(env=env, ended=ended, out=out, first=ones[0])))
 
 
 def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
