@@ -204,7 +204,6 @@ def auto_reset(
     def evaluation(state: EpisodeState) -> Env:
         return env if shared is None else env._replace(reset=functools.partial(reset_all, shared=state.shared))
 
-    drawn = None if render is None else render_first
-    optional: dict[str, Any] = {"render": drawn, "privileged_space": privileged_space, "zero_sum": zero_sum}
+    optional: Any = {"render": render and render_first, "privileged_space": privileged_space, "zero_sum": zero_sum}
     env = Env(reset_all, step_all, observation_space, action_space, evaluation, num_agents, **optional)
     return env

@@ -273,9 +273,7 @@ def take_numbers(obs: Any, picked: list[bool], axes: int) -> tuple[Array, Callab
 def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
     """Make the function that merges the axes of environments and agents, `[N, A, ...]`, where they share statistics."""
     if per_agent and env.num_agents is None:
-        raise UserValueError(
-            f"{where}: per_agent={per_agent!r} needs an axis of agents, and there is none: leave it out"
-        )
+        raise UserValueError(f"{where}: per_agent=True needs an axis of agents, and there is none: leave it out")
     if env.num_agents is None or per_agent:
         return lambda x: x
     return lambda x: x.reshape(-1, *x.shape[2:])

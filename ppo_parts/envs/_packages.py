@@ -34,10 +34,9 @@ def make_gymnax(name: str, **params: Any) -> Env:
 
 def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
     """Return the parameters of an environment (a flax dataclass) with some of them changed."""
-    unknown = [param for param in params if not hasattr(env_params, param)]
-    if unknown:
-        raise UserValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
     for param, value in params.items():
+        if not hasattr(env_params, param):
+            raise UserValueError(f"{name} has no parameter {param!r}; it has {', '.join(vars(env_params))}")
         default = getattr(env_params, param)
         if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
             raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
@@ -301,9 +300,8 @@ def make_pgx(
     if callable(opponent):
         check_takes(name, "opponent", opponent, ("key", "obs"))
     elif not (opponent is None or both):
-        raise UserValueError(
-            f'{name}: opponent must be "self", None or a function (key, obs) -> action, got {opponent!r}'
-        )
+        must = 'opponent must be "self", None or a function (key, obs) -> action'
+        raise UserValueError(f"{name}: {must}, got {opponent!r}")
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
     def observe(state: Any) -> Observation:

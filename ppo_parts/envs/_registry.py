@@ -87,9 +87,8 @@ def make(env_id: str, **settings: Any) -> Env:
 def _load_adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
         there = did_you_mean(prefix, list_prefixes()) or f"; the prefixes are {', '.join(list_prefixes())}"
-        raise UnknownPrefixError(
-            f"{env_id!r}: {prefix!r} is not a prefix of environments{there} (envs.register adds one)"
-        )
+        says = f"{env_id!r}: {prefix!r} is not a prefix of environments{there}"
+        raise UnknownPrefixError(f"{says} (envs.register adds one)")
     source = SOURCES[prefix]
     with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX in their modules
         require_package(source.package, source.extra)

@@ -211,8 +211,7 @@ def rollout(
             must = "state must be a RolloutState, as rollout.init(key) or the last collect returned it"
             raise UserTypeError(f"{where}: {must}, got {kind(state)}")
         if isinstance(params, LearnerState):
-            must = "params must be the parameters of the policy"
-            raise UserTypeError(f"{where}: {must}, got a LearnerState: pass its .params")
+            raise UserTypeError(f"{where}: params must be those of the policy, got a LearnerState: pass its .params")
         first_carry = state.carry
         if shards > 1:
             state = state._replace(env_state=map_moments(lambda x: ShardMoments.of(x, shards), state.env_state))

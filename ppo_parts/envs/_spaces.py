@@ -36,9 +36,8 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nvec, (tuple, list, np.ndarray)) or any(map(np.ndim, self.nvec)) or not len(self.nvec):
-            raise UserTypeError(
-                f"MultiDiscrete: nvec must be a tuple, the number of options of each choice, got {self.nvec!r}"
-            )
+            must = "nvec must be a tuple, the number of options of each choice"
+            raise UserTypeError(f"MultiDiscrete: {must}, got {self.nvec!r}")
         object.__setattr__(self, "nvec", tuple(check_count("MultiDiscrete", "nvec", n) for n in self.nvec))
 
     @property
@@ -111,7 +110,11 @@ class Tuple:
 
 
 def _is_space(x: Any) -> bool:
-    return not hasattr(x, "__array__") and any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+    return (
+        not isinstance(x, type)
+        and not hasattr(x, "__array__")
+        and any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+    )
 
 
 def check_space(where: str, name: str, space: Any) -> None:

@@ -448,6 +448,7 @@ test_arguments_of_automatic_resets_are_checked = refused(
     ({"shared": 1.0}, r"reset must take \(key, shared\); this one takes \(key\)"),
     ({"step": lambda state, action: 0}, r"step must take \(key, state, action\); .* \(state, action\)"),
     ({"observation_space": (1,)}, r"auto_reset: observation_space must be a space, got \(1,\): write envs\.Box\(\(1,"),
+    ({"action_space": envs.Discrete}, r"action_space must be a space, got <class"),
     ({"observation_space": None}, r"observation_space must be a space, got None: write envs\.Box\(shape\), envs\.Disc"),
     ({"action_space": 2}, r"action_space must be a space, got 2: write envs\.Discrete\(2\), or envs\.Box\(\(2,\)\)"),
     ({"action_space": np.int64(3)}, r"action_space must be a space, got .*: write envs\.Discrete\(3\)"),
