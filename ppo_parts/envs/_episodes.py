@@ -131,8 +131,9 @@ def auto_reset(
 
     Raises:
         ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; a space is
-            not one (it has no `shape`, `n` or `spaces`); (when traced) `step` returns no `Step`, a state or an
-            observation unlike that of `reset`; `shared` was replaced by another structure, shape or dtype.
+            not one (it has no `shape`, `n` or `spaces`); (when traced) `reset` does not return two items, `step` no
+            `Step`, or a state or an observation unlike that of `reset`; `shared` was replaced by another structure,
+            shape or dtype.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -23,7 +23,7 @@ from ._host import host_errors
 from ._spaces import array_bounds, count_options, is_choice_open, is_image, list_spaces, make_action_struct, map_space
 
 Act = Callable[[Array, Any], Any]
-JAX_FILES = os.path.dirname(jax.__file__)
+JAX_FILES = os.path.join(os.path.dirname(jax.__file__), "")
 
 
 @checked
