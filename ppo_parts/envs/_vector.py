@@ -92,9 +92,8 @@ class GymnasiumVector:
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""
         if getattr(self.env, "render_mode", None) != "rgb_array":
-            raise UserValueError(
-                'to draw this environment, make it with gymnasium.make_vec(..., render_mode="rgb_array")'
-            )
+            remedy = 'make it with gymnasium.make_vec(..., render_mode="rgb_array")'
+            raise UserValueError(f"to draw this environment, {remedy}")
         with opengl_errors():
             frame, *_ = self.env.render()
         return as_frame("from_gymnasium", frame)
