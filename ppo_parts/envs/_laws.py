@@ -179,8 +179,9 @@ def _list_outside(played: Played, read: bool) -> Iterator[str]:
                 says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers: give"
                 yield f"{says} the space the dtype and the bounds of what reset and step return, or return integers"
             low, high = (0, options - 1) if options.size else array_bounds("observations", space)
-            if not whole:  # they may be rounded
-                low, high = low - 1e-5 * np.maximum(1, np.abs(low)), high + 1e-5 * np.maximum(1, np.abs(high))
+            if not whole:  # they may be rounded, and the largest numbers of their dtype
+                with np.errstate(over="ignore"):
+                    low, high = low - 1e-5 * np.maximum(1, np.abs(low)), high + 1e-5 * np.maximum(1, np.abs(high))
             says = "{name} contains {1:g} {0}, outside of the observation space, {space}: change its bounds, or what"
             wrong = (x < low) | (x > high)
             yield from _report(wrong, f"{says} the environment returns", x, name=name, space=space)
