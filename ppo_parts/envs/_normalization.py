@@ -89,8 +89,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
     statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for discrete entries;
-    in a `Dict` or `Tuple`, only boxes that hold neither images nor integers. With several agents, each counts as an
-    environment, unless it is absent.
+    in a `Dict` or `Tuple`, only boxes that are not images and whose dtype, as Gymnasium's, is not an integer. With
+    several agents, each counts as an environment, unless it is absent.
 
     Args:
         env: environment whose observations are arrays, or trees of them.

@@ -212,6 +212,10 @@ def rollout(
             raise UserTypeError(f"{where}: {must}, got {kind(state)}")
         if isinstance(params, LearnerState):
             raise UserTypeError(f"{where}: params must be those of the policy, got a LearnerState: pass its .params")
+        given = jax.tree.leaves(state.obs)[0].shape[: len(each)]
+        if given != each:
+            says = f"state has {list(given)} environments, but this rollout has {list(each)}"
+            raise UserValueError(f"{where}: {says}: begin with its own rollout.init(key)")
         first_carry = state.carry
         if shards > 1:
             state = state._replace(env_state=map_moments(lambda x: ShardMoments.of(x, shards), state.env_state))
@@ -254,7 +258,7 @@ def _make_shardings(
 def _split_keys(key: Array, num_steps: int, noise_steps: int) -> Array:
     """Return the keys for actions and for environments, `[T, 2]`; the former change every `noise_steps` steps."""
     # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
-    keys = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2)
+    keys = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2, *key.shape)
     if noise_steps == 1:
         return keys
     index = jnp.arange(num_steps)
@@ -363,7 +367,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         raise UserTypeError(f"{says} {remedy}")
     for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
         *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)
-        if tuple(axes_of_logits) == each and given > number:
+        if tuple(axes_of_logits) == each and given != number:
             choices = f" in one of its choices; it has {options}" if len(options) > 1 else ""
             says = f"the policy has logits for {given} actions, but the environment has {number}{choices}"
             raise UserValueError(f"rollout: {says}")

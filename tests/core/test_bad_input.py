@@ -234,6 +234,8 @@ VALUE_ERRORS = {
         (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
     "rollout: the policy has logits for 3 actions, but the environment has 2":
         lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 3)))),
+    "rollout: the policy has logits for 1 actions, but the environment has 2":
+        lambda: collect(envs.Discrete(2), distributions.Categorical(jnp.zeros((2, 1)))),
     "record='next_cost' is already in the batch (next_cost, next_next_cost, policy_key, value)":
         lambda: rollout_of(None, record=("cost", "next_cost")),
     "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":

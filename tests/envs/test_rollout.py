@@ -14,7 +14,7 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._core.learner import LearnerState
 from ppo_parts.envs._rollout import RolloutState, episode_metrics
-from tests.common import Categorical, refused
+from tests.common import Categorical, assert_close, refused
 from tests.envs.common import altered, clock, echo
 
 
@@ -101,6 +101,12 @@ SWAPPED = pp.distributions.MultiCategorical(jnp.zeros((2, 5)), (3, 2))
 KEEPS = "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"
 
 
+def test_raw_keys_collect_what_typed_ones_do():
+    rollout = pp.rollout(CLOCK, uniform, num_envs=2, num_steps=3, noise_steps=2)
+    raw, typed = (rollout.collect(key, 1.0, rollout.init(key)) for key in (jax.random.PRNGKey(1), jax.random.key(1)))
+    assert_close(raw, typed, 0, 0)
+
+
 def collecting(env, evaluate, **settings):
     def collect():
         rollout = pp.rollout(env, evaluate, **{"num_envs": 2, "num_steps": 3, **settings})
@@ -116,6 +122,7 @@ def collect(params, state):
 test_what_cannot_be_collected_is_refused = refused(
     (collect(RolloutState(0, 0), {}), r"\(key, params, state\): state must be .* rollout\.init\(key\) .*, got dict"),
     (collect(LearnerState(*"pqrs"), RolloutState(0, 0)), r"params must be .*, got a LearnerState: pass its \.params"),
+    (collect(1.0, RolloutState(0, jnp.zeros((3, 1)))), r"state has \[3\] environments, but this rollout has \[2\]"),
     (collecting(CLOCK, uniform, num_envs=0), "rollout: num_envs must be .*0"),
     (collecting(CLOCK, uniform, num_steps=2.0), "rollout: num_steps must be .*2.0"),
     (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
