@@ -15,7 +15,7 @@ from .._core.batch import Batch
 from .._core.chain import chain, parts_of
 from .._core.part import Divider, Part
 from ._example import STEP, example_batch, example_context
-from ._laws import LAWS, Law, Subject, compare
+from ._laws import LAWS, Law, Result, Subject, compare
 
 VALUE_NEEDED = (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError)
 """The errors that JAX raises if a traced function needs the value of an array."""
@@ -33,8 +33,8 @@ def check_part(
     The laws (`LAWS`): the part needs what it requires, writes what it provides and reads what it declares; its state
     suits `jax.lax.scan`; it keeps dtypes, from bfloat16 to float64; it does not write into its inputs; a mask of ones
     changes nothing; its results are finite; unless it declares `needs_time`, it computes the same without a time axis;
-    masked elements affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that may be placed
-    anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
+    masked elements affect nothing, have no gradient and are not counted; `jit` and `vmap` compute the same. A part that
+    may be placed anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
 
     Args:
         part: the part.
@@ -145,7 +145,7 @@ def check_hyperparameters(
             out, new = dataclasses.replace(subject, part=make(**numeric)).apply(*inputs)
             # Such a count checks a hyperparameter that is known only at run time.
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
-            return out.replace(metrics=kept, reductions=()), new
+            return Result(out.replace(metrics=kept, reductions=()), new)
 
         expected = apply(numeric)
         for way, run, given_as in (("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules)):

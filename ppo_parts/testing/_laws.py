@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax import experimental
 
 from .._base.trees import is_key, to_data
-from .._core.batch import Array, Batch, Current, field_at, with_field_at
+from .._core.batch import Array, Batch, Current, field_at, field_axes, with_field_at
 from .._core.gradient import reduce_loss
 from .._core.part import Context, Divider, Part
 from .._core.wiring import reads_field
@@ -25,6 +25,13 @@ from ._example import FLOATS, add_current, poison
 FIELDS = tuple(Batch.__dataclass_fields__)
 DTYPES = (jnp.float32, jnp.bfloat16)
 enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "enable_x64")  # noqa: B009 (typed in neither)
+
+
+class Result(NamedTuple):
+    """What a part returns; messages name the paths of its leaves, such as "batch.advantage"."""
+
+    batch: Batch
+    state: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +55,15 @@ class Subject:
         context = self.context(seed, dtype)
         return self.batch(seed, dtype), self.part.init(context.params, jax.random.key(0)), context
 
-    def apply(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+    def apply(self, batch: Batch, state: Any, context: Context) -> Result:
         """Run the part; `current` is evaluated here, so that it depends on the batch."""
-        return self.part.update(self.seen(batch, context), state, context)
+        return Result(*self.part.update(self.seen(batch, context), state, context))
+
+    def finish(self, batch: Batch, state: Any, context: Context) -> Any:
+        """Return the state that `finish` makes of this rollout; None if the part has none."""
+        if self.part.finish is None:
+            return None
+        return self.part.finish(add_current(batch, context.params, context.evaluate), state, context)
 
     def seen(self, batch: Batch, context: Context) -> Batch:
         """Return the batch as the part sees it."""
@@ -75,18 +88,27 @@ def needs_what_it_requires(subject: Subject) -> str | None:
 
 
 def writes_what_it_provides(subject: Subject) -> str | None:
-    """The part changes the fields in `provides`, and otherwise only metrics."""
+    """The part changes the fields and entries in `provides`, and otherwise only adds metrics."""
     batch, state, context = subject.inputs()
     before = subject.seen(batch, context)
     after = subject.part.update(before, state, context)[0]
     if isinstance(subject.part, Divider):  # every field of steps or segments has changed
         same = after.current.log_prob.shape == after.log_prob.shape
         return None if same else "current and log_prob of its minibatch differ in shape"
-    changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
-    provided = {path.partition(".")[0] for path in subject.part.provides}
-    if silent := sorted(x for x in changed - provided - {"metrics", "reductions"} if not _is_kept(x, before, after)):
+    changed = [
+        path
+        for path in dict.fromkeys((*_list_paths(before), *_list_paths(after)))
+        if field_at(after, path) is not field_at(before, path)
+    ]
+
+    def belongs(path: str, provided: str) -> bool:
+        return path == provided or path.startswith(f"{provided}.")
+
+    declared = (*subject.part.provides, "metrics", "reductions")
+    undeclared = [path for path in changed if not any(belongs(path, each) for each in declared)]
+    if silent := [path for path in undeclared if not _is_kept(path, before, after)]:
         return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
-    if idle := sorted(provided - changed):
+    if idle := [each for each in subject.part.provides if not any(belongs(path, each) for path in changed)]:
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
     return None
 
@@ -141,8 +163,7 @@ def _list_paths(batch: Batch) -> Iterable[str]:
 
 def _may_read(part: Part, path: str) -> bool:
     """Return whether a part declares that it reads a field, or need not, because it only adds to it."""
-    own = {"losses", "metrics", "reductions", "axes", "shards", "stop"}
-    own |= {"log_prob"} if "losses" in part.provides else set()
+    own = {"reductions", "axes", "shards", "stop"} | ({"log_prob"} if "losses" in part.provides else set())
     return path.partition(".")[0] in own or reads_field(part, path)
 
 
@@ -176,8 +197,7 @@ def state_is_stable(subject: Subject) -> str | None:
                 return f"its state holds the Python number {leaf!r}: make it an array, as in jnp.float32(1.0)"
         results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
         if part.finish is not None:
-            seen = add_current(batch, context.params, context.evaluate)
-            results["finish"] = state, jax.eval_shape(part.finish, seen, state, context)
+            results["finish"] = state, jax.eval_shape(subject.finish, batch, state, context)
         if part.amend is not None:
             given = context.params, (), state, state, context
             results["amend"] = context.params, jax.eval_shape(part.amend, *given)[0]
@@ -218,13 +238,10 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         (loss, (out, after)), gradient = jax.value_and_grad(compute_losses, has_aux=True)(current, batch)
         kept = functools.partial(_keep, keep)
         found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": jax.tree.map(kept, gradient)}
-        return {**found, "finished": run_finish(batch, after)}, gradient
-
-    def run_finish(batch: Batch, after: Any) -> Any:
-        if (finish := subject.part.finish) is None:
-            return None
-        stored = finish(add_current(batch, context.params, context.evaluate), after, context)
-        return jax.tree.map(functools.partial(_keep, keep), stored)  # a buffer of rollouts has masked steps, too
+        finished = jax.tree.map(
+            kept, subject.finish(batch, after, context)
+        )  # a buffer of rollouts has masked steps, too
+        return {**found, "finished": finished}, gradient
 
     keep = np.asarray(given.mask, bool)
     expected, _ = compute_results(given)
@@ -240,13 +257,56 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     return None
 
 
+def masked_segments_do_not_count(subject: Subject) -> str | None:
+    """The part computes the same without a segment whose steps are all masked: it divides by what counts."""
+    part, (batch, state, context) = subject.part, subject.inputs()
+    if isinstance(part, Divider) or batch.log_prob.shape[1] < 2:
+        return None
+    whole = batch.replace(mask=jnp.asarray(batch.mask).at[:, -1].set(0))
+
+    def run(batch: Batch, state: Any, context: Context) -> Result:
+        out, after = subject.apply(batch, state, context)
+        return Result(out, (after, subject.finish(batch, after, context)))
+
+    def numbers(result: Result) -> Result:
+        return result._replace(batch=select_unmasked(result.batch))
+
+    expected = run(whole, state, context)
+    other = part.init(context.params, jax.random.key(1)), context.replace(key=jax.random.key(1))
+    if compare(numbers(run(whole, *other)), numbers(expected), exact=True):
+        return None  # random numbers of another shape are others
+    try:
+        fewer = run(_drop_last_segment(whole), state, context)
+    except Exception:  # it is made for this number of segments
+        return None
+    if expected.batch.log_prob.shape != whole.log_prob.shape or describe(fewer.state) != describe(expected.state):
+        return None
+    expected = expected._replace(batch=_drop_last_segment(expected.batch))
+    wrong = compare(numbers(fewer), numbers(expected))
+    remedy = "divide by the number of unmasked elements, as masked_mean does"
+    return f"it computes something else without a segment that is masked: {wrong}; {remedy}" if wrong else None
+
+
+def _drop_last_segment(batch: Batch) -> Batch:
+    """Return the batch without its last segment."""
+
+    def drop(x: Array, axis: int) -> Array:
+        return jax.lax.slice_in_dim(x, 0, -1, axis=axis)
+
+    fields = {name: jax.tree.map(functools.partial(drop, axis=axis), getattr(batch, name))
+              for name, axis in field_axes(batch).items()}  # fmt: skip
+    of_steps = batch.log_prob.shape
+    losses = {name: drop(x, int(x.shape == of_steps)) if x.ndim else x for name, x in batch.losses.items()}
+    return batch.replace(**fields, losses=losses)
+
+
 def inputs_are_not_mutated(subject: Subject) -> str | None:
     """The part does not write into the arrays that it is given."""
     *given, context = subject.inputs()
     batch, state = jax.tree.map(lambda x: x if is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
     subject.apply(batch, state, context)
-    wrong = compare((batch, state), before, exact=True)
+    wrong = compare(Result(batch, state), Result(*before), exact=True)
     return f"it writes into its inputs: {wrong}; return new arrays" if wrong else None
 
 
@@ -257,7 +317,7 @@ def no_mask_is_a_full_mask(subject: Subject) -> str | None:
     batch, *others = subject.inputs()
     results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
     # A sampler may add a mask of its own.
-    wrong = compare(*((out.replace(mask=None), state) for out, state in results))
+    wrong = compare(*(Result(out.replace(mask=None), state) for out, state in results))
     return f"a mask of ones changes the result: {wrong}" if wrong else None
 
 
@@ -328,6 +388,7 @@ LAWS: tuple[Law, ...] = (
     steps_equal_a_rollout,
     losses_are_elementwise,
     masked_elements_are_neutral,
+    masked_segments_do_not_count,
     jit_and_vmap_equal_eager,
 )
 """The first one traces the part, which finds a Python `if`; the last one compiles, which is slow."""

@@ -222,7 +222,13 @@ FAULTY = {
     "writes_what_it_provides": [
         (reward(twice, provides=()), "it writes reward but does not declare it"),
         (reward(twice, provides=("reward", "value")), "it does not write value"),
-        (part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"), "it writes stop")],
+        (part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"), "it writes stop"),
+        (pp.stateless(lambda b: b.add_extras(x=b.reward, y=b.value), name="faulty", provides=("extras.x",)),
+         "it writes extras.y but does not declare it"),
+        (pp.stateless(lambda b: b.add_extras(x=b.reward), name="faulty", provides=("extras.x", "extras.y")),
+         "it does not write extras.y"),
+        (part(lambda b, s, c: (b.replace(current=b.current._replace(value=2 * b.current.value)), s),
+              provides=("current.log_prob",), place="after_sampler"), "it writes current.value but")],
     "reads_what_it_declares": [
         (reward(twice, reads=()), "it reads reward"),
         (part(after_writing, provides=("reward",), reads=("value",)), "it reads log_prob but does not declare it"),
@@ -230,7 +236,9 @@ FAULTY = {
         (reward(lambda b: b.extras["own"], reads=("extras.other",)), "it reads extras.own but does not declare it"),
         (state(lambda: jnp.zeros(()), reads=(), finish=lambda b, s, c: s + b.value[0, 0]), "it reads value but does"),
         (pp.stateless(lambda b: b.add_extras(x=2 * b.extras["own"]), name="faulty", provides=("extras.x",), reads=()),
-         "extras.own but does not declare it")],
+         "extras.own but does not declare it"),
+        (loss(lambda b: b.current.value * b.metrics["given"]), "it reads metrics.given but does not declare it"),
+        (loss(lambda b: b.current.value + b.losses["given"]), "it reads losses.given but does not declare it")],
     "no_mask_is_a_full_mask": [
         (counting(lambda b: 0.0 if b.mask is None else 1.0), "a mask of ones changes the result"),
         (reward(lambda b: b.reward * (1 if b.mask is None else 2)), "a mask of ones changes the result")],
@@ -258,6 +266,12 @@ FAULTY = {
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
             reward(lambda b: b.reward + jnp.mean(b.extras["own"]), requires=("extras.own",)),
         ))],
+    "masked_segments_do_not_count": [
+        (metric(lambda b: jnp.mean(jnp.where(b.mask > 0, b.reward, 0))), "something else without a segment that is"),
+        (counting(lambda b: jnp.mean(jnp.where(b.mask > 0, b.reward, 0))), "divide by the number of unmasked elements"),
+        (reward(lambda b: b.reward - jnp.mean(jnp.where(b.mask > 0, b.reward, 0))), "batch.reward is"),
+        (loss(lambda b: b.current.value * jnp.mean(b.mask)), "losses.own is"),
+        (state(lambda: jnp.zeros(()), finish=lambda b, s, c: jnp.mean(b.mask)), "something else")],
     "state_is_stable": [
         (state(lambda: jnp.zeros((), int), lambda s: s + 1.0), "update changes its state from"),
         (state(lambda: jnp.zeros(3), finish=lambda b, s, c: 1.0), "finish changes its state from"),
