@@ -15,7 +15,7 @@ from .._core.batch import Batch, field_at
 from .._core.part import Part, stateless
 from ..functional import masked_mean
 from ..functional._arguments import DDOF, CorrectionMode, check_order
-from ..functional._common import boolean_mask
+from ..functional._common import accumulator_dtype, boolean_mask, masked_sum
 from ..functional._groups import check_aggregate, per_sequence
 from .common import check_numbers, is_zero
 
@@ -138,7 +138,7 @@ def group_advantage(
                 argument="group",
             )
         if score is None:
-            reward = jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
+            reward = masked_sum(batch.reward.astype(accumulator_dtype(batch.reward)), batch.mask, axis=0)
         else:
             reward = field_at(batch, f"per_segment.{score}")
         counts = jnp.any(keep, axis=0)
@@ -150,7 +150,7 @@ def group_advantage(
             scale=scale,
             ddof=ddof,
             eps=eps,
-            length=jnp.sum(keep, axis=0, dtype=reward.dtype) if baseline == "length_weighted" else None,
+            length=jnp.sum(keep, axis=0) if baseline == "length_weighted" else None,
             mask=counts,
         )
         batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), counts))
@@ -169,6 +169,8 @@ def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
     """Choose how the losses of tokens become one number, as `functional.aggregate` does.
+
+    The metric of the loss, such as `policy_loss`, stays the mean over all tokens.
 
     Args:
         loss: key of `losses`, a loss per element.

@@ -219,6 +219,7 @@ def mirror_descent_surrogate(
 
     Reference: Tomar et al. 2020, Mirror Descent Policy Optimization, arXiv:2005.09814, on-policy MDPO.
     """
+    log_ratio = jnp.maximum(log_ratio, -1e4)  # 0 * inf would be NaN
     return jnp.exp(log_ratio) * (coef * (log_ratio - 1) - advantage) + coef
 
 

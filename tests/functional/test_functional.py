@@ -354,6 +354,10 @@ def advantage(part, batch):
     return part.update(batch, part.init(None), CONTEXT)[0].advantage
 
 
+def of_tokens(reward):
+    return pp.Batch(log_prob=0 * reward, reward=reward)
+
+
 def row(what, expected, call, rtol=1e-5):
     return pytest.param(expected, call, rtol, id=what)
 
@@ -385,6 +389,13 @@ NUMBERS = [  # what is special, what has to come out, and a call
     row("priorities that overflow", [1, 0], lambda: f.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0)),
     row("a large eps", [5 / 6, 1 / 6], lambda: f.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0)),
     row("many narrow probabilities", [1, 1], lambda: f.importance_weights(MANY, jnp.arange(2), beta=1.0), 0.1),
+    row("a ratio of 0, which is as far as a policy can move", [3, 3],
+        lambda: f.mirror_descent_surrogate(jnp.array([-jnp.inf, -3e38]), jnp.array([1.0, -1e30]), coef=3.0)),
+    row("rewards that bfloat16 cannot add", [-0.5, 0.5], lambda: advantage(
+        pp.tokens.group_advantage(group=2, scale=None), of_tokens(jnp.ones((600, 2), "bfloat16").at[0, 0].set(0)))[0]),
+    row("more tokens than float16 can count", [0.5, -0.5], lambda: advantage(
+        pp.tokens.group_advantage(group=2, scale=None, baseline="length_weighted"),
+        of_tokens(jnp.zeros((70000, 2), "float16").at[0, 0].set(1)))[0]),
     row("a sum of narrow losses before their mean", 10000, lambda: f.aggregate(FIFTIES, by="sequence_sum")),
     row("a penalty of 0 from a reference that is infinite", 9, lambda: f.outcome_reward(
         REWARD[2], log_prob=RATIO[1:], reference_log_prob=-jnp.inf * RATIO[:1], kl_coef=0.0)),
@@ -430,6 +441,7 @@ def test_the_coefficient_of_an_adaptive_penalty_finds_back():
     assert 0 < float(low.coef) < 1e-30
     assert float(after(low, 100, moved).coef) > 1e-10
     assert np.isfinite(after(low, 400, moved).coef)
+    assert part.finish(still.replace(mask=0 * still.mask), part.init(None), CONTEXT).coef == 1  # no step counts
 
 
 def test_narrow_logits_draw_rare_actions_and_a_narrow_head_is_rescaled_without_loss():
