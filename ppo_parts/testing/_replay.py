@@ -327,6 +327,7 @@ def _collect_numbers(batch: Batch) -> dict[str, Any]:
     total = sum(losses.values())
     return {
         **{x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics},
+        **({"policy_loss": losses["policy"]} if "policy" in losses else {}),  # as `aggregate` has left it
         "minibatch_advantage": batch.advantage,
         "loss": total,
         "loss_without_entropy": total - losses.get("entropy", 0),

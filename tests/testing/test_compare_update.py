@@ -64,7 +64,7 @@ def test_single_change_explains_the_record():
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
 
 
-def test_masked_divergence_and_nan():
+def test_masked_divergence_aggregated_losses_and_nan():
     full = recorded()
     mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
     record = {name: full[name] for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "next_value")}
@@ -75,6 +75,13 @@ def test_masked_divergence_and_nan():
     record |= {"indices": np.arange(64)[None, None], "approx_kl": approx_kl[None]}
     chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(1), pp.clipped_surrogate(clip_eps=0.2))
     assert compared(record, chain=chain).first is None
+    steps = (record[x] for x in ("reward", "value", "next_value", "terminated"))
+    advantage = pp.functional.gae(*steps, gamma=0.99, gae_lambda=0.95, mask=mask).advantage
+    loss = pp.functional.clipped_surrogate(log_ratio, advantage, clip_eps=0.2)
+    of_sequences = pp.functional.aggregate(loss, by="sequence_mean", mask=mask)
+    tokens = {x: y for x, y in record.items() if x != "indices"} | {"segments": np.arange(4)[None, None]}
+    aggregated = pp.chain(chain, pp.tokens.aggregate("policy", by="sequence_mean"))
+    assert compared(tokens | {"policy_loss": of_sequences[None]}, chain=aggregated).first is None
     record["approx_kl"] = np.full(1, np.nan, np.float32)
     assert compared(record, chain=chain).first.error == np.inf
 
