@@ -148,12 +148,6 @@ def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
     return jax.tree.map(chosen, other, current)
 
 
-class EntropyCoefState(NamedTuple):
-    """State of `adaptive_entropy_bonus`: the logarithm of the coefficient."""
-
-    log_coef: Array
-
-
 @checked
 def adaptive_entropy_bonus(
     *,
@@ -189,18 +183,18 @@ def adaptive_entropy_bonus(
     numbers = check_numbers(where, target_entropy=target_entropy, learning_rate=learning_rate)
     coef = check_number(where, "coef", coef, POSITIVE, schedule=False)
 
-    def init(params: Params, key: Array | None = None) -> EntropyCoefState:
-        return EntropyCoefState(jnp.log(jnp.asarray(coef, jnp.float32)))
+    def init(params: Params, key: Array | None = None) -> Array:
+        return jnp.log(jnp.asarray(coef, jnp.float32))  # the state is log alpha
 
-    def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
+    def update(batch: Batch, state: Array, context: Context) -> tuple[Batch, Array]:
         entropy = entropy_of(batch.current.distribution, context.key)
         now = read_numbers(numbers, batch, context.step)
-        alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
+        alpha = jnp.exp(state).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
         # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - now["target_entropy"], batch.mask)
-        return batch, EntropyCoefState((state.log_coef - now["learning_rate"] * excess).astype(jnp.float32))
+        return batch, (state - now["learning_rate"] * excess).astype(jnp.float32)
 
     return Part(
         init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,8 +39,8 @@ def check_part(
 
     Args:
         part: the part.
-        batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks, or
-            needs continuous actions; it has a mask. None: `example_batch`.
+        batch: `batch(seed, dtype) -> Batch`, with a mask, if the part reads fields that `example_batch` lacks, or needs
+            continuous actions. None: `example_batch`, after the sampler with `after_sampler=True`.
         context: `context(seed, dtype) -> Context`. Its `evaluate` is the policy being trained: give one with the `aux`
             that the part reads.
         laws: the laws to check; each is a function of a `Subject`.
@@ -75,8 +76,13 @@ def _make_subjects(part: Part, batch: Callable[..., Batch] | None, context: Call
     policy = context(0, jnp.float32).evaluate  # one for all contexts, because jit compiles each function anew
     sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
     for after in (False,) if isinstance(part, Divider) else sides:
-        make = batch or (lambda *given, after=after: example_batch(*given, after_sampler=after).replace(current=None))
-        yield Subject(part, make, lambda *given: context(*given).replace(evaluate=policy), after)
+        make = batch or functools.partial(example_batch, after_sampler=after)
+        yield Subject(
+            part,
+            lambda *given, make=make: make(*given).replace(current=None),
+            lambda *given: context(*given).replace(evaluate=policy),
+            after,
+        )
 
 
 def _update_once(subject: Subject, own: bool) -> None:

@@ -104,7 +104,7 @@ def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_en
     out, state = applied(part, batch)
     close(out.losses["entropy"], fixed.losses["entropy"])
     expected = np.log(0.2) - 0.1 * (float(fixed.metrics["entropy"]) - 0.3)
-    close(state.log_coef, expected)
+    close(state, expected)
     out, _ = applied(part, batch, state=state)
     close(out.metrics["entropy_coef"], np.exp(expected))
     _, after = applied(part, batch.replace(mask=jnp.zeros_like(batch.value)), state=state)
