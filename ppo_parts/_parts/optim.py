@@ -154,14 +154,11 @@ def scale_by_kl_adaptive_rate(
                 f"{part}, and call update with metrics=..., as learner() does; the metrics are {list(metrics)}"
             )
         divergence = jnp.asarray(metrics[metric], state.learning_rate.dtype)
-        if average_over is None:
-            rate = adapted(state.learning_rate, divergence)
-            return _scaled(updates, rate), state._replace(learning_rate=rate)
-        total, steps = state.total + divergence, state.steps + 1
-        full = steps == average_over
-        rate = jnp.where(full, adapted(state.learning_rate, total / average_over), state.learning_rate)
+        total, steps, number = state.total + divergence, state.steps + 1, average_over or 1
+        full = steps == number
+        rate = jnp.where(full, adapted(state.learning_rate, total / number), state.learning_rate)
         state_after = KLAdaptiveRateState(rate, jnp.where(full, 0, total), jnp.where(full, 0, steps))
-        return _scaled(updates, state.learning_rate), state_after
+        return _scaled(updates, rate if average_over is None else state.learning_rate), state_after
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,6 +1,8 @@
 """Laws that every part obeys, also yours (`check_part`), and where a recorded update differs (`compare_update`).
 
-The tests of this repository check its own parts against the same laws.
+The tests of this repository check its own parts against the same laws: `_check` runs those of `_laws` on the batch and
+policy of `_example`. `_compare` reads a `_record`, computes it again with a chain (`_replay`), and where that differs
+searches (`_explain`) the table of `_choices`, which edits the chain as text (`_calls`).
 """
 
 from ._check import check_hyperparameters as check_hyperparameters

@@ -74,6 +74,9 @@ Law = Callable[[Subject], str | None]
 """Returns what is wrong and how to fix it; None if the law holds, or does not apply."""
 
 
+# --- what a part declares ---------------------------------------------------------------------------------------------
+
+
 def needs_what_it_requires(subject: Subject) -> str | None:
     """The part fails without a field in `requires`; `chain` says so before it runs."""
     batch, state, context = subject.inputs()
@@ -178,6 +181,55 @@ def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
     return batch
 
 
+def steps_equal_a_rollout(subject: Subject) -> str | None:
+    """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
+    part = subject.part
+    if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
+        return None
+    whole, *others = subject.inputs()
+    steps = _cut_into_steps(whole)
+    expected, actual = (subject.apply(batch, *others)[0] for batch in (whole, steps))
+    for field in (*FLOATS, "losses", "extras"):
+        values, flat = getattr(expected, field), getattr(actual, field)
+        values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)
+        if wrong := compare({field: flat}, {field: values}):
+            return (
+                f"it computes another {field} for a minibatch of steps {steps.log_prob.shape} than for the same "
+                f"steps {whole.log_prob.shape}: {wrong}; declare needs_time=True if it works along time"
+            )
+    return None
+
+
+def _cut_into_steps(batch: Batch) -> Batch:
+    """Return the batch as a minibatch of all of its steps, in their order."""
+    size = batch.log_prob.size
+    sampler: Any = given_indices(np.arange(size)[None], axis="step")
+    time = batch.log_prob.shape[0]
+    weight = None if batch.weight is None else jnp.tile(batch.weight, time)
+    losses = {name: loss.reshape(-1) for name, loss in batch.losses.items()}
+    return sampler.take(batch, jnp.arange(size), weight).replace(losses=losses, metrics=batch.metrics)
+
+
+def losses_are_elementwise(subject: Subject) -> str | None:
+    """The losses of an `elementwise` part have one number per element, and do not depend on other elements."""
+    if not subject.part.elementwise:
+        return None
+    batch, state, context = subject.inputs()
+    shape = batch.log_prob.shape
+    kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
+    changed = poison(batch.replace(mask=kept), "noise").replace(mask=batch.mask)
+    expected, actual = (subject.apply(given, state, context)[0].losses for given in (batch, changed))
+    for name, loss in expected.items():
+        if loss.shape != shape:
+            return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
+        if wrong := compare(actual[name][kept], loss[kept]):
+            return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
+    return None
+
+
+# --- pure functions of arrays, which keep their types -----------------------------------------------------------------
+
+
 def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
     """`jax.jit` and `jax.vmap` over runs compute what the part does without them, run by run."""
     stack = functools.partial(jax.tree.map, lambda *x: jnp.stack(x))
@@ -185,6 +237,16 @@ def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
     expected = stack(*(subject.apply(*given) for given in inputs))
     wrong = compare(jax.jit(jax.vmap(subject.apply))(*stack(*inputs)), expected)  # compiling is slow: both at once
     return f"jit with vmap gives another result: {wrong}" if wrong else None
+
+
+def inputs_are_not_mutated(subject: Subject) -> str | None:
+    """The part does not write into the arrays that it is given."""
+    *given, context = subject.inputs()
+    batch, state = jax.tree.map(lambda x: x if is_key(x) else np.array(x), given)
+    before = copy.deepcopy((batch, state))
+    subject.apply(batch, state, context)
+    wrong = compare(Result(batch, state), Result(*before), exact=True)
+    return f"it writes into its inputs: {wrong}; return new arrays" if wrong else None
 
 
 def state_is_stable(subject: Subject) -> str | None:
@@ -223,6 +285,20 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
                 says = f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
                 return f"{says}: convert it with .astype(batch.log_prob.dtype)"
     return None
+
+
+# --- masks, and numbers that are finite -------------------------------------------------------------------------------
+
+
+def no_mask_is_a_full_mask(subject: Subject) -> str | None:
+    """Without a mask the part computes what it does with a mask of ones."""
+    if "mask" in subject.part.requires:
+        return None
+    batch, *others = subject.inputs()
+    results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
+    # A sampler may add a mask of its own.
+    wrong = compare(*(Result(out.replace(mask=None), state) for out, state in results))
+    return f"a mask of ones changes the result: {wrong}" if wrong else None
 
 
 def masked_elements_are_neutral(subject: Subject) -> str | None:
@@ -300,27 +376,6 @@ def _drop_last_segment(batch: Batch) -> Batch:
     return batch.replace(**fields, losses=losses)
 
 
-def inputs_are_not_mutated(subject: Subject) -> str | None:
-    """The part does not write into the arrays that it is given."""
-    *given, context = subject.inputs()
-    batch, state = jax.tree.map(lambda x: x if is_key(x) else np.array(x), given)
-    before = copy.deepcopy((batch, state))
-    subject.apply(batch, state, context)
-    wrong = compare(Result(batch, state), Result(*before), exact=True)
-    return f"it writes into its inputs: {wrong}; return new arrays" if wrong else None
-
-
-def no_mask_is_a_full_mask(subject: Subject) -> str | None:
-    """Without a mask the part computes what it does with a mask of ones."""
-    if "mask" in subject.part.requires:
-        return None
-    batch, *others = subject.inputs()
-    results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
-    # A sampler may add a mask of its own.
-    wrong = compare(*(Result(out.replace(mask=None), state) for out, state in results))
-    return f"a mask of ones changes the result: {wrong}" if wrong else None
-
-
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
     """Metrics, and what the part writes where the mask is 1, are finite; also if a whole segment is masked."""
     out, _ = subject.apply(*subject.inputs())
@@ -330,50 +385,7 @@ def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
     return None
 
 
-def steps_equal_a_rollout(subject: Subject) -> str | None:
-    """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
-    part = subject.part
-    if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
-        return None
-    whole, *others = subject.inputs()
-    steps = _cut_into_steps(whole)
-    expected, actual = (subject.apply(batch, *others)[0] for batch in (whole, steps))
-    for field in (*FLOATS, "losses", "extras"):
-        values, flat = getattr(expected, field), getattr(actual, field)
-        values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)
-        if wrong := compare({field: flat}, {field: values}):
-            return (
-                f"it computes another {field} for a minibatch of steps {steps.log_prob.shape} than for the same "
-                f"steps {whole.log_prob.shape}: {wrong}; declare needs_time=True if it works along time"
-            )
-    return None
-
-
-def losses_are_elementwise(subject: Subject) -> str | None:
-    """The losses of an `elementwise` part have one number per element, and do not depend on other elements."""
-    if not subject.part.elementwise:
-        return None
-    batch, state, context = subject.inputs()
-    shape = batch.log_prob.shape
-    kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
-    changed = poison(batch.replace(mask=kept), "noise").replace(mask=batch.mask)
-    expected, actual = (subject.apply(given, state, context)[0].losses for given in (batch, changed))
-    for name, loss in expected.items():
-        if loss.shape != shape:
-            return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
-        if wrong := compare(actual[name][kept], loss[kept]):
-            return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
-    return None
-
-
-def _cut_into_steps(batch: Batch) -> Batch:
-    """Return the batch as a minibatch of all of its steps, in their order."""
-    size = batch.log_prob.size
-    sampler: Any = given_indices(np.arange(size)[None], axis="step")
-    time = batch.log_prob.shape[0]
-    weight = None if batch.weight is None else jnp.tile(batch.weight, time)
-    losses = {name: loss.reshape(-1) for name, loss in batch.losses.items()}
-    return sampler.take(batch, jnp.arange(size), weight).replace(losses=losses, metrics=batch.metrics)
+# --- all of them, and what they compare -------------------------------------------------------------------------------
 
 
 LAWS: tuple[Law, ...] = (
