@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import UserTypeError
+from .._base.hyperparameters import check_takes
 from .._core.part import Part
 from ..functional._common import Range, check_range
 from ._calls import evaluate_text, read_calls
@@ -104,6 +105,7 @@ def compare_update(
     """
     if evaluate is None:
         raise UserTypeError("compare_update: give your network, evaluate=(params, batch) -> Output")
+    check_takes("compare_update", "evaluate", evaluate, ("params", "batch"))
     check_range("compare_update", "rtol", rtol, Range(0))
     replay = Replay(read(record), evaluate, rtol)
     if text := isinstance(chain, str) and isinstance(optimizer, str):

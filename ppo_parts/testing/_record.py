@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._base.errors import ShapeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..functional._errors import did_you_mean
 
 QUANTITIES = {
@@ -38,7 +39,14 @@ KEYS = (
 def read(record: Any) -> dict[str, Any]:
     """Return the record with trees as nested dictionaries; raise if it lacks something or does not fit together."""
     found: dict[str, Any] = {}
-    for key, x in (dict(np.load(record)) if isinstance(record, (str, Path)) else record).items():
+    if isinstance(record, (str, Path)):
+        record = dict(np.load(record))
+    elif not isinstance(record, Mapping):
+        kind = type(record).__name__
+        raise UserTypeError(
+            f"compare_update: record must be a dictionary of arrays or the path of a .npz, got a {kind}"
+        )
+    for key, x in record.items():
         *path, last = key.split("/")
         if (name := key.partition("/")[0]) not in KEYS:
             hint = did_you_mean(name, KEYS) or f"; the keys are {', '.join(KEYS)}"

@@ -91,6 +91,8 @@ class Replay:
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
         output, next_value = self.evaluate(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
+        if output.value is None:
+            raise UserValueError("compare_update: the network returns no value: give it the critic that was recorded")
         if next_value is None and batch.next_obs is not None:
             next_value = self.evaluate(acted, Batch(obs=batch.next_obs, action=batch.action)).value
         elif next_value is None:
@@ -300,7 +302,10 @@ class Replay:
             label, mine = "/".join([name, *(str(entry.key) for entry in path)]), np.asarray(mine, np.float64)
             x, first = np.asarray(x[: len(mine)], np.float64), first[: len(mine)]
             if mine.shape != x.shape:
-                raise ShapeError(f"compare_update: {label!r} has shape {x.shape} in the record, expected {mine.shape}")
+                raise ShapeError(
+                    f"compare_update: {label!r} has shape {x.shape} in the record, and {mine.shape} where the network "
+                    "and the chain compute it"
+                )
             if name in ("gradient", "params_after"):
                 moved = np.max(np.abs(x - first), axis=tuple(range(1, x.ndim)), keepdims=True, initial=0)
                 allowed = self.rtol * moved + 4 * self.eps * np.max(np.abs(first)) + np.finfo(np.float32).tiny
@@ -317,7 +322,9 @@ class Replay:
 
 def _divide(update: Update) -> tuple[tuple[Part, ...], Any]:
     """Return the parts before the sampler, and the phase of the chain."""
-    shared, (phase,) = divide(chain_of(*map(evaluate_text, update.chain)))
+    shared, (phase, *others) = divide(chain_of(*map(evaluate_text, update.chain)))
+    if others:
+        raise UserValueError("compare_update: the chain has several phases: record and compare each as its own update")
     return (*shared, *phase.before), phase
 
 

@@ -138,8 +138,21 @@ def test_record_that_lacks_something_is_an_error():
         broken = {name: x for name, x in {**record, **change}.items() if x is not None}
         with pytest.raises(ValueError, match=says):
             testing.compare_update(broken, evaluate=evaluate)
-    with pytest.raises(ValueError, match="rtol must lie in"):
-        testing.compare_update(record, evaluate=evaluate, rtol=-1.0)
+    phases = "pp.phases(one=pp.chain(pp.full_batch(), pp.value_loss()), two=pp.chain(pp.full_batch(), pp.value_loss()))"
+    for options, says in (
+        ({"rtol": -1.0}, "rtol must lie in"),
+        ({"evaluate": None}, "give your network"),
+        ({"evaluate": lambda params: None}, r"evaluate must take \(params, batch\)"),
+        ({"evaluate": lambda *given: pp.Output(evaluate(*given)[0])}, "returns no value"),
+        (
+            {"evaluate": lambda *given: (evaluate(*given)[0], evaluate(*given)[1][..., None])},
+            r"\(16, 4\) in the record",
+        ),
+        ({"record": [record]}, "must be a dictionary of arrays or the path of a .npz, got a list"),
+        ({"chain": f"pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), {phases})"}, "compare each as its own update"),
+    ):
+        with pytest.raises(pp.errors.UserError, match=says):
+            testing.compare_update(**{"record": record, "evaluate": evaluate} | options)
 
 
 def of_library(name):
