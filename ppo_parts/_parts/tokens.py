@@ -236,6 +236,8 @@ def importance_correction(
         >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
     """
     where = "importance_correction"
+    numbers = check_numbers(where, low=low, high=high)
+    check_order(where, {name: value_at(x, 0) for name, x in numbers.items()}, "low", "high")  # in the first update
 
     def update(batch: Batch, low: Any, high: Any) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
@@ -249,10 +251,7 @@ def importance_correction(
         advantage = jnp.where(boolean_mask(batch.mask, batch.advantage), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    part = stateless(
+    return stateless(
         update, name=where, requires=("advantage", f"extras.{reference}"), provides=("advantage",),
-        reads=("log_prob", "mask"), needs_time=level == "sequence", numbers=check_numbers(where, low=low, high=high),
+        reads=("log_prob", "mask"), needs_time=level == "sequence", numbers=numbers,
     )  # fmt: skip
-    first = {"low": value_at(low, 0), "high": value_at(high, 0)}  # of schedules, the values in the first update
-    check_order(where, first, "low", "high")
-    return part

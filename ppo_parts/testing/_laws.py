@@ -98,22 +98,20 @@ def writes_what_it_provides(subject: Subject) -> str | None:
     if isinstance(subject.part, Divider):  # every field of steps or segments has changed
         same = after.current.log_prob.shape == after.log_prob.shape
         return None if same else "current and log_prob of its minibatch differ in shape"
-    changed = [
-        path
-        for path in dict.fromkeys((*_list_paths(before), *_list_paths(after)))
-        if field_at(after, path) is not field_at(before, path)
-    ]
-
-    def belongs(path: str, provided: str) -> bool:
-        return path == provided or path.startswith(f"{provided}.")
-
+    paths = sorted({*_list_paths(before), *_list_paths(after)})
+    changed = [path for path in paths if field_at(after, path) is not field_at(before, path)]
     declared = (*subject.part.provides, "metrics", "reductions")
-    undeclared = [path for path in changed if not any(belongs(path, each) for each in declared)]
+    undeclared = [path for path in changed if not any(_is_inside(path, each) for each in declared)]
     if silent := [path for path in undeclared if not _is_kept(path, before, after)]:
         return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
-    if idle := [each for each in subject.part.provides if not any(belongs(path, each) for path in changed)]:
+    if idle := [each for each in subject.part.provides if not any(_is_inside(path, each) for path in changed)]:
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
     return None
+
+
+def _is_inside(path: str, field: str) -> bool:
+    """Return whether a path is that of a field, or of something in it."""
+    return f"{path}.".startswith(f"{field}.")
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
