@@ -32,7 +32,7 @@ def permutation(key: Key, size: Annotated[int, whole(Range(1, 2**31 - 1))], indi
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
     A result of at least n is mapped again until it is below n (cycle walking). So any part of the order is computed by
-    itself, without a sort. The key has 640 random bits, so that not all n! orders occur.
+    itself, without a sort. The rounds have 640 bits, drawn with `key`, so that not all n! orders occur.
 
     Args:
         key: key of `jax.random`.
