@@ -161,8 +161,6 @@ def first_policy_losses(run: Evidence) -> float:
 def entropy_lost(run: Evidence) -> float:
     """Return the share of the entropy that was lost; of one below 0, which has no share, that of 1.5 nats."""
     early, late = run.early("entropy"), run.late("entropy")
-    if np.isnan(early):
-        return run.late("probe/entropy_lost")
     return (early - late) / (early if early > 0 else 1.5)
 
 
@@ -280,6 +278,11 @@ RULES = (
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
          lambda run: actions_matter(run) and 0.35 * run.early("episode_length") * (1 - run.setting("gamma")) > 1),
+    Rule("rollout_short", "likely", "steps of a rollout with a memory", 16, INF,
+         "what the policy should remember reaches beyond a rollout, where its gradient ends", "a larger --num-steps",
+         lambda run: run.setting("num_steps"),
+         lambda run: run.late("episode_length") > run.setting("num_steps")
+         and not np.isnan(run.late("probe/memory_after_reset"))),
     Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),

@@ -18,7 +18,12 @@ from ppo_parts import envs, training
 from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
-from ppo_parts.training._probe import _measure_distance_to_bounds, _measure_value_at_end
+from ppo_parts.training._probe import (
+    _compare_inliers,
+    _measure_distance_to_bounds,
+    _measure_score,
+    _measure_value_at_end,
+)
 from tests import recipe
 
 UPDATES = 100
@@ -36,7 +41,8 @@ PROBED = {
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
     "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 12.0, "value_at_end": 0.9,
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
-    "value_dominance": 20.0,
+    "value_dominance": 20.0, "obs_inliers": 0.7, "action_effect": 0.1, "score": 1.0,
+    "reward_spread": 0.2, "length_spread": 0.3,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -46,6 +52,7 @@ CONFIG = {
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
+NO_ENDS = {"probe/terminated": 0.0, "probe/truncated": 40.0}
 PLANTED = {  # by rule: metrics, and settings
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
@@ -53,6 +60,11 @@ PLANTED = {  # by rule: metrics, and settings
     "memory_not_reset": ({"probe/memory_after_reset": 0.2, "probe/log_ratio": 1.0, "probe/log_ratio_inside": 1.0}, {}),
     "action_changed": ({"probe/log_ratio": 3.0, "probe/action_beyond": 0.0}, {}),
     "policy_differs": ({"probe/value_change": 0.2}, {}),
+    "log_prob_wrong": ({"probe/score": 30.0}, {}),
+    "action_unused": ({"probe/action_effect": 0.0}, {}),
+    "reward_constant": (NO_ENDS | FLAT | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0}, {}),
+    "end_as_time_limit": (NO_ENDS, {}),
+    "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
     "flags_shifted": ({"probe/jump_at_end": 0.1}, {}),
     "time_limit_as_end": ({"episode_length": np.full(UPDATES, 200.0)}, {}),
@@ -95,6 +107,8 @@ PLANTED = {  # by rule: metrics, and settings
         ("episode_return", FADING, ["reward_sign"]),
         ("clip_coef", 1e-3, ["clip_small"]),
         ("vf_coef", 500.0, ["value_dominates"]),
+        ("target_kl", 1e-5, ["learning_rate_small"]),
+        ("probe/obs_inliers", 1e-5, ["observations_vanish"]),
     ],
 )
 def test_one_number_is_enough(metric, value, names):
@@ -118,6 +132,8 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(rare, CONFIG) == []
     learned = {**HEALTHY, **SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}
     assert training.diagnose(learned, CONFIG) == []  # the value function's errors do not hide the rewards
+    solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
+    assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
@@ -145,6 +161,8 @@ def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards_a
     assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
     collapsed = HEALTHY | SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
     assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
+    unpaid = collapsed | PLANTED["reward_constant"][0]
+    assert "entropy_collapsed" not in [found.name for found in training.diagnose(unpaid, CONFIG)]
     unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
     assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
 
@@ -210,6 +228,43 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
         assert _measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
+
+
+def test_a_probe_sees_rewards_and_actions_without_effect_outliers_and_a_wrong_density():
+    def reset(key):
+        x = jax.random.uniform(key, (2,))
+        return x, x
+
+    def step(key, x, action):
+        x = x + 0.1 * jnp.clip(action[0], -1, 1)
+        missing = jax.random.bernoulli(key, 0.03)
+        return envs.Step(x, jnp.where(missing, 1e6, x), reward=1.0, terminated=False)
+
+    env = envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((2,), -1.0, 1.0), time_limit=16)
+    config = cleanrl_ppo.PRESETS["continuous"]
+    config = dataclasses.replace(config, num_envs=4, num_steps=64, num_minibatches=4, total_timesteps=1024)
+    train = cleanrl_ppo.make_train(config, env)
+
+    @jax.jit
+    def probe(key):
+        state = train.init(key)
+        batch = train.rollout.collect(key, state.learner.params, state.rollout)[1]
+        wide = _measure_score(train, state.learner.params, batch.replace(action=3 * batch.action))
+        return training.probe(train, state, config), wide
+
+    found, wide = probe(jax.random.key(0))
+    assert found["probe/action_effect"] == found["probe/reward_spread"] == found["probe/length_spread"] == 0
+    assert found["probe/obs_inliers"] < 1e-4
+    assert found["probe/score"] < 3 < 10 < wide
+
+
+def test_inliers_are_compared_where_they_have_many_values():
+    noise = np.random.default_rng(0).normal(size=(500, 3))
+    noise[:, 1] = noise[:, 1] > 2  # a flag
+    noise[::50, 2] = 1e4
+    np.testing.assert_allclose(_compare_inliers(noise[:, :2]), 0.79, atol=0.03)
+    assert _compare_inliers(noise) < 1e-3
+    assert np.isnan(_compare_inliers(noise[:, 1:2]))
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
