@@ -48,8 +48,12 @@ class Checkpoints:
 
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones are intact.
+            ValueError: there is a later one, or a leaf is neither an array nor a key.
         """
         check_count("Checkpoints.save", "step", step, 0)
+        if step < (latest := max(self.steps(), default=step)):
+            says = f"must not be below {latest}, the latest checkpoint in {self.directory}, which restore reads"
+            raise UserValueError(f"{says}, got {step}: name another folder", where="Checkpoints.save", argument="step")
         arrays = {name: x for name, x in _name_leaves(state).items() if x.size}
         arrays[CHECKSUM] = _compute_checksum(arrays)
         path = self.directory / str(step)
@@ -136,6 +140,8 @@ def _name_leaves(state: Any) -> dict[str, Any]:
         if (name := ".".join(map(str, keys))) in named:
             where = jax.tree_util.keystr(path)
             raise UserValueError(f"a checkpoint would have two arrays named {name!r}: rename the entry {where}")
+        if not isinstance(x, jax.ShapeDtypeStruct) and x.dtype.kind in "OSU":
+            raise UserValueError(f"a checkpoint has arrays and keys, but its entry {name!r} is {x!r}: leave it out")
         named[name] = x
     return named
 

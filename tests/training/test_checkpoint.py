@@ -41,6 +41,10 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
         checkpoints.restore({k: v for k, v in state.items() if k != "flag"} | {"more": jnp.zeros(1)})
     with pytest.raises(ValueError, match=r"two arrays named 'a\.b': rename the entry \['a\.b'\]"):
         checkpoints.save(30, {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}})
+    with pytest.raises(ValueError, match=r"its entry 'note' is array\('x', .*: leave it out"):
+        checkpoints.save(30, {"note": "x"})
+    with pytest.raises(ValueError, match=r"below 20, the latest .*, which restore reads, got 11: name another"):
+        checkpoints.save(11, state)
 
     def die(path, **_):
         for file in Path(path).rglob("_METADATA"):
