@@ -113,7 +113,8 @@ class Population(Train):
     def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
         """Let the worst copy the best and explore; also return the member that each one continues, `[members]`."""
         key, among, drawn, scaled, chance = jax.random.split(state.key, 5)
-        few, order, own = round(self.fraction * self.members), jnp.argsort(state.scores), jnp.arange(self.members)
+        few = min(round(self.fraction * self.members), self.members // 2)  # none is both
+        order, own = jnp.argsort(state.scores), jnp.arange(self.members)
         parent = own.at[order[:few]].set(jax.random.choice(among, order[-few:], (few,)))
         members, old, score = jax.tree.map(lambda x: x[parent], (state.members, state.hyperparameters, state.scores))
         members = members._replace(key=state.members.key)  # so that a member and its copy act differently

@@ -287,8 +287,9 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
     """Compute the mean return of (at least) the `last` episodes, from the metrics of each update.
 
     Args:
-        episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none ended.
-        episodes: `[..., updates]`, number of episodes that ended; NaN counts as 0.
+        episode_return: `[..., updates]`, mean over the episodes that ended in an update. If it is not finite, because
+            none ended or because of a reward, the update does not count.
+        episodes: `[..., updates]`, number of episodes that ended.
         last: updates are taken from the end until they contain this many episodes.
 
     Returns:
@@ -299,8 +300,9 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
         >>> float(last_episodes_return(jnp.array([9., 1., jnp.nan, 3.]), jnp.array([5, 1, 0, 1]), last=2))
         2.0
     """
-    number = jnp.nan_to_num(jnp.asarray(episodes))  # of a row that is lost
+    episode_return = jnp.asarray(episode_return)
+    number = jnp.where(jnp.isfinite(episode_return), jnp.asarray(episodes), 0)
     later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
-    number = jnp.where(later < last, number, 0)
-    total = jnp.sum(jnp.where(number > 0, jnp.asarray(episode_return) * number, 0), axis=-1)
+    number = jnp.where(later < float(last), number, 0)
+    total = jnp.sum(jnp.where(number > 0, episode_return * number, 0), axis=-1)
     return total / jnp.sum(number, axis=-1)

@@ -100,6 +100,15 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
         assert 0.25 < np.mean(drawn < middle) < 0.75
 
+    seven = copy.copy(population)  # three are copied by three
+    object.__setattr__(seven, "members", 7)
+    object.__setattr__(seven, "fraction", 0.5)
+    before_seven = jax.tree.map(lambda x: x[:7] if x.ndim else x, before)
+    _, parents = jax.jit(jax.vmap(lambda key: seven.select(before_seven._replace(key=key))))(keys)
+    assert (parents != np.arange(7)).all(axis=0).tolist() == [i in (1, 2, 4) for i in range(7)]
+    assert set(np.unique(parents[:, [1, 2, 4]])) == {0, 3, 5}
+    np.testing.assert_array_equal(parents[:, 6], np.full(100, 6))  # the middle one
+
     random = copy.copy(population)
     object.__setattr__(random, "fraction", 0.0)
     after, parents = random.select(before)

@@ -17,7 +17,7 @@ def slow_last_episodes(returns, episodes, last):
     for mean, count in reversed(list(zip(returns, episodes, strict=True))):
         if number >= last:
             break
-        if count > 0:
+        if count > 0 and np.isfinite(mean):
             total, number = total + mean * count, number + count
     return total / number if number else np.nan
 
@@ -28,6 +28,7 @@ def test_statistics_of_the_last_episodes_against_a_loop():
     episodes[3] = 0
     episodes = np.where(np.arange(30) % 7, episodes, np.nan)  # some rows are lost
     returns = np.where(episodes > 0, rng.normal(size=(5, 30)), np.nan)
+    returns[4, ::3] = np.nan  # of a reward that was not a number
     for last in (1, 5, 20, 1000):
         expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
         np.testing.assert_allclose(training.last_episodes_return(returns, episodes, last), expected, rtol=1e-5)
