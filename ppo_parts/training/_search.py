@@ -9,7 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from . import _stored
 from ._checkpoint import Checkpoints
 from ._config import check_config
 from ._files import average_finite, write_json, write_whole
+from ._processes import logger
 from ._program import compiler_options, keep_compiled_programs
 from ._train import Train, make_keys
 
@@ -92,19 +93,20 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
         raise UserValueError("must name a field to search, got {}", where="sweep", argument="search")
     check_fields("sweep", config, search)
     distributions, found = require_package("optuna", "optuna").distributions, {}
-    hints = get_type_hints(type(config))
     for name, given in search.items():
-        now, entries = getattr(config, name), set(given) if isinstance(given, Mapping) else set()
+        parse = _find_parser(get_type_hints(type(config))[name])
+        entries = set(given) if isinstance(given, Mapping) else set()
         in_range = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
-        if entries != {"choices"} and (not in_range or isinstance(now, (bool, str, tuple))):
-            says = f"must be a mapping with low and high, and perhaps log and step, or with choices, got {given!r}"
-            raise UserValueError(says, where="sweep", argument=name)
+        if entries != {"choices"} and not (parse and in_range):
+            ranges = "" if parse is None else ", or with low and high, and perhaps log and step"
+            raise UserValueError(f"must be a mapping with choices{ranges}, got {given!r}", where="sweep", argument=name)
+        check_as("sweep", f"log of {name}", given.get("log", False), bool)
         try:
-            if in_range:  # numbers are parsed because YAML reads 1e-5 as a word
-                kind, number = ("int", whole_number) if isinstance(now, int) else ("float", float)
-                arguments = {entry: x if entry == "log" else number(str(x)) for entry, x in given.items()}
+            if parse and in_range:
+                kind = "int" if parse is whole_number else "float"
+                arguments = {entry: x if entry == "log" else parse(str(x)) for entry, x in given.items()}
             else:
-                kind, arguments = "categorical", {"choices": [_read_choice(hints[name], x) for x in given["choices"]]}
+                kind, arguments = "categorical", {"choices": [_read_choice(parse, x) for x in given["choices"]]}
             getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
@@ -112,14 +114,18 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
     return found
 
 
-def _read_choice(hint: Any, x: Any) -> Any:
-    """Return a choice as its field holds it: YAML reads 1e-5 as a word."""
+def _find_parser(hint: Any) -> Callable[[str], float] | None:
+    """Return what reads the numbers of a field, which YAML takes for words if they are like 1e-5; None: it has none."""
+    kinds = () if get_origin(hint) is tuple else (hint, *get_args(hint))
+    return next((parse for kind, parse in ((int, whole_number), (float, float)) if kind in kinds), None)
+
+
+def _read_choice(parse: Callable[[str], float] | None, x: Any) -> Any:
     if not isinstance(x, int | float | str | None):
         raise ValueError(f"a study stores numbers, words, True, False and None, not {x!r}")
-    for kind, parse in ((int, whole_number), (float, float)):
-        if kind in (hint, *get_args(hint)) and not isinstance(x, bool | None):
-            with contextlib.suppress(ValueError):
-                return parse(str(x))
+    if parse is not None and not isinstance(x, bool | None):
+        with contextlib.suppress(ValueError):  # a word, such as "auto"
+            return parse(str(x))
     return x
 
 
@@ -245,6 +251,7 @@ def sweep(
         study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
     ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
     if (left := number - len(study.get_trials(states=ended))) > 0:
+        logger.info(f"{folder}: {left} of {number} trials are left; the first one waits for its program to be compiled")
         study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
     if not result["complete"]:

@@ -98,6 +98,9 @@ def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
     ):
         assert read_search(Config(), {name: {"choices": given}})[name][1] == {"choices": found}
         objective(make_train, Config(), {name: {"choices": given}})
+    for name in ("shards", "microbatch"):  # None and "auto" by default
+        given = {"low": 1, "high": "1e1", "log": True}
+        assert read_search(tiny(), {name: given})[name] == ("suggest_int", {"low": 1, "high": 10, "log": True})
 
 
 def test_several_workers_share_a_study(tmp_path):
@@ -189,7 +192,9 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("lerning_rate: {low: 1, high: 2}", "config has no field 'lerning_rate'; did you mean 'learning_rate'"),
         ("gamma: {low: 1, high: 0}", r"--gamma cannot be drawn from {'low': 1, 'high': 0}: .*low"),
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
-        ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with low and high.* or with choices, got"),
+        ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with choices, got"),
+        ("gamma: {low: 0.9}", "--gamma must be a mapping with choices, or with low and high.*, got {'low': 0.9}"),
+        ("gamma: {low: 0.9, high: 1, log: 'no'}", "log of gamma must be True or False, got 'no'"),
         ("hidden: {choices: [[8], [4]]}", r"--hidden cannot be drawn from .*: a study stores numbers, .* not \[8\]"),
         ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not a whole number"),
         ("num_minibatches: {choices: [4, 3, 8]}", "512 .* 3"),
