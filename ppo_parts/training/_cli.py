@@ -58,7 +58,8 @@ def main(
             raise UserValueError("--config is given twice: put all options into one file")
         if (file := _parse_first(words, prog).config) is not None:
             words = [*_read_words(file, hints), *words]
-        known, about = _parse_first(words, prog), sys.modules[make_train.__module__].__doc__
+        known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
+        about = sys.modules[module].__doc__
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
@@ -130,7 +131,12 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
-    for name, kind in {"preset": str, "env-id": str, "resume": Path, "init-from": Path, "config": Path}.items():
+
+    def path(word: str) -> Path | None:
+        return None if word == "None" else Path(word)  # null in a file
+
+    kinds: dict[str, Callable[[str], Any]] = {"preset": str, "env-id": str}
+    for name, kind in {**kinds, "resume": path, "init-from": path, "config": path}.items():
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, nargs="?")  # tyro refuses it if empty
     first.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
     return first.parse_known_args(words)[0]
@@ -164,11 +170,12 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
             raise UserValueError(f"{path} cannot name another file, {value}: write its options here")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
-        if isinstance(value, list) and field in hints and get_origin(hints[field]) is not tuple:
+        several = isinstance(value, list) and get_origin(hints.get(field)) is tuple
+        if isinstance(value, list | dict) and field in hints and not several:
             raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, list):
+        elif several:
             words += [f"--{flag}", *map(str, value)]
         else:
             words.append(f"--{flag}={value}")

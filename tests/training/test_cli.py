@@ -1,6 +1,7 @@
 """The command line of recipes, and the ranges of their configurations: what cannot work ends with one sentence."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -72,8 +73,9 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
     """Out of range, the command line names the flag and Python the field, before an environment is made."""
     monkeypatch.setenv("COLUMNS", "80")  # options below each other
     with pytest.raises(SystemExit):
-        training.main(recipe.make_train, recipe.PRESETS, ["--help"])
+        training.main(functools.partial(recipe.make_train), recipe.PRESETS, ["--help"])
     text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert " ".join(recipe.__doc__.partition(".")[0].split()) in text
     assert "discount of rewards per step" in text
     for preset in recipe.PRESETS.values():
         training.check_config(preset)
@@ -163,7 +165,7 @@ def test_config_file_sets_what_flags_do_not(tmp_path):
         assert (config.num_envs, config.total_timesteps, config.num_steps) == (10, 1_000_000, 64)
         assert (config.hidden, config.anneal_lr, config.target_kl, config.learning_rate) == ((4,), True, None, 1e-3)
         assert (options.eval_episodes, options.tensorboard, options.name) == (5, False, "-x")
-    path.write_text('{"preset": "continuous", "num_envs": 2, "anneal_lr": false}')
+    path.write_text('{"preset": "continuous", "num_envs": 2, "anneal_lr": false, "resume": null}')
     config, *_ = reached("--config", str(path))
     assert (config.env_id, config.num_envs, config.num_steps, config.anneal_lr) == ("Pendulum-v1", 2, 2048, False)
 
@@ -181,6 +183,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         ("num_envs: 8\nnum-envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
         ("config: other.yaml", ".*mine.yaml cannot name another file, other.yaml: write its options here"),
         ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
+        ("hidden: {a: 4}", "--hidden must be one value in .*mine.yaml, got {'a': 4}"),
     ):
         path.write_text(content)
         ends_with("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
