@@ -162,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
                 report(f"no checkpoint was measured: {error}")
-            findings = diagnose(metrics, config)
+            known = {name: x for name, x in config.items() if name != "total_timesteps"}  # a log has updates first:
+            findings = diagnose(metrics, known)  # no need to tell them from as many seeds by their planned number
             text = describe(findings, measured=any(name.startswith("probe/") for name in metrics))
             if given.html is not None:
                 write_page(given.html, str(given.run), text, metrics, findings)

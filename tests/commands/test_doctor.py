@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import re
 import runpy
 import signal
@@ -324,6 +325,15 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     np.testing.assert_allclose(metrics["value_loss"], np.ones(19 + (write is write_events)))
     assert status(tmp_path) == 1
     assert "learning_rate_large (likely)" in capsys.readouterr().out
+
+
+def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates(tmp_path):
+    config = {"total_timesteps": 64, "num_envs": 2, "num_steps": 8}
+    stored = {"config": config, "run": {"num_seeds": 4}, "versions": {}, "steps_per_update": 16}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    rows = [{"update": i, "loss": [0.1, 0.2, 0.3, 0.4]} for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*map(json.dumps, rows), ""]))
+    assert status(tmp_path) == 0
 
 
 def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
