@@ -99,17 +99,18 @@ class RunFolder:
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._find_aside(f"checkpoint-{later}"))
         kept = sum(1 for _ in self.read_rows(done))
-        lines = self.log_path.read_bytes().splitlines(keepends=True) if self.log_path.exists() else []
-        if lines[kept:]:
+        self.log_path.touch()
+        with self.log_path.open("rb") as file:  # it may not fit into memory
+            size = sum(map(len, itertools.islice(file, kept)))
+        if size < self.log_path.stat().st_size:
             shutil.copy(self.log_path, self._find_aside("metrics.jsonl"))
-            _files.write_whole(self.log_path, b"".join(lines[:kept]))
+            os.truncate(self.log_path, size)
             if not done:
                 logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
         options = {name: getattr(self.options, name) for name in _stored.KEPT_ON_RESUME}
         _files.write_json(self.path / "config.json", {**self.stored, "run": options})
         if done < train.num_updates and self.result_path.exists():  # the run is not complete
             os.rename(self.result_path, self._find_aside("result.json"))
-        self.log_path.touch()
         return done, state
 
     def append(self, rows: list[_files.Row]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from .._base.extras import require_package
 from ._config import RunOptions
 from ._evaluate import EVALUATION
-from ._files import Row, average_finite, read_rows, select_metric, write_json
+from ._files import Row, average_finite, read_rows, select_metric, write_json, write_whole
 from ._folder import RunFolder
 from ._population import PARENT
 from ._processes import logger
@@ -43,11 +43,10 @@ def open_listeners(
     if folder is None:
         yield []
         return
-    continued = done > 0 or options.resume is not None
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(_show_progress(train, options, done))]
         if options.tensorboard:
-            write = stack.enter_context(open_tensorboard(folder, done * train.steps_per_update if continued else None))
+            write = stack.enter_context(open_tensorboard(folder, done * train.steps_per_update))
             opened.append(make_records(train, options, write))
         if options.track:
             opened.append(make_records(train, options, stack.enter_context(open_weights_and_biases(folder))))
@@ -110,12 +109,11 @@ def make_tag(name: str) -> str:
 
 
 @contextlib.contextmanager
-def open_tensorboard(folder: RunFolder, continued_at: int | None) -> Iterator[Write]:
-    """Write TensorBoard's event file; events of an earlier process after the step `continued_at` are discarded."""
-    purge = None if continued_at is None else continued_at + 1
-    suffix = "" if purge is None else f".{purge}"  # names resolve seconds, and two processes may start in one
-    tensorboard_x = require_package("tensorboardX", "train")
-    with tensorboard_x.SummaryWriter(str(folder.path), purge_step=purge, filename_suffix=suffix) as writer:
+def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
+    """Write TensorBoard's event file, which hides the events of an earlier process after these steps."""
+    first = env_steps + 1
+    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # otherwise names resolve only seconds
+    with require_package("tensorboardX", "train").SummaryWriter(str(folder.path), **about) as writer:
 
         def write(record: dict[str, float], step: int) -> None:
             for name, value in record.items():
@@ -134,7 +132,7 @@ def open_weights_and_biases(folder: RunFolder) -> Iterator[Write]:
     """
     wandb, path, config = require_package("wandb", "track"), folder.path / "wandb_id.txt", dict(folder.stored["config"])
     if not path.exists():
-        path.write_text(secrets.token_hex(4))
+        write_whole(path, secrets.token_hex(4).encode())
     about: dict[str, Any] = {"name": folder.path.name, "id": path.read_text(), "dir": str(folder.path)}
     project = os.environ.get("WANDB_PROJECT", "ppo_parts")
     run = wandb.init(project=project, resume="allow", config=config, **about)
@@ -171,8 +169,7 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, 
     env_steps, returns, episodes = (select_metric(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
     evaluation = select_metric(drawn, played) if any(played in row for row in drawn) else None
     if population:  # members copy each other, so they are not independent seeds
-        with np.errstate(invalid="ignore"):  # 0 / 0 where no episode ended
-            returns = np.nansum(returns * episodes, axis=-1) / np.sum(episodes, axis=-1)
+        returns = np.asarray(last_episodes_return(returns, episodes, last=2**31))  # all of each update
         episodes = np.sum(episodes, axis=-1)
     last = last_episodes_return(returns.T, episodes.T)
     result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))}

@@ -22,6 +22,7 @@ import jax
 
 from .. import __version__
 from .._base.errors import UserTypeError, UserValueError
+from ..functional._errors import did_you_mean
 from ._config import RunOptions, check_config
 from ._files import RunNotFoundError, make_plain
 from ._processes import logger
@@ -37,7 +38,10 @@ KEPT_ON_RESUME = tuple(field.name for field in dataclasses.fields(RunOptions) if
 
 def read_options(stored: Mapping[str, Any]) -> RunOptions:
     """Return the options in the `config.json` of a run, after checking them."""
-    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT_ON_RESUME})
+    if unknown := [name for name in stored["run"] if name not in KEPT_ON_RESUME]:
+        hint = did_you_mean(unknown[0], KEPT_ON_RESUME) or ": use the version of ppo_parts that wrote it, or remove it"
+        raise UserValueError(f"config.json: run has no option {unknown[0]!r}{hint}")
+    options = RunOptions(**stored["run"])
     check_config(options, where="config.json: run")
     return options
 
