@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
+from .._base.checked import checked
 from .._base.command_line import whole_number
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
@@ -26,6 +27,7 @@ from ._stored import check_trusted, read_config, read_options, recipe, restore_c
 from ._train import Train
 
 
+@checked
 def main(
     make_train: Callable[[Any], Train],
     presets: Mapping[str, Any],

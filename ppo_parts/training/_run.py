@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._base.checked import checked
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
@@ -26,6 +27,7 @@ from ._stored import read_versions
 from ._train import NONFINITE, Train
 
 
+@checked
 def run(
     train: Train,
     config: Any,
@@ -113,10 +115,7 @@ def run(
 
 @contextlib.contextmanager
 def time_compiling(name: str) -> Iterator[None]:
-    """Log how long compiling takes and, before it begins, how long it took under this name the last time.
-
-    The times are kept in a file beside JAX's compilation cache, if that is a folder.
-    """
+    """Log how long compiling takes and, before, how long it took the last time, as a file beside JAX's cache says."""
     cache = jax.config.values["jax_compilation_cache_dir"]
     path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
     with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
@@ -201,18 +200,14 @@ class Loop:
 
     def report(self) -> None:
         """Write the new rows, and then call the listeners with them."""
-        rows = self.rows
-        self.write_rows()
+        rows, self.rows = self.rows, []
+        if self.folder is not None:
+            self.folder.append(rows)
         for listen in self.listeners:
             try:
                 listen([dict(row) for row in rows])
             except StopRun as stop:
                 self.interrupt.ask("StopRun", str(stop))
-
-    def write_rows(self) -> None:
-        if self.folder is not None:
-            self.folder.append(self.rows)
-        self.rows = []
 
     def evaluate(self) -> Row:
         """Play the evaluation after the updates so far, unless it was the last one played."""
@@ -249,7 +244,8 @@ class Loop:
         """
         if self.state is None or jax.process_count() > 1 or isinstance(error, (NonFiniteError, RunFolderError)):
             return
-        self.write_rows()
+        if self.rows:  # the evaluation after them failed
+            self.report()
         if self.saved < self.done:
             self.write_checkpoint()
             logger.info(f"saved after update {self.done}; --resume continues the run")

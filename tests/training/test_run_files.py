@@ -168,9 +168,15 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
         with pytest.raises(ValueError, match=message):
             run(train, tiny(), RunOptions(resume=Path("a/run"), **where))
     unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
-    for name, given in (("config", ({"seed": 1},)), ("config", (unseeded,)), ("options", (tiny(), {"num_seeds": 1}))):
+    for name, given, functions in (
+        ("config", ({"seed": 1},), {}),
+        ("config", (unseeded,), {}),
+        ("options", (tiny(), {"num_seeds": 1}), {}),
+        ("on_rows", (tiny(),), {"on_rows": []}),
+        ("make_program", (tiny(),), {"make_program": None}),
+    ):
         with pytest.raises(UserError, match=f"^run: {name} must be "):
-            run(train, *given)
+            run(train, *given, **functions)
     with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):
         dataclasses.replace(train, num_updates=0)
 

@@ -19,7 +19,7 @@ from ppo_parts.training._folder import RunFolder
 from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
 from tests.envs.common import Scripted, host
-from tests.runs import EVALUATED, acting, assert_same_run, checkpoint, go, rows, steps, tiny
+from tests.runs import EVALUATED, ByTwos, acting, assert_same_run, checkpoint, go, rows, steps, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +156,17 @@ def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch)
     go(host_train, None, "", resume=folder)
     assert len(rows(folder)) == host_train.num_updates
     assert json.loads((folder / "result.json").read_text())
+
+
+def test_an_evaluation_that_fails_loses_no_row(train, tmp_path):
+    def evaluate(self, state, update):
+        raise KeyError("mine")
+
+    heard, failing = [], type("Failing", (ByTwos,), {"evaluate": evaluate})
+    with pytest.raises(KeyError, match="mine"):
+        go(train, tmp_path, "run", program=failing, on_rows=heard.extend, eval_episodes=1, eval_every=6)
+    assert [row["update"] for row in heard] == list(range(6)) == [row["update"] for row in rows(tmp_path / "run")]
+    assert steps(tmp_path / "run") == [4, 6]
 
 
 def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_path, capsys):
