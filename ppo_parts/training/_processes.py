@@ -1,7 +1,6 @@
 """Processes that train together, what they print, and signals that ask them to stop or to save.
 
-Processes run the same programs in the same order. They must agree on everything that depends on only one of
-them, such as a signal, a clock or a file, before they choose a program.
+All run the same programs in the same order, so they must agree on what only one knows: a signal, a clock or a file.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ def fail_together(what: str) -> Iterator[None]:
         raise UserError(f"another process could not {what}: its own message says why")
 
 
-STOP = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")  # the last is submitit's
+STOP, SAVE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"), "SIGUSR1"  # submitit sends SIGUSR2
 REASONS = (None, *STOP, "StopRun")
-SAVE = "SIGUSR1"
 TOGETHER = 0.2
 """Seconds within which signals count as one: a closing terminal, or a wrapper that forwards them, sends several."""
 
@@ -130,10 +128,7 @@ class Interrupt:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
 
     def agree(self) -> bool:
-        """Return whether any process of the run was asked to stop; all of them have to call this.
-
-        A signal that arrives during the call counts in the next one, because the other processes do not know of it yet.
-        """
+        """Return whether any process was asked to stop, before this call; all of them have to call this."""
         (number,) = take_largest(REASONS.index(self.reason.get("interrupted_by")))
         if reason := REASONS[int(number)]:
             self.ask(reason)

@@ -30,8 +30,8 @@ from ._train import Train
 
 JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
 """They change the arrays of a state, or the last bits of its numbers."""
-NOT_KEPT: tuple[str, ...] = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
-NOT_KEPT += ("num_devices", "distributed", "heartbeat_timeout")  # a run may be resumed on another machine
+NOT_KEPT = {"name", "directory", "resume", "init_from", "checkpoint", "progress"}
+NOT_KEPT |= {"num_devices", "distributed", "heartbeat_timeout"}  # a run may be resumed on another machine
 KEPT_ON_RESUME = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in NOT_KEPT)
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
