@@ -143,7 +143,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _admits(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
-        return isinstance(value, str) and value in get_args(kind)
+        return (isinstance(value, str) or is_whole(value)) and value in get_args(kind)
     if kind == tuple[str, ...]:
         return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
     if kind is int:

@@ -128,8 +128,9 @@ def check_config(config: Any, where: str = "") -> None:
 
 def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
     """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
-    kinds = get_args(hint)
-    if get_origin(hint) is tuple:
+    several = next((kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple), None)
+    if several is hint or (several is not None and isinstance(value, tuple)):
+        kinds = get_args(several)
         if kinds[1:] == (...,) and isinstance(value, tuple):
             kinds = kinds[:1] * len(value)
         if not isinstance(value, tuple) or len(value) != len(kinds):
@@ -137,7 +138,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         for x, kind in zip(value, kinds, strict=True):
             _check_field(where, name, x, kind, limits)
         return
-    kinds = kinds if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     number = next((kind for kind in kinds if kind in (int, float)), None)
     is_word = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
     if number is None or is_word or (value is None and type(None) in kinds):
@@ -149,7 +150,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         value = check_count(where, name, value, None if np.isinf(allowed.low) else int(allowed.low))
     elif not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
         value = check_number(where, name, value, ANY, schedule=False)
-    if not isinstance(value, jax.core.Tracer) and not (value in allowed and np.isfinite(value)):
+    if not isinstance(value, jax.core.Tracer) and not (value in allowed and (number is int or np.isfinite(value))):
         raise UserValueError(f"must lie in {format_finite(allowed)}, got {value!r}", where=where, argument=name)
 
 

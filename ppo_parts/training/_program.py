@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -133,11 +133,7 @@ class Program:
 
 
 def compiler_options() -> dict[str, Any]:
-    """Return the options of `jax.jit` with which runs are compiled.
-
-    On CPUs, the second level of LLVM's optimizations compiles a run in about three quarters of the time of the third,
-    the default, and its programs are equally fast.
-    """
+    """Return the options of `jax.jit` for runs: a level of LLVM that compiles in 3/4 of the time, for equal speed."""
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]
     return {"xla_backend_optimization_level": 2} if by_default else {}
 
@@ -166,30 +162,33 @@ def place(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
     One seed: see `Train.sharding`. XLA makes one program that runs on all devices. Several seeds: each device has an
     equal number of them, and runs its own program, which needs no other device.
     """
-    number, refused = count_devices(options), {"where": "run", "argument": "num_devices"}
+    number = count_devices(options)
     if number == 1 and jax.process_count() == 1:
         return None, None
     if train.rollout.restart is not None:
-        raise UserValueError(f"must be 1 for environments on the host, got {number}: leave it out", **refused)
+        _refuse_devices(f"must be 1 for environments on the host, got {number}: leave it out")
     mesh = Mesh(np.array(jax.devices()[:number]), (AXIS,))
     if options.num_seeds == 1:
         return mesh, train.sharding(mesh)
     if options.num_seeds % number:
-        raise UserValueError(f"must divide the {options.num_seeds} seeds, got {number}", **refused)
+        _refuse_devices(f"must divide the {options.num_seeds} seeds, got {number}")
     return mesh, NamedSharding(mesh, SEEDS)
 
 
 def count_devices(options: RunOptions) -> int:
     """Return how many devices a run uses. None in the options: one, or all devices of several processes."""
-    there, several, refused = jax.device_count(), jax.process_count() > 1, {"where": "run", "argument": "num_devices"}
-    number = options.num_devices or (there if several else 1)
+    there, processes = jax.device_count(), jax.process_count()
+    number = options.num_devices or (there if processes > 1 else 1)
     if number > there:
         simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
-        raise UserValueError(f"must be at most the {there} that JAX finds, got {number}; {simulated}", **refused)
-    if several and number != there:
-        says = f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out"
-        raise UserValueError(says, **refused)
+        _refuse_devices(f"must be at most the {there} that JAX finds, got {number}; {simulated}")
+    if processes > 1 and number != there:
+        _refuse_devices(f"must be the {there} of the {processes} processes, got {number}: leave it out")
     return number
+
+
+def _refuse_devices(message: str) -> NoReturn:
+    raise UserValueError(message, where="run", argument="num_devices")
 
 
 def _shard_map(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

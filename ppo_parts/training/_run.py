@@ -84,7 +84,7 @@ def run(
             + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
             + (f", on {devices} devices" if devices > 1 else "")
             + (f", from update {done_before}" if 0 < done_before < updates else "")
-            + (f", already complete; use --init-from {path} to train further" if done_before == updates else "")
+            + (f", already complete; use --init-from {path} to train further" if done_before >= updates else "")
         )
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")

@@ -66,18 +66,17 @@ def bootstrap(
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
     else:
         values = np.array([statistic(draw) for draw in draws])
-        if values.ndim > 1:
-            says = f"must return one number, got an array of shape {values.shape[1:]}"
-            raise UserValueError(says, where="bootstrap", argument="statistic")
+    if values.ndim > 1:
+        says = f"must return one number, got an array of shape {values.shape[1:]}"
+        raise UserValueError(says, where="bootstrap", argument="statistic")
     return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 
 def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
+    """Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
 
-    Each of the `samples` draws as many seeds of `values` `[points, seeds]` as there are, with replacement, and takes
-    their whole curves: the stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and
-    both ends of the interval, each `[points]`; the ends are NaN with one seed.
+    Each sample draws as many seeds of `values` `[points, seeds]` as there are, with their whole curves: the stratified
+    bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and both ends, NaN with one seed.
     """
     if values.shape[1] == 1:
         return values[:, 0], *np.full((2, len(values)), np.nan)

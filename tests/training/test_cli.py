@@ -107,10 +107,12 @@ class Config:
     name: str = "x"
     tags: tuple[str, ...] = ("a",)
     pair: tuple[int, str] = (1, "a")
+    few: Annotated[tuple[int, ...] | None, training.Range(1)] = None
+    level: Literal[1, 2] = 1
 
 
 def test_config_field_that_cannot_be_used_is_named():
-    training.check_config(Config(size=9, rate=1e-9, sizes=(), piece=1, free=-3.0))
+    training.check_config(Config(size=9, rate=1e-9, sizes=(), piece=2**70, free=-3.0, few=(1, 2), level=2))
     jax.eval_shape(lambda rate: training.check_config(Config(rate=rate)), jnp.ones(()))
     for name, value, says in (
         ("size", 0, "must be at least 1, got 0"),
@@ -131,6 +133,9 @@ def test_config_field_that_cannot_be_used_is_named():
         ("name", None, "must be a string, got None"),
         ("tags", ("a", 3), "must be a string, got 3"),
         ("pair", (1, 2), "must be a string, got 2"),
+        ("few", (4, 0), "must be at least 1, got 0"),
+        ("level", 3, "must be one of 1, 2, got 3"),
+        ("level", True, "must be one of 1, 2, got True"),
         ("pair", (1, "a", 3), "must be a tuple[int, str], got (1, 'a', 3)"),
     ):
         with pytest.raises(pp.errors.UserError, match=re.escape(f"Config: {name} {says}")):
