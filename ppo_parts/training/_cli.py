@@ -59,7 +59,7 @@ def main(
         if [word.partition("=")[0] for word in words].count("--config") > 1:
             raise UserValueError("--config is given twice: put all options into one file")
         if (file := _parse_first(words, prog).config) is not None:
-            words = [*_read_words(file, hints), *words]
+            words = [*_read_words(Path(file), hints), *words]
         known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
         about = sys.modules[module].__doc__
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
@@ -133,15 +133,11 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
-
-    def path(word: str) -> Path | None:
-        return None if word == "None" else Path(word)  # null in a file
-
-    kinds: dict[str, Callable[[str], Any]] = {"preset": str, "env-id": str}
-    for name, kind in {**kinds, "resume": path, "init-from": path, "config": path}.items():
-        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, nargs="?")  # tyro refuses it if empty
+    for name in ("preset", "env-id", "resume", "init-from", "config"):  # tyro refuses those without a value
+        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", nargs="?")
     first.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
-    return first.parse_known_args(words)[0]
+    given = first.parse_known_args(words)[0]
+    return argparse.Namespace(**{name: None if x == "None" else x for name, x in vars(given).items()})  # null in a file
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -195,8 +191,8 @@ def _choose_defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> A
         raise UserValueError(
             f"--preset {preset} is for new runs, and {flag} takes the settings of {before}: leave one of them out"
         )
-    stored = read_config(before)
-    check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
+    stored = read_config(Path(before))
+    check_trusted(stored, Path(before), known.trust or known.env_id is not None, recipe=False)
     return Arguments(restore_config(type(presets[preset]), stored), read_options(stored), preset)
 
 

@@ -283,7 +283,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
     Args:
         episode_return: `[..., updates]`, mean over the episodes that ended in an update. If it is not finite, because
             none ended or because of a reward, the update does not count.
-        episodes: `[..., updates]`, number of episodes that ended.
+        episodes: `[..., updates]`, number of episodes that ended; NaN counts as 0.
         last: updates are taken from the end until they contain this many episodes.
 
     Returns:
@@ -295,7 +295,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
         2.0
     """
     episode_return = jnp.asarray(episode_return)
-    number = jnp.where(jnp.isfinite(episode_return), jnp.asarray(episodes), 0)
+    number = jnp.where(jnp.isfinite(episode_return), jnp.nan_to_num(jnp.asarray(episodes)), 0)
     later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
     number = jnp.where(later < float(last), number, 0)
     total = jnp.sum(jnp.where(number > 0, episode_return * number, 0), axis=-1)
