@@ -75,7 +75,7 @@ def run(
     validate(options, train)
     program = make_program(train, config.seed, options)
     result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": read_versions()}
-    with open_run(train, config, options) as (folder, done_before, state):
+    with open_run(train, config, options) as (folder, done_before, state), Interrupt() as interrupt:
         path = folder.path if folder else Path("the folder of the first process")
         devices, updates = count_devices(options), train.num_updates
         logger.info(
@@ -88,7 +88,7 @@ def run(
         )
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
-        loop = Loop(train, options, folder, program, done_before, state)
+        loop = Loop(train, options, folder, program, interrupt, done_before, state)
         if done_before < updates:
             with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
                 loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
@@ -100,7 +100,7 @@ def run(
             logger.info(f"interrupted after update {loop.done} of {updates}; continue with --resume {path}")
         played = loop.evaluate() if options.eval_episodes and not interrupted else None  # in all processes
         if interrupted or folder is None:
-            return result | loop.interrupt.reason
+            return result | interrupt.reason
         if loop.done > done_before:
             env_steps = (loop.done - done_before) * train.steps_per_update * options.num_seeds
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
@@ -138,11 +138,11 @@ class Loop:
     options: RunOptions
     folder: RunFolder | None  # None in all processes but the first
     program: Program
+    interrupt: Interrupt
     done: int  # updates so far
     state: Any  # the state after them; None before the first, and while a call overwrites it
     listeners: list[OnRows] = dataclasses.field(default_factory=list)  # called with each new row
     rows: list[Row] = dataclasses.field(default_factory=list)  # those that are not written yet
-    interrupt: Interrupt = dataclasses.field(default_factory=Interrupt)
     seconds: float = 0.0  # how long the updates took, without compiling and evaluations
     played: tuple[int, Row] | None = None  # number of updates at the last evaluation, and its metrics
 
@@ -156,21 +156,20 @@ class Loop:
             self.state = self.program.start(self.state)
             advance = self.program.advance_from(self.state)
         began = self.last_save = time.monotonic()
-        with self.interrupt:
-            try:
-                while self.done < self.train.num_updates and not self.interrupt.agree():
-                    self.update(advance)
-                    if evaluated := self.is_due(self.options.eval_every):
-                        paused = time.monotonic()
-                        self.rows[-1] |= self.evaluate()
-                        self.seconds -= time.monotonic() - paused
-                    self.report()
-                    self.save_if_due(evaluated)
-                if self.saved < self.done:  # the run was asked to stop
-                    self.write_checkpoint()
-            except Exception as error:
-                self.rescue(error)
-                raise
+        try:
+            while self.done < self.train.num_updates and not self.interrupt.agree():
+                self.update(advance)
+                if evaluated := self.is_due(self.options.eval_every):
+                    paused = time.monotonic()
+                    self.rows[-1] |= self.evaluate()
+                    self.seconds -= time.monotonic() - paused
+                self.report()
+                self.save_if_due(evaluated)
+            if self.saved < self.done:  # the run was asked to stop
+                self.write_checkpoint()
+        except Exception as error:
+            self.rescue(error)
+            raise
         self.seconds += time.monotonic() - began
 
     def update(self, advance: Advance) -> None:

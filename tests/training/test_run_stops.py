@@ -62,11 +62,30 @@ def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, ca
     assert_same_run(folder, whole[0])
 
 
+def compiling(name):
+    """A program in whose compilation a signal arrives."""
+
+    class Compiling(ByTwos):
+        def advance_from(self, state):
+            signal.raise_signal(signal.Signals[name])
+            return super().advance_from(state)
+
+    return Compiling
+
+
 def test_signal_usr1_saves_and_continues(train, whole, tmp_path):
-    program = acting(6, lambda: signal.raise_signal(signal.SIGUSR1))
-    folder, result = go(train, tmp_path, "run", program=program, keep_checkpoints=None)
-    assert "interrupted_by" not in result
-    assert steps(folder) == [4, 6, 8, 12]
+    later = acting(6, lambda: signal.raise_signal(signal.SIGUSR1))
+    for name, program, saved in (("later", later, [4, 6, 8, 12]), ("early", compiling("SIGUSR1"), [2, 4, 8, 12])):
+        folder, result = go(train, tmp_path, name, program=program, keep_checkpoints=None)
+        assert "interrupted_by" not in result
+        assert steps(folder) == saved
+        assert_same_run(folder, whole[0])
+
+
+def test_a_signal_while_a_run_compiles_ends_it_before_the_first_update(train, whole, tmp_path):
+    folder, result = go(train, tmp_path, "run", program=compiling("SIGTERM"))
+    assert (result["interrupted_by"], result["env_steps"], rows(folder)) == ("SIGTERM", 0, [])
+    go(train, None, "", resume=folder)
     assert_same_run(folder, whole[0])
 
 
