@@ -89,11 +89,8 @@ def run(
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, interrupt, done_before, state)
-        if done_before < updates:
-            with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
-                loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
-        else:
-            loop.state = program.start(state)
+        with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
+            loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
         result["env_steps"] = loop.done * train.steps_per_update
         interrupted = loop.done < updates
         if interrupted:
@@ -152,6 +149,9 @@ class Loop:
 
     def run(self, name: str) -> None:
         """Run all updates that remain, or those before a request to stop; `name` is that of the program."""
+        if self.done >= self.train.num_updates:
+            self.state = self.program.start(self.state)
+            return
         with time_compiling(name):
             self.state = self.program.start(self.state)
             advance = self.program.advance_from(self.state)

@@ -244,8 +244,7 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
         def advance_from(self, state):
             crash()
 
-    go(train, None, "", resume=folder, program=Untrained, tensorboard=True)
-    assert len(list(folder.glob("events.*"))) == 1  # of the first process
+    go(train, None, "", resume=folder, program=Untrained)
     assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(RuntimeWarning, match="is missing"):
