@@ -140,10 +140,8 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     pairs = ({name: getattr(x, name) for name in KEPT_ON_RESUME} for x in (read_options(stored), options))
     if changed := compare_settings(*pairs):
         logger.warning(f"options that differ from those of the run: {format_changes(changed)}")
-    before, now = stored["versions"], read_versions()
-    changes = [name for name, x in now.items() if before.get(name) != x]
-    if then := [f"with {x} {before[x]} (now {now[x]})" if x in before else f"without {x}" for x in changes]:
-        logger.warning(f"the run was started {', '.join(then)}: results may differ in the last bits")
+    if changed := compare_settings(stored["versions"], read_versions()):
+        logger.warning(f"results may differ in the last bits from those of the run: {format_changes(changed)}")
 
 
 def read_versions() -> dict[str, Any]:

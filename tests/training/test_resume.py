@@ -186,7 +186,7 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     assert result["config"] == dataclasses.asdict(tiny())
     stored = json.loads(path.read_text())["run"]
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
-    says = "was started with jax_enable_x64 True (now False): results may differ in the last bits"
+    says = "results may differ in the last bits from those of the run: jax_enable_x64 was True, is False\n"
     assert says in capsys.readouterr().err
     assert list(runs.evaluations(broken)) == [12]
 
