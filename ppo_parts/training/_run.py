@@ -92,12 +92,12 @@ def run(
         with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
             loop.run(f"{train.recipe} {getattr(config, 'env_id', '')}")
         result["env_steps"] = loop.done * train.steps_per_update
-        interrupted = loop.done < updates
-        if interrupted:
+        if loop.done < updates:
             logger.info(f"interrupted after update {loop.done} of {updates}; continue with --resume {path}")
-        played = loop.evaluate() if options.eval_episodes and not interrupted else None  # in all processes
-        if interrupted or folder is None:
             return result | interrupt.reason
+        played = loop.evaluate() if options.eval_episodes else None  # in all processes
+        if folder is None:
+            return result
         if loop.done > done_before:
             env_steps = (loop.done - done_before) * train.steps_per_update * options.num_seeds
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind

@@ -14,7 +14,7 @@ import pytest
 
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training import _processes, _run
+from ppo_parts.training import _folder, _processes, _run
 from ppo_parts.training._folder import RunFolder
 from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
@@ -87,6 +87,18 @@ def test_a_signal_while_a_run_compiles_ends_it_before_the_first_update(train, wh
     assert (result["interrupted_by"], result["env_steps"], rows(folder)) == ("SIGTERM", 0, [])
     go(train, None, "", resume=folder)
     assert_same_run(folder, whole[0])
+
+
+def test_a_signal_after_the_last_update_interrupts_no_process(train, tmp_path, monkeypatch):
+    class Late(ByTwos):
+        def evaluate(self, state, update):
+            signal.raise_signal(signal.SIGTERM)
+            return super().evaluate(state, update)
+
+    for first in (True, False):
+        monkeypatch.setattr(_folder, "is_first", lambda first=first: first)
+        _, result = go(train, tmp_path, "run", program=Late, eval_episodes=1)
+        assert ("interrupted_by" in result, "evaluation" in result) == (False, first)
 
 
 def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_on(monkeypatch):
