@@ -11,10 +11,10 @@ from .. import functional
 from .._base.checked import Count, checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, value_at
-from .._core.batch import Batch, field_at
+from .._core.batch import Batch, field_at, require
 from .._core.part import Part, stateless
 from ..functional import masked_mean
-from ..functional._arguments import DDOF, CorrectionMode, check_order
+from ..functional._arguments import DDOF, CorrectionMode, check_floating, check_order
 from ..functional._common import accumulator_dtype, boolean_mask, masked_sum
 from ..functional._groups import check_aggregate, per_sequence
 from .common import check_numbers, is_zero
@@ -138,9 +138,10 @@ def group_advantage(
                 argument="group",
             )
         if score is None:
+            require(batch, where, reward='give it, or score="score" with the entry "score" of per_segment')
             reward = masked_sum(batch.reward.astype(accumulator_dtype(batch.reward)), batch.mask, axis=0)
         else:
-            reward = field_at(batch, f"per_segment.{score}")
+            reward = check_floating(where, f"per_segment[{score!r}]", field_at(batch, f"per_segment.{score}"))
         counts = jnp.any(keep, axis=0)
         base: Any = field_at(batch, "per_segment.baseline") if baseline == "given" else baseline
         advantage = functional.group_advantage(
@@ -157,10 +158,11 @@ def group_advantage(
         return batch.replace(advantage=jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype))
 
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
-    requires = [f"per_segment.{entry}" for entry in entries if entry is not None] + ["reward"] * (score is None)
+    requires = tuple(f"per_segment.{entry}" for entry in entries if entry is not None)
+    reads = ("log_prob", "mask", *["reward"] * (score is None))
     return stateless(
-        update, name=where, requires=tuple(requires), provides=("advantage",), reads=("log_prob", "mask"),
-        place="before_sampler", needs_time=True, numbers=check_numbers(where, eps=eps),
+        update, name=where, requires=requires, provides=("advantage",), reads=reads, place="before_sampler",
+        needs_time=True, numbers=check_numbers(where, eps=eps),
     )  # fmt: skip
 
 

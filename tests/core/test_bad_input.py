@@ -276,6 +276,8 @@ VALUE_ERRORS = {
     "group_advantage: group must name groups of several segments ... got 'group'":
         (pp.tokens.group_advantage(group="group"), FULL, SURROGATE,
          jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)})),
+    "group_advantage: batch.reward is missing: give it, or score":
+        (pp.tokens.group_advantage(group=2), FULL, SURROGATE, BATCH.replace(reward=None)),
     "group_advantage: group must be at least 1": lambda: pp.tokens.group_advantage(group=0),
     "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
     "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
@@ -287,6 +289,9 @@ VALUE_ERRORS = {
 }  # fmt: skip
 
 TYPE_ERRORS = {
+    "group_advantage: per_segment['score'] must be floating":
+        (pp.tokens.group_advantage(group=2, score="score"), FULL, SURROGATE,
+         BATCH.replace(per_segment={"score": jnp.arange(4)})),
     "what gradient_metrics returns must be a dictionary": ({"gradient_metrics": lambda gradient: jnp.ones(())},),
     # arguments
     "positional": lambda: pp.gae(0.99, 0.95),
