@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_number, check_takes
 from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
@@ -27,6 +27,9 @@ def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
     """Make one vector of an observation; call this inside the compact method of a flax module."""
 
     def of_entry(space: Any, x: Array) -> Array:
+        shape = tuple(space.shape)
+        if x.shape[x.ndim - len(shape) :] != shape:
+            raise ShapeError(f"actor_critic: an observation of {space} must have shape {shape}, got {x.shape}")
         if options := count_options(space):
             each = x if hasattr(space, "nvec") else x[..., None]
             each = each.astype(jnp.int32)

@@ -258,7 +258,13 @@ def privileged():
     policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=seen))
 
 
+def observe(obs):
+    policy = networks.actor_critic(env(DISCRETE), (4,))
+    return lambda: policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs))
+
+
 test_networks_say_what_is_wrong = common.refused(
+    (observe(jnp.zeros((4, 3))), r"an observation of .* must have shape \(5,\), got \(4, 3\)"),
     (critic(env(DISCRETE, shape=None)), "not a space of arrays"),
     (critic(env(DISCRETE), hidden=64), "hidden must be a tuple with the units of each layer, got 64"),
     (critic(env(DISCRETE), hidden=(64, 0)), "hidden must be at least 1, got 0"),
