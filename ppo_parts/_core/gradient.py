@@ -51,22 +51,21 @@ def differentiate(
     phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
 ) -> tuple[tuple[Array, Aux], Params]:
     """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
-    trained = phase.select_trained(state.params)
+    trained, traced = phase.select_trained(state.params), list[Array]()
     network = policy.evaluate if isinstance(policy, Policy) else policy
-    if isinstance(network, Microbatched):
-        found = _in_pieces(phase, network, trained, minibatch, state, context)
-        if found is not None:
-            output, gradient = found
-            results = loss_of(phase, trained, minibatch, state, context, output)
-            return jax.tree.map(lambda x: x, results), gradient  # sorts the names of metrics, as `value_and_grad` does
-
-    traced = list[Array]()
 
     def loss(trained: Params) -> tuple[Array, Aux]:
         total, aux = loss_of(phase, trained, minibatch, state, context)
         return record_tangent(total, traced), aux
 
-    results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
+    microbatched = isinstance(network, Microbatched)
+    found = _in_pieces(phase, network, trained, minibatch, state, context, traced) if microbatched else None
+    if found is None:
+        results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
+    else:
+        output, gradient = found
+        results = loss_of(phase, trained, minibatch, state, context, output)
+        results = jax.tree.map(lambda x: x, results)  # sorts the names of metrics, as `value_and_grad` does
     if not traced:
         raise UserValueError(
             "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the policy "
@@ -76,8 +75,9 @@ def differentiate(
 
 
 def _in_pieces(
-    phase: Phase, network: Microbatched, trained: Params, minibatch: Batch, state: PhaseState, context: Context
-) -> tuple[Output, Params] | None:
+    phase: Phase, network: Microbatched, trained: Params, minibatch: Batch, state: PhaseState, context: Context,
+    traced: list[Array],
+) -> tuple[Output, Params] | None:  # fmt: skip
     """Return the output of the network and the gradient, or None if the minibatch is to be evaluated all at once.
 
     The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
@@ -112,11 +112,12 @@ def _in_pieces(
         piece = pieces.batch.replace(**fields)
         output = pieces.evaluate(trained, piece)
         seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
-        key, params = jax.random.fold_in(context.key, index), phase.merge_trained(state.params, trained)
+        key = jax.random.fold_in(context.key, 2**28 + index)  # a large number, for the reason given in `part_key`
+        params = phase.merge_trained(state.params, trained)
         batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
         losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
         sums = [masked_sum(loss, piece.mask) / count for loss in losses]
-        return sum(sums, jnp.zeros(())), jax.tree.leaves(output)
+        return record_tangent(sum(sums, jnp.zeros(())), traced), jax.tree.leaves(output)
 
     def add_piece(total: Params, numbered: tuple[Array, dict[str, Any]]) -> tuple[Params, list[Array]]:
         gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(trained, *numbered)

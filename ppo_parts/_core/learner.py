@@ -161,7 +161,7 @@ class _Update:
         check_params(params)
         states, opt_states = {}, {}
         for index, phase in enumerate(self.phases):
-            trained, phase_key = phase.select_trained(params), part_key(key, index + 1)
+            trained, phase_key = phase.select_trained(params), part_key(key, len(self.shared) + index + 1)
             check_trainable(trained)
             before = init_parts(phase.before, params, part_key(phase_key, 1))
             states[phase.name] = before, init_parts(phase.after, params, part_key(phase_key, 2))

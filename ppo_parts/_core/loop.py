@@ -111,13 +111,12 @@ class PhaseLoop:
         """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0)."""
 
         def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
-            return varying_like(self.run(state)[:2], state.stopped)
+            return self.run(state)[:2]
 
         def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
             metrics = jax.eval_shape(run, state)[1]
             absent = [0.0 if way == "sum" else jnp.nan for way in metrics.reductions]
-            metrics = dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
-            return state, varying_like(metrics, state.stopped)
+            return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
 
         state, metrics = self.phase.run_if_due(self.context.step, run, skip, state)
         return state, metrics, self.prepared
@@ -264,14 +263,16 @@ def scan_until(
     step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
 ) -> tuple[PhaseState, Any, Array]:
     """Run `lax.scan`, skipping the remaining steps once `state.stopped` is True; also return which steps ran."""
-    if not can_stop:
-        state, ys = jax.lax.scan(step, state, xs)
-        return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
-    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
-    shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
+    state = varying_like(state, state.stopped)
 
     def run(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         return varying_like(step(state, x), state.stopped)
+
+    if not can_stop:
+        state, ys = jax.lax.scan(run, state, xs)
+        return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
+    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
+    shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -14,11 +14,16 @@ import jax.numpy as jnp
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import Field, check_takes, value_at
-from ..functional._arguments import check_as, is_known
-from ..functional._common import unsqueeze
-from .batch import ABSENT, PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
+from ..functional._arguments import ANY, check_as, is_known
+from ..functional._common import check_range, unsqueeze
+from .batch import PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
 
 PartState = Any
+
+
+def _no_policy(params: Params, batch: Batch) -> Any:
+    """The `evaluate` of a context that was given none."""
+    raise UserValueError("Context: there is no policy to evaluate: give one, Context(..., evaluate=policy)")
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +44,7 @@ class Context:
     key: Array
     step: Array | int = 0
     params: Params = None
-    evaluate: Evaluate = dataclasses.field(default=ABSENT, metadata={"static": True})
+    evaluate: Evaluate = dataclasses.field(default=_no_policy, metadata={"static": True})
     epoch: Array | int = 0
     minibatch: Array | int = 0
     num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
@@ -101,6 +106,7 @@ class Part:
     elementwise: bool = False
 
     def __post_init__(self) -> None:
+        check_as("Part", "name", self.name, str)
         check_takes(self.name, "init", self.init, ("params", "key"))
         check_takes(self.name, "update", self.update, ("batch", "state", "context"))
         if self.amend is not None:
@@ -115,6 +121,8 @@ class Part:
             check_as(self.name, "a name in numbers", argument, str)
             if callable(number):
                 check_takes(self.name, argument, number, ("step",))
+            elif number is not None and not isinstance(number, Field):
+                check_range(self.name, argument, number, ANY, what="a number, an array, a schedule or a field")
         fields = (number.path for number in self.numbers.values() if isinstance(number, Field))
         object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
         known = {field.name for field in dataclasses.fields(Batch)}

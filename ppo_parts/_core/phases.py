@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from .._base.checked import Count, checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
+from .._base.trees import varying_like
 from .batch import Batch, Params
 from .chain import chain, parts_of
 from .optimizer import wrap_optimizer
@@ -66,7 +67,11 @@ class Phase:
 
     def run_if_due(self, step: Any, run: Callable[..., Any], skip: Callable[..., Any], *operands: Any) -> Any:
         """Return `run(*operands)` if the phase runs in this update, otherwise `skip(*operands)`."""
-        return run(*operands) if self.every == 1 else jax.lax.cond((step + 1) % self.every == 0, run, skip, *operands)
+        if self.every == 1:
+            return run(*operands)
+        # Inside `shard_map`, both must return what varies over the same devices.
+        branches = (lambda *operands, f=f: varying_like(f(*operands), step) for f in (run, skip))
+        return jax.lax.cond((step + 1) % self.every == 0, *branches, *operands)
 
     def select_trained(self, params: Params) -> Params:
         """Return the parameters that the optimizer updates."""

@@ -106,8 +106,6 @@ def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: in
     # The structure is that of the whole output, because that of a piece may contain the shape of a piece.
     shapes = jax.eval_shape(evaluate_piece, params, whole)
     can_join = not _holds_tracers(shapes.distribution, batch.action)
-    along = {name: 0 if name == "carry" else len(batch.axes) - 1 for name in Output._fields}
-    axes = [axis for name, axis in along.items() for _ in jax.tree.leaves(getattr(shapes, name))]
 
     def join(leaves: list[Array]) -> Output:
         if not can_join:
@@ -116,14 +114,18 @@ def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: in
                 "methods, for example), so its pieces cannot be joined: use one of ppo_parts.distributions, or leave "
                 "microbatches and shards out"
             )
-        joined = [
-            # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
-            x[0] if x.shape[1:] == like.shape else jnp.moveaxis(x, 0, axis).reshape(like.shape)
-            for x, like, axis in zip(leaves, jax.tree.leaves(shapes), axes, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(shapes), joined)
+        return jax.tree.map(_join_leaf, jax.tree.unflatten(jax.tree.structure(shapes), leaves), shapes)
 
     return Pieces(whole, number, evaluate_piece, join, can_join)
+
+
+def _join_leaf(x: Array, whole: Any) -> Array:
+    """Join a leaf of all pieces, `[number, ...]`, along the axis that is shorter in a piece than in the whole.
+
+    Without such an axis, it does not depend on the elements, so all pieces have the same.
+    """
+    shorter = [axis for axis, size in enumerate(whole.shape) if x.shape[axis + 1] != size]
+    return jnp.moveaxis(x, 0, shorter[0]).reshape(whole.shape) if shorter else x[0]
 
 
 def _holds_tracers(distribution: Any, action: Any) -> bool:

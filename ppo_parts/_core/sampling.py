@@ -58,7 +58,7 @@ class Sampler(Divider):
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
-        self._check_drawn(indices, weight, batch.shards)
+        self._check_drawn(indices, weight, batch.log_prob.shape[1], batch.shards)
         batch = batch.replace(metrics={}, reductions=(), losses={})
         weight = None if weight is None else weight.reshape(-1)
         if indices is None:
@@ -69,16 +69,17 @@ class Sampler(Divider):
         taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
         return minibatch.replace(**{name: join_shards(x, axes[name]) for name, x in taken.items()})
 
-    def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
+    def _check_drawn(self, indices: Any, weight: Array | None, segments: int, shards: int) -> None:
         """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
-        if indices is None:
-            return
         windows, where = isinstance(indices, Windows), f"{self.name}: draw must return"
-        if windows != (self.axis == "window"):
+        if indices is None:  # all segments
+            drawn, shape = (), (segments,) if shards == 1 else (shards, segments // shards)
+        elif windows != (self.axis == "window") or isinstance(indices, (list, tuple)) != windows:
             expected = "Windows" if self.axis == "window" else "an array"
             raise UserTypeError(f"{where} {expected} for axis={self.axis!r}, got {type(indices).__name__}")
-        drawn = (indices.start, indices.segment) if windows else (indices,)
-        shape = jnp.shape(drawn[0])
+        else:
+            drawn = (indices.start, indices.segment) if windows else (indices,)
+            shape = jnp.shape(drawn[0])
         for x in drawn:
             if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
                 raise UserTypeError(f"{where} integers, got {jnp.result_type(x)}")

@@ -122,7 +122,11 @@ def doubled(*fields):
     return pp.stateless(double, name="doubled")
 
 
+OF_THE_ROLLOUT = pp.stateless(
+    lambda batch: batch.add_loss("l2", jnp.square(batch.value)), provides=("losses",), reads=(), elementwise=True
+)
 VALUE_ERRORS = {
+    "Context: there is no policy to evaluate: give one": lambda: FULL.update(BATCH, (), CONTEXT),
     # the order of a chain
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
@@ -143,6 +147,8 @@ VALUE_ERRORS = {
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters":
         (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
+    "so nothing is learned: use what the policy being trained computes":
+        (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(categorical, 6)}),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
@@ -315,6 +321,9 @@ TYPE_ERRORS = {
     "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
         lambda: pp.stateless(abs, requires="reward"),
+    "mine: scale must be a number, an array, a schedule or a field, got '2'":
+        lambda: mine(lambda batch, scale: batch, numbers={"scale": "2"}),
+    "Part: name must be a string, got 3": lambda: part(name=3),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
     "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
@@ -349,6 +358,7 @@ TYPE_ERRORS = {
         (GAE, CRITIC, part(name="mine", amend=lambda params, *rest: params)),
     "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
+    "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
@@ -427,6 +437,8 @@ SHAPE_ERRORS = {
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
     "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
+    "mine: draw must return one weight for each index, (4,), got (6,)":
+        draws(lambda item: (None, jnp.ones(6)), "segment"),
     "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)":
         draws(lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"),
     "extras['x'] must begin with the axes [T, N] ... per_segment": (given(extras={"x": jnp.zeros(SEGMENTS)}),),

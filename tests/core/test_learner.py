@@ -356,6 +356,52 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     assert ("remat" not in program) == elementwise
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tempered:
+    """Logits, and a temperature for each segment, which has no axis of time."""
+
+    logits: jax.Array
+    temperature: jax.Array
+
+    def log_prob(self, action):
+        return distributions.Categorical(self.logits / self.temperature[None, :, None]).log_prob(action)
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "shards"])
+def test_what_a_distribution_has_for_each_segment_is_joined_in_order(monkeypatch, way):
+    def tempered(params, batch):
+        of_whole = policy(params, batch)
+        distribution = Tempered(of_whole.distribution.logits, batch.per_segment["temperature"])
+        return of_whole._replace(distribution=distribution, carry=batch.carry)
+
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    batch = numbered(rollout()).replace(per_segment={"temperature": jnp.arange(1.0, SEGMENTS + 1)})
+    batch = batch.replace(carry=jnp.zeros((SEGMENTS, 1)), reset=jnp.zeros((TIME, SEGMENTS)))
+    pipeline = pp.chain(GAE, pp.full_batch(2), *LOSSES, part(name="unknown") if way == "twice" else pp.identity())
+    cut = batch.replace(shards=2 if way == "shards" else 1)
+    microbatched = tempered if way == "shards" else pp.microbatched(tempered, 12)
+    assert_close(run(pipeline, cut, policy=microbatched), run(pipeline, batch, policy=tempered))
+
+
+def test_pieces_have_keys_of_their_own():
+    seen = []
+
+    def look(batch, state, context):
+        made = jax.random.split(context.key, 4)
+        jax.debug.callback(seen.append, jax.random.key_data(jnp.append(made, context.key)))
+        return batch, state
+
+    def looks(*reads):
+        return part(look, reads=reads, place="after_sampler", elementwise=True)
+
+    pipeline = pp.chain(GAE, pp.full_batch(), looks(), looks("current.value"), *LOSSES)
+    jax.block_until_ready(run(pipeline, numbered(rollout()), policy=pp.microbatched(policy, 6)))
+    jax.effects_barrier()
+    assert len(seen) == 2 + 1 + 4  # of the whole minibatch, which the first part sees twice, and of each piece
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 5 * (1 + 1 + 4)
+
+
 def drop(dropped, *reads):
     """A part that masks some elements."""
     change = lambda batch: batch.replace(mask=jnp.where(dropped(batch), 0, batch.mask))  # noqa: E731

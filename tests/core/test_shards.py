@@ -19,7 +19,7 @@ from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
 from tests.common import DEVICES, OBS, P, alone, assert_close, estimator_inputs, mesh_of_all
-from tests.core.common import GAE, KEY, SURROGATE, VALUE, Categorical, evaluate, make_params, rollout, run
+from tests.core.common import GAE, KEY, SURROGATE, VALUE, Categorical, evaluate, make_params, part, rollout, run
 from tests.envs import test_host_envs
 from tests.envs.common import bit_game
 
@@ -468,7 +468,9 @@ def check_a_learner_for_each_device():
     """On its own columns."""
     losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
     losses = pp.advantage_normalize(), *losses, pp.policy_diagnostics(), pp.kl_early_stop(0.01)
-    often, seldom = pp.chain(pp.shuffled_minibatches(2), *losses), pp.chain(pp.full_batch(), VALUE)
+    constant = part(lambda b, s, c: (b, jnp.ones(())), "constant", jnp.zeros(()), finish=lambda b, s, c: jnp.ones(()))
+    often = pp.chain(pp.shuffled_minibatches(2), *losses, constant)
+    seldom = pp.chain(constant, pp.full_batch(2, refresh="epoch"), VALUE, constant)
     phases = {"often": pp.phase(often, trains=None), "seldom": pp.phase(seldom, trains=None, every=2)}
     pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.phases(**phases))
     learner = pp.learner(evaluate, pipeline, dict.fromkeys(phases, optax.adam(0.1)))
