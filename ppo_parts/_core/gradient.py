@@ -58,8 +58,9 @@ def differentiate(
         total, aux = loss_of(phase, trained, minibatch, state, context)
         return record_tangent(total, traced), aux
 
-    microbatched = isinstance(network, Microbatched)
-    found = _in_pieces(phase, network, trained, minibatch, state, context, traced) if microbatched else None
+    found = None
+    if isinstance(network, Microbatched):
+        found = _in_pieces(phase, network, trained, minibatch, state, context, traced)
     if found is None:
         results, gradient = jax.value_and_grad(loss, has_aux=True)(trained)
     else:

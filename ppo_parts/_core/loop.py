@@ -93,6 +93,8 @@ class PhaseLoop:
             if sampler.refresh in ("epoch", "every_epoch"):
                 drawn_from, state = self._prepare(state, context, self._estimates(state.params, index))
             refreshed, drawn_from = split_metrics(drawn_from)
+            if sampler.refresh != "minibatch":  # then no part has run yet
+                check_batch(sampler, drawn_from)
             items = sampler.plan(keys[1], drawn_from, index)
             check_plan(sampler, items)
             minibatch = functools.partial(self._minibatch, drawn_from, context.replace(key=keys[2]))
@@ -160,9 +162,9 @@ class PhaseLoop:
         if sampler.refresh == "minibatch":
             rollout, state = self._prepare(state, context, state.estimates)
             check_written_back(rollout, self.recorded)
+            check_batch(sampler, rollout)
         refreshed, rollout = split_metrics(rollout)
         context = context.replace(params=state.params)
-        check_batch(sampler, rollout)
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,24 +26,24 @@ MAX_INPUTS = 128  # numbers of an observation
 class Pieces(NamedTuple):
     """A batch that is cut into equal pieces along the last of its leading axes, and a network to evaluate on them.
 
+    A loop can carry the leaves of an output, whatever the class of its distribution.
+
     Attributes:
+        where: the beginning of error messages.
+        evaluate: `evaluate(params, piece) -> output`.
         batch: the whole.
         number: how many pieces there are.
-        evaluate: `evaluate(params, piece) -> output`.
-        join: `join(leaves) -> output` for the whole, from the leaves of the outputs, `[number, ...]`; a loop can carry
-            the leaves of a distribution of any class.
+        output: the shapes of the output for the whole. Its structure is that of the joined output, because that of a
+            piece may contain the shape of a piece.
         can_join: False if `join` raises an error.
     """
 
+    where: str
+    evaluate: Evaluate
     batch: Batch
     number: int
-    evaluate: Evaluate
-    join: Callable[[list[Array]], Output]
+    output: Output
     can_join: bool
-
-    def leaves(self, params: Params, fields: dict[str, Any]) -> list[Array]:
-        """Return the leaves of the output for a piece with these fields."""
-        return jax.tree.leaves(self.evaluate(params, self.batch.replace(**fields)))
 
     def in_front(self) -> dict[str, Any]:
         """Return the fields of the batch with the pieces along a first axis, for a loop."""
@@ -52,6 +51,20 @@ class Pieces(NamedTuple):
         return {
             name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), fields[name]) for name in fields
         }
+
+    def leaves(self, params: Params, fields: dict[str, Any]) -> list[Array]:
+        """Return the leaves of the output for a piece with these fields."""
+        return jax.tree.leaves(self.evaluate(params, self.batch.replace(**fields)))
+
+    def join(self, leaves: list[Array]) -> Output:
+        """Return the output for the whole, from the leaves of the outputs, `[number, ...]`."""
+        if not self.can_join:
+            raise UserTypeError(
+                f"{self.where}: {kind(self.output.distribution)} keeps arrays outside the leaves of its pytree (in "
+                "bound methods, for example), so its pieces cannot be joined: use one of ppo_parts.distributions, or "
+                "leave microbatches and shards out"
+            )
+        return jax.tree.map(_join_leaf, jax.tree.unflatten(jax.tree.structure(self.output), leaves), self.output)
 
 
 def one_after_another(pieces: Pieces, params: Params) -> Output:
@@ -103,20 +116,8 @@ def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: in
                 )
         return output
 
-    # The structure is that of the whole output, because that of a piece may contain the shape of a piece.
-    shapes = jax.eval_shape(evaluate_piece, params, whole)
-    can_join = not _holds_tracers(shapes.distribution, batch.action)
-
-    def join(leaves: list[Array]) -> Output:
-        if not can_join:
-            raise UserTypeError(
-                f"{where}: {kind(shapes.distribution)} keeps arrays outside the leaves of its pytree (in bound "
-                "methods, for example), so its pieces cannot be joined: use one of ppo_parts.distributions, or leave "
-                "microbatches and shards out"
-            )
-        return jax.tree.map(_join_leaf, jax.tree.unflatten(jax.tree.structure(shapes), leaves), shapes)
-
-    return Pieces(whole, number, evaluate_piece, join, can_join)
+    output = jax.eval_shape(evaluate_piece, params, whole)
+    return Pieces(where, evaluate_piece, whole, number, output, not _holds_tracers(output.distribution, batch.action))
 
 
 def _join_leaf(x: Array, whole: Any) -> Array:

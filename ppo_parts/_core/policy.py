@@ -88,16 +88,6 @@ def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return shape == expected or (shape[:-1] == expected and shape[-1] > 1)
 
 
-def check_value(output: Output, expected: tuple[int, ...]) -> None:
-    """Raise `ShapeError` unless the value, if there is one, has one number per element, or one per stream."""
-    if output.value is not None and not is_value(jnp.shape(output.value), expected):
-        raise ShapeError(
-            f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
-            "element is needed, or one for each of several streams; drop the trailing axis of a Dense(1) with "
-            "value[..., 0]"
-        )
-
-
 def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
     """Compute the distribution, the log-probability of the batch's actions, the value and aux under `params`."""
     output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
@@ -108,7 +98,11 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
             f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
             "element is needed; sum over the action's dimensions (distributions.Normal does)"
         )
-    check_value(output, expected)
+    if value is not None and not is_value(jnp.shape(value), expected):
+        raise ShapeError(
+            f"evaluate returned a value of shape {jnp.shape(value)}, expected {expected}: one number per element is "
+            "needed, or one for each of several streams; drop the trailing axis of a Dense(1) with value[..., 0]"
+        )
     if value is not None and batch.value is not None and jnp.shape(value) != jnp.shape(batch.value):
         raise ShapeError(
             f"evaluate returned a value of shape {jnp.shape(value)}, but batch.value has {jnp.shape(batch.value)}: the "
@@ -131,7 +125,7 @@ def shift_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
     not in the batch, and the recorded `next_value` is kept.
     """
-    like, mask = batch.log_prob if batch.terminated is None else batch.terminated, batch.mask if skip else None
+    like, mask = batch.log_prob, batch.mask if skip else None
     elsewhere = jnp.zeros_like(like, bool) if batch.truncated is None else batch.truncated.astype(bool)
     if batch.mask is not None and not skip:
         keep = batch.mask.astype(bool)

@@ -73,7 +73,8 @@ class Sampler(Divider):
         """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
         windows, where = isinstance(indices, Windows), f"{self.name}: draw must return"
         if indices is None:  # all segments
-            drawn, shape = (), (segments,) if shards == 1 else (shards, segments // shards)
+            drawn: tuple[Any, ...] = ()
+            shape: tuple[int, ...] = (segments,) if shards == 1 else (shards, segments // shards)
         elif windows != (self.axis == "window") or isinstance(indices, (list, tuple)) != windows:
             expected = "Windows" if self.axis == "window" else "an array"
             raise UserTypeError(f"{where} {expected} for axis={self.axis!r}, got {type(indices).__name__}")

@@ -122,6 +122,10 @@ def doubled(*fields):
     return pp.stateless(double, name="doubled")
 
 
+PLANNED = pp.sampler(
+    "planned", lambda key, batch, epoch: jnp.argsort(batch.advantage[0])[None], lambda item, *_: (item, None),
+    num_minibatches=1, axis="segment", requires=("advantage",),
+)  # fmt: skip
 OF_THE_ROLLOUT = pp.stateless(
     lambda batch: batch.add_loss("l2", jnp.square(batch.value)), provides=("losses",), reads=(), elementwise=True
 )
@@ -152,6 +156,7 @@ VALUE_ERRORS = {
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
+    "planned needs batch.advantage ... put gae() or vtrace() before it": (PLANNED, SURROGATE),
     "kl_penalty needs batch.behavior ... keep_distribution=True":
         (GAE, CRITIC, pp.kl_penalty(coef=1.0, estimator="analytic")),
     "early_stop needs batch.metrics.nothing": (GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
