@@ -13,9 +13,9 @@ import optax
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import find_nan, spread_nan
-from .batch import Batch, Current, Params, field_at, kind, with_field_at
+from .batch import Batch, Params, field_at, kind, with_field_at
 from .part import Context, Divider, Part, read_numbers
-from .wiring import check_batch, check_order, find_sampler, list_reads, no_current
+from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
 
 AMEND = 2**29
 """A number that is folded into the key of a part for its `amend`; it is large for the reason given in `part_key`."""
@@ -128,33 +128,37 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
     after = []
     for index, (part, own) in enumerate(zip(parts, state, strict=True)):
         check_batch(part, batch)
-        given = batch
         try:
             result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         except (KeyError, AttributeError, TypeError) as error:
-            of_none = batch.current is None and isinstance(error, AttributeError) and error.obj is None
-            if of_none and getattr(error, "name", None) in Current._fields:
-                raise no_current(part) from error
-            if isinstance(error, KeyError) or ("NoneType" in str(error) and not isinstance(error, UserTypeError)):
-                remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
-                error.add_note(f"raised by the part {part.name!r}: {remedy}")
+            explain_missing(part, batch, error)
             raise
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
-        batch, new = result
-        if not isinstance(batch, Batch):
-            raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
-        for field, add in (("losses", "add_loss"), ("metrics", "add_metrics")):
-            lost = getattr(given, field).keys() - getattr(batch, field).keys()
-            lost -= {path.removeprefix(f"{field}.") for path in part.requires}
-            if lost and field not in part.requires and not isinstance(part, Divider):
-                says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
-                raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
-        batch = _nan_if_out_of_range(part, given, batch, context.step)
-        if given.stop is not None and batch.stop is not given.stop:
-            batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request
+        written, new = _check_result(part, batch, result)
+        written = _nan_if_out_of_range(part, batch, written, context.step)
+        if batch.stop is not None and written.stop is not batch.stop:
+            written = written.replace(stop=batch.stop.merge(written.stop))  # a part may not withdraw a request
+        batch = written
         after.append(new)
     return batch, tuple(after)
+
+
+def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
+    """Return what the `update` of a part returned: a batch, with the losses and metrics of earlier parts, and a state.
+
+    A part may remove the losses or metrics that it requires, and a sampler removes all of them.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
+    batch, state = result
+    if not isinstance(batch, Batch):
+        raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
+    for field, add in (("losses", "add_loss"), ("metrics", "add_metrics")):
+        lost = getattr(given, field).keys() - getattr(batch, field).keys()
+        lost -= {path.removeprefix(f"{field}.") for path in part.requires}
+        if lost and field not in part.requires and not isinstance(part, Divider):
+            says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
+            raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
+    return batch, state
 
 
 def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> Batch:

@@ -137,24 +137,14 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
 
 
-def nan_where_not_flags(batch: Batch) -> Batch:
-    """Return the batch with a log-probability of NaN, so that nothing is learned, where a flag is out of its range."""
-    wrong = find_wrong_flags(batch).values()
-    if not wrong:
-        return batch
-    kept = True if batch.mask is None else batch.mask != 0
-    return batch.replace(log_prob=nan_where(functools.reduce(jnp.logical_or, wrong) & kept, batch.log_prob))
+def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
+    """Count the non-finite unmasked elements of the rollout, and flags out of their range, by field.
 
-
-def find_wrong_flags(batch: Batch) -> dict[str, Array]:
-    """Return where those flags that are numbers are out of their range."""
+    Also return the batch with a log-probability of NaN where a flag is out of range, so that nothing is learned.
+    """
     flags = {name: getattr(batch, name) for name in FLAGS}
-    return {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}
-
-
-def count_nonfinite(batch: Batch) -> Metrics:
-    """Count the non-finite unmasked elements of the rollout, and flags out of their range, by field."""
-    bad = {f"nonfinite/{name}": x for name, x in find_wrong_flags(batch).items()}
+    wrong = {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}
+    bad = {f"nonfinite/{name}": x for name, x in wrong.items()}
     for name in ("reward", "log_prob", "value", "next_value"):
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -166,7 +156,11 @@ def count_nonfinite(batch: Batch) -> Metrics:
     # Sum one array, because each sum compiles to three kernels.
     whole = jnp.stack(list(bad.values())).astype(jnp.float32)
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
-    return Metrics(counts, tuple(bad), tuple("sum" for _ in bad))
+    if wrong:
+        kept = True if batch.mask is None else batch.mask != 0
+        log_prob = nan_where(functools.reduce(jnp.logical_or, wrong.values()) & kept, batch.log_prob)
+        batch = batch.replace(log_prob=log_prob)
+    return Metrics(counts, tuple(bad), tuple("sum" for _ in bad)), batch
 
 
 @checked

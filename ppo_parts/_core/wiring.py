@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._base.errors import UserValueError
-from .batch import POLICY_READS, Batch, field_at
+from .._base.errors import UserError, UserValueError
+from .batch import POLICY_READS, Batch, Current, field_at
 from .part import Divider, Part
 
 REMEDY = {
@@ -179,7 +179,7 @@ def check_batch(part: Part, batch: Batch) -> None:
     """Raise for errors that only the batch reveals: an unevaluated policy, a missing field, a missing time axis."""
     needs_current = part.place == "after_sampler" or any(path.split(".")[0] == "current" for path in part.requires)
     if needs_current and batch.current is None:
-        raise no_current(part)
+        raise _no_current(part)
     for path in part.requires:
         if field_at(batch, path) is None:
             raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
@@ -190,8 +190,17 @@ def check_batch(part: Part, batch: Batch) -> None:
         )
 
 
-def no_current(part: Part) -> UserValueError:
-    """Return the error of a part that reads the policy being trained where there is none."""
+def explain_missing(part: Part, batch: Batch, error: Exception) -> None:
+    """Raise a better error, or add a note, if a part failed because something that it does not declare is missing."""
+    of_none = batch.current is None and isinstance(error, AttributeError) and error.obj is None
+    if of_none and getattr(error, "name", None) in Current._fields:
+        raise _no_current(part) from error
+    if isinstance(error, KeyError) or ("NoneType" in str(error) and not isinstance(error, UserError)):
+        remedy = "declare what it reads, e.g. requires=('extras.x',), so that a check names what is missing"
+        error.add_note(f"raised by the part {part.name!r}: {remedy}")
+
+
+def _no_current(part: Part) -> UserValueError:
     declare = "" if part.place == "after_sampler" else ', and declare place="after_sampler"'
     return UserValueError(
         f"{part.name} needs the policy being trained, and batch.current is not set: put it after a sampler, "
