@@ -112,11 +112,12 @@ class PhaseLoop:
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0)."""
 
+        @functools.partial(jax.jit, inline=True)  # traced once for both uses
         def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
             return self.run(state)[:2]
 
         def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
-            metrics = jax.eval_shape(run, state)[1]
+            metrics = jax.eval_shape(lambda: run(state))[1]
             absent = [0.0 if way == "sum" else jnp.nan for way in metrics.reductions]
             return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
 
@@ -267,6 +268,7 @@ def scan_until(
     """Run `lax.scan`, skipping the remaining steps once `state.stopped` is True; also return which steps ran."""
     state = varying_like(state, state.stopped)
 
+    @functools.partial(jax.jit, inline=True)  # traced once, also for its shapes
     def run(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         return varying_like(step(state, x), state.stopped)
 
@@ -274,7 +276,7 @@ def scan_until(
         state, ys = jax.lax.scan(run, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
     # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
-    shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
+    shapes = jax.eval_shape(lambda: run(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
