@@ -149,8 +149,7 @@ VALUE_ERRORS = {
         (GAE, FULL, SURROGATE, GAE),
     "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, ACTOR),
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
-    "no loss after the sampler depends on the parameters":
-        (GAE, FULL, pp.stateless(lambda batch: batch.add_loss("l2", jnp.square(batch.value - batch.target)))),
+    "no loss after the sampler depends on the parameters": (FULL, OF_THE_ROLLOUT),
     "so nothing is learned: use what the policy being trained computes":
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(categorical, 6)}),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
@@ -165,7 +164,6 @@ VALUE_ERRORS = {
     "chain does not read 'value'; it reads ... current.value":
         lambda: LENS(pp.chain(VALUE), read={"value": "current.aux.v"}),
     "gae does not write 'weight'": lambda: LENS(GAE, read={}, write={"weight": "extras.x"}),
-    "chain does not write 'weight'": lambda: LENS(pp.chain(GAE), read={}, write={"weight": "extras.x"}),
     "the value of one critic with next_value of another: give the path": lambda: LENS(GAE, read={"value": "extras.v"}),
     "gae would ... with next_value of another": lambda: LENS(pp.chain(GAE), read={"value": "extras.v"}),
     "the value of one critic with value of another": lambda: LENS(CLIPPED, read={"current.value": "current.aux.v"}),
@@ -218,7 +216,6 @@ VALUE_ERRORS = {
     "num_minibatches must divide the 4 segments ... got 3 ... 2, 4": (GAE, pp.segment_minibatches(3), VALUE),
     "prioritized_sampler: num_minibatches must divide the 4": (GAE, PRIORITIZED(3), VALUE),
     "shuffled_minibatches: num_minibatches must be at least 1 ... 0": lambda: pp.shuffled_minibatches(0),
-    "full_batch: num_epochs must be at least 1 ... 0": lambda: pp.full_batch(0),
     "segments_per_minibatch must be at least 1 ... 0": lambda: PRIORITIZED(2, segments_per_minibatch=0),
     'refresh="minibatch" writes values back into the rollout of shape (6, 4)':
         (doubled(*(name for name, x in vars(BATCH).items() if isinstance(x, jax.Array)), "log_ratio"), GAE,
@@ -229,7 +226,6 @@ VALUE_ERRORS = {
     "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     "about 4 elements: ... divides 7 is 7":
         (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
-    "size must be at least 1, got 0": lambda: pp.microbatched(categorical, 0),
     # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
@@ -361,20 +357,17 @@ TYPE_ERRORS = {
         (GAE, CRITIC, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
     "mine: amend must return (params, opt_state), got dict":
         (GAE, CRITIC, part(name="mine", amend=lambda params, *rest: params)),
-    "mine: draw must return (indices, weight), got an array of shape (6,)": draws(lambda item: item),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
     "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), CRITIC),
-    "(distribution, value) ... an array of shape (6, 4)": returning(lambda d, v: v),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
     "init: params must be the parameters to train, such as policy.init(key), got key<fry>[], which has no gradient":
         lambda: learner(CRITIC).init(jax.random.key(0)),
-    "such as policy.init(key), got uint32[2]": lambda: learner(CRITIC).init(jax.random.PRNGKey(0)),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
     "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
@@ -450,7 +443,6 @@ SHAPE_ERRORS = {
     "per_segment['x'] must begin with the axis [N]": (given(per_segment={"x": BATCH.reward}),),
     "field('shared.s') must be one number, which all elements share, got shape (6,)":
         (GAE, FULL, pp.clipped_surrogate(clip_eps=pp.field("shared.s")), given(shared={"s": jnp.ones(TIME)})),
-    "next_obs must begin": (given(next_obs=jnp.zeros((TIME, 3))),),
     "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
     **{
