@@ -125,7 +125,8 @@ def shift_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
     not in the batch, and the recorded `next_value` is kept.
     """
-    like, mask = batch.log_prob, batch.mask if skip else None
+    # Estimators, which call this, declare that they read `terminated`, and not that they read `log_prob`.
+    like, mask = batch.log_prob if batch.terminated is None else batch.terminated, batch.mask if skip else None
     elsewhere = jnp.zeros_like(like, bool) if batch.truncated is None else batch.truncated.astype(bool)
     if batch.mask is not None and not skip:
         keep = batch.mask.astype(bool)
