@@ -25,6 +25,12 @@ def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationEx
             result = optimizer.update(updates, state, params, **given)
         except UserError:
             raise
+        except KeyError as error:
+            there = ", ".join(name for name in extra.get("metrics", ()) if "nonfinite/" not in name)
+            error.add_note(
+                f"{where}: raised by the optimizer; the metrics of a minibatch are {there}: add the part of it"
+            )
+            raise
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(
                 f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "

@@ -121,7 +121,7 @@ class Part:
             check_as(self.name, "a name in numbers", argument, str)
             if callable(number):
                 check_takes(self.name, argument, number, ("step",))
-            elif number is not None and not isinstance(number, Field):
+            elif not isinstance(number, Field | str | None):  # a word is an option of a loss
                 check_range(self.name, argument, number, ANY, what="a number, an array, a schedule or a field")
         fields = (number.path for number in self.numbers.values() if isinstance(number, Field))
         object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))

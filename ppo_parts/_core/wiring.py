@@ -84,9 +84,10 @@ def _check_side(part: Part, side: int, sampler: Any) -> None:
     if side > 0 and part.place in ("first", "before_sampler"):
         raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
     if side > 0 and part.needs_time and sampler.cuts_time:
+        remedy = "" if part.place == "after_sampler" else f"move {part.name} before it, or "
         raise UserValueError(
-            f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move {part.name} "
-            "before it, or use segment_minibatches()"
+            f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: {remedy}"
+            "use segment_minibatches()"
         )
 
 
@@ -110,10 +111,13 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
 
 
 def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
-    """Raise if the part writes fields, and none of the paths after it reads any of them."""
+    """Raise if no part on the paths after it reads one of its entries, or any of the fields that it writes."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
-    if not written or any(_is_read(written, path) for path in paths):
+    entries = [[field] for field in written if "." in field]  # each has a purpose of its own
+    unread = [some for some in (*entries, written) if some and not any(_is_read(some, path) for path in paths)]
+    if not unread:
         return
+    written = unread[0]
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if all("." in field for field in written):
         remedy += "; if only the policy reads it, name it in the reads of a later part"

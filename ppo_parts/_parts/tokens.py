@@ -14,8 +14,8 @@ from .._base.hyperparameters import Numeric, value_at
 from .._core.batch import Batch, field_at, require
 from .._core.part import Part, stateless
 from ..functional import masked_mean
-from ..functional._arguments import DDOF, CorrectionMode, check_floating, check_order
-from ..functional._common import accumulator_dtype, boolean_mask, masked_sum
+from ..functional._arguments import DDOF, CorrectionMode, check_order
+from ..functional._common import accumulator_dtype, boolean_mask, check_floating, masked_sum
 from ..functional._groups import check_aggregate, per_sequence
 from .common import check_numbers, is_zero
 
