@@ -100,7 +100,7 @@ class PhaseLoop:
             minibatch = functools.partial(self._minibatch, drawn_from, context.replace(key=keys[2]))
             numbered = (jnp.arange(sampler.num_minibatches), items)
             state, measured, ran = scan_until(minibatch, state, numbered, can_stop)
-            return state, (refreshed, measured, ran)
+            return varying_like((state, (refreshed, measured, ran)), state.stopped)
 
         epochs = jnp.arange(sampler.num_epochs)
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
@@ -182,7 +182,8 @@ class PhaseLoop:
         if new.estimates is not None:
             new = new._replace(estimates=new.estimates.write_back(self.recorded, sampler, minibatch, indices))
         measured = self._measure(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, split_metrics(written)[0], *measured)
+        metrics = join_metrics(refreshed, split_metrics(written)[0], *measured)
+        return varying_like((new, metrics), new.stopped)  # also what is constant, inside `shard_map`
 
     def _step(
         self, minibatch: Batch, state: PhaseState, context: Context, loss: Array, aux: Aux, gradient: Params
@@ -267,14 +268,10 @@ def scan_until(
 ) -> tuple[PhaseState, Any, Array]:
     """Run `lax.scan`, skipping the remaining steps once `state.stopped` is True; also return which steps ran."""
     state = varying_like(state, state.stopped)
-
-    @functools.partial(jax.jit, inline=True)  # traced once, also for its shapes
-    def run(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
-        return varying_like(step(state, x), state.stopped)
-
     if not can_stop:
-        state, ys = jax.lax.scan(run, state, xs)
+        state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
+    run = jax.jit(step, inline=True)  # traced once, also for its shapes
     # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
     shapes = jax.eval_shape(lambda: run(state, jax.tree.map(lambda x: x[0], xs)))[1]
 

@@ -122,7 +122,7 @@ def false_ends(run: Evidence) -> float:
 
 def ragged_time_limits(run: Evidence) -> float:
     """Count truncations, if no step is terminated and the lengths of episodes differ."""
-    ragged = run.late("probe/length_spread") > 0.2 and not run.late("probe/terminated")
+    ragged = run.late("probe/length_spread") > 0.02 and not run.late("probe/terminated")
     return run.late("probe/truncated") if ragged else np.nan
 
 
@@ -246,9 +246,6 @@ RULES = (
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
          "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
-    Rule("observations_vanish", "likely", "probe/obs_inliers", 1e-3, INF,
-         "outliers swell the statistics of an observation, and all else in it vanishes",
-         "look for outliers, such as a code for a missing value, and replace or clip them"),
     Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
          "a component of the action changes neither observations nor rewards",
          "look at how step reads the action", when=actions_matter),
@@ -307,7 +304,7 @@ RULES = (
     # The steps.
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
          "standardize over the minibatch or the rollout, not each element alone", first_policy_losses),
-    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.06,
+    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.2,
          "advantages are not standardized, so rewards scale the policy's gradient",
          "--norm-adv, or pp.advantage_normalize()", first_policy_losses),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,

@@ -49,8 +49,6 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `memory_after_reset`: the effect of a carry before a reset on the outputs after it.
         * `same_envs`: the share of environments with the observations of the first one, which are not all the same.
         * `obs_rms`, `obs_std`: the largest root mean square and standard deviation of an input.
-        * `obs_inliers`: the standard deviation of the 90 % of an input's values that are nearest to its median, divided
-          by that of all; the smallest of the inputs with more than ten values among these.
         * `obs_seen`: the number of observations in running statistics, divided by that of all.
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
@@ -119,7 +117,6 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
         "same_envs": jnp.mean(same) * jnp.any(inputs.var > 0),
         "obs_rms": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.mean**2 + inputs.var)), jnp.nan),
         "obs_std": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.var)), jnp.nan),
-        "obs_inliers": _compare_inliers(_flatten_obs(batch).reshape(-1, features.shape[-1])),
         "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
         "terminated": jnp.sum(terminated),
         "truncated": jnp.sum(truncated),
@@ -130,15 +127,6 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
         "jump_at_end": jnp.nanmean(jump),
         "value_at_end": jnp.nanmean(value_at_end),
     }
-
-
-def _compare_inliers(x: Array) -> Array:
-    """Compare the deviation of the nine tenths of each column that are nearest to its median with that of all."""
-    distance = jnp.abs(x - jnp.median(x, axis=0, keepdims=True))
-    near = distance <= jnp.quantile(distance, 0.9, axis=0, keepdims=True)
-    changes = jnp.diff(jnp.sort(jnp.where(near, x, jnp.nan), axis=0), axis=0) > 0
-    ratio = jnp.std(x, axis=0, where=near) / jnp.std(x, axis=0)
-    return jnp.nanmin(jnp.where(jnp.sum(changes, axis=0) >= 10, ratio, jnp.nan))
 
 
 def _compare_policies(train: Train, state: TrainState) -> Array | float:
