@@ -109,16 +109,22 @@ def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     )
 
 
-def describe(findings: Sequence[Finding], measured: bool = True) -> str:
-    """Describe findings in three lines each; `measured` says whether a checkpoint was."""
+def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
+    """Describe findings in three lines each, or say what none of them means."""
     text = ""
     for i, found in enumerate(findings, 1):
         low, high = found.normal
         bounds = [f"at least {low:.3g}"] * (low > -np.inf) + [f"at most {high:.3g}"] * (high < np.inf)
         text += f"{i}. {found.name} ({found.confidence}): {found.cause}\n"
         text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
-    none = "no findings: all that was measured is in its normal range\n"
-    return text or (none if measured else "no findings in the metrics; no checkpoint was measured\n")
+    if text:
+        return text
+    measured, run = any(name.startswith("probe/") for name in metrics), Evidence(metrics)
+    none = (
+        ": all that was measured is in its normal range" if measured else " in the metrics; no checkpoint was measured"
+    )
+    idle = not np.isnan(run.progress()) and not run.rose()
+    return f"no findings{none}{', but the return did not rise' * idle}\n"
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -164,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 report(f"no checkpoint was measured: {error}")
             known = {name: x for name, x in config.items() if name != "total_timesteps"}  # a log has updates first:
             findings = diagnose(metrics, known)  # no need to tell them from as many seeds by their planned number
-            text = describe(findings, measured=any(name.startswith("probe/") for name in metrics))
+            text = describe(findings, metrics)
             if given.html is not None:
                 write_page(given.html, str(given.run), text, metrics, findings)
     except SystemExit as error:

@@ -344,5 +344,9 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     (tmp_path / "progress.csv").write_text("train/approx_kl,train/entropy_loss\n" + "0.005,-0.5\n" * 9)
     assert status(tmp_path, "--html", tmp_path / "page.html") == 0
     assert "<pre>no findings in the metrics; no checkpoint was measured\n</pre>" in (tmp_path / "page.html").read_text()
+    rows = "".join(f"{i % 2},0.005\n" for i in range(40))
+    (tmp_path / "progress.csv").write_text(f"rollout/ep_rew_mean,train/approx_kl\n{rows}")
+    assert status(tmp_path) == 0
+    assert capsys.readouterr().out.endswith("no checkpoint was measured, but the return did not rise\n")
     monkeypatch.setattr(doctor, "read_run", unittest.mock.Mock(side_effect=KeyboardInterrupt()))
     assert status(tmp_path) == 128 + signal.SIGINT
