@@ -30,6 +30,7 @@ RULES = [  # those of the first list are checked for all parts before those of t
         ({"place": "after_sampler"}, "after", {"divides": True}),
         ({"place": "first"}, "before", {"divides": True}),
         ({"place": "before_sampler"}, "before", {"divides": True}),
+        ({"needs_time": True, "place": "after_sampler"}, "before", {"divides": True, "cuts_time": True}),
         ({"needs_time": True}, "before", {"divides": True, "cuts_time": True}),
         ({"place": "first"}, "first", {}),
         ({"requires": ("target",)}, "makes", {"provides": ("target",)}),

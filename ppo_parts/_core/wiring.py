@@ -111,10 +111,10 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
 
 
 def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
-    """Raise if no part on the paths after it reads one of its entries, or any of the fields that it writes."""
+    """Raise if no part on the paths after it reads any of the fields that it writes, or one of the entries."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     entries = [[field] for field in written if "." in field]  # each has a purpose of its own
-    unread = [some for some in (*entries, written) if some and not any(_is_read(some, path) for path in paths)]
+    unread = [some for some in (written, *entries) if some and not any(_is_read(some, path) for path in paths)]
     if not unread:
         return
     written = unread[0]

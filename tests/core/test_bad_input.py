@@ -135,6 +135,9 @@ VALUE_ERRORS = {
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
+    "mine writes extras.b, and no part after it reads it":
+        (GAE, pp.stateless(lambda batch: batch, name="mine", provides=("extras.a", "extras.b"), reads=()), FULL,
+         pp.stateless(lambda batch: batch, requires=("extras.a",), reads=()), SURROGATE),
     "before it cuts the time axis: use segment_minibatches()":
         lambda: pp.chain(pp.shuffled_minibatches(2), pp.policy_loss(f.gspo, clip_eps=0.2)),
     "shuffled_minibatches before it cuts the time axis":
