@@ -68,24 +68,17 @@ function reachesLoss(says, field, later, ofPolicy) {
   return false;
 }
 
-/** Whether a later part may read one of the fields before other parts have overwritten them. */
-function isRead(says, fields, later) {
+/** The error of a part that writes fields which no later part reads. */
+function unreadError(says, part, later) {
+  const fields = part.provides.filter((field) => !says.reads.includes(field.split(".")[0]));
   let left = fields;
   for (const reader of later) {
-    if (!reader.reads || left.some((field) => readsField(reader, field))) return true;
+    if (!reader.reads || left.some((field) => readsField(reader, field))) return null;
     const evaluates = readings(reader).some((path) => path.split(".")[0] === "current");
-    if (evaluates && left.some((field) => says.seen.includes(field))) return true;
+    if (evaluates && left.some((field) => says.seen.includes(field))) return null;
     left = left.filter((field) => !reader.provides.includes(field));
   }
-  return false;
-}
-
-/** The error of a part that writes fields, or one entry, which no later part reads. */
-function unreadError(says, part, later) {
-  const written = part.provides.filter((field) => !says.reads.includes(field.split(".")[0]));
-  const entries = written.filter((field) => field.includes(".")).map((field) => [field]);
-  const fields = [written, ...entries].find((some) => some.length && !isRead(says, some, later));
-  if (!fields) return null;
+  if (!fields.length) return null;
   const unread = fields.every((field) => field.includes(".")) ? says.unread_entry : says.unread;
   const text = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? unread : says.no_loss;
   return fill(text, { part: part.name, fields: fields.join(" and "), it: fields.length === 1 ? "it" : "them" });

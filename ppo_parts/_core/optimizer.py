@@ -27,9 +27,8 @@ def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationEx
             raise
         except KeyError as error:
             there = ", ".join(name for name in extra.get("metrics", ()) if "nonfinite/" not in name)
-            error.add_note(
-                f"{where}: raised by the optimizer; the metrics of a minibatch are {there}: add the part of it"
-            )
+            remedy = f"if a metric is missing, add the part that records it; a minibatch has {there}"
+            error.add_note(f"{where}: the optimizer raised this; {remedy}")
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(

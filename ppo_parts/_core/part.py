@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from .._base.checked import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import Field, check_takes, value_at
-from ..functional._arguments import ANY, check_as, is_known
-from ..functional._common import check_range, unsqueeze
+from ..functional._arguments import check_as, is_known
+from ..functional._common import unsqueeze
 from .batch import PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
 
 PartState = Any
@@ -121,8 +121,6 @@ class Part:
             check_as(self.name, "a name in numbers", argument, str)
             if callable(number):
                 check_takes(self.name, argument, number, ("step",))
-            elif not isinstance(number, Field | str | None):  # a word is an option of a loss
-                check_range(self.name, argument, number, ANY, what="a number, an array, a schedule or a field")
         fields = (number.path for number in self.numbers.values() if isinstance(number, Field))
         object.__setattr__(self, "requires", tuple(dict.fromkeys((*self.requires, *fields))))
         known = {field.name for field in dataclasses.fields(Batch)}

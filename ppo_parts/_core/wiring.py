@@ -111,13 +111,10 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
 
 
 def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
-    """Raise if no part on the paths after it reads any of the fields that it writes, or one of the entries."""
+    """Raise if the part writes fields, and none of the paths after it reads any of them."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
-    entries = [[field] for field in written if "." in field]  # each has a purpose of its own
-    unread = [some for some in (written, *entries) if some and not any(_is_read(some, path) for path in paths)]
-    if not unread:
+    if not written or any(_is_read(written, path) for path in paths):
         return
-    written = unread[0]
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if all("." in field for field in written):
         remedy += "; if only the policy reads it, name it in the reads of a later part"

@@ -24,11 +24,12 @@ Embed = Callable[[Any, Any], Array]
 
 
 class RNDState(NamedTuple):
-    """State of `rnd_reward`: the random network, discounted sums of errors `[N]`, and running moments of these sums."""
+    """State of `rnd_reward`: the random network, sums of errors `[N]`, their running moments, and the last step."""
 
     target: Any
     discounted: Array
     moments: Moments
+    step: Array
 
 
 @checked
@@ -47,7 +48,7 @@ def rnd_reward(
 
     The network f is random and fixed; `rnd_loss` trains the predictor :math:`\hat f` to agree with it. :math:`\sigma`
     is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
-    have no reward, and do not enter the sums; a rollout enters them once, also with a `refresh`.
+    have no reward, and do not enter the sums; a rollout enters them once, also with a `refresh` or `phases`.
 
     It writes the `extras` `rnd_reward`, from which a second `gae`, in `within`, makes an advantage; `rnd_terminated`, 0
     everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`, `[T, N, K]`, f of the next
@@ -78,7 +79,7 @@ def rnd_reward(
         _predictor(where, params, predictor)
         if key is None:
             raise UserValueError(f"{where}: the random network is drawn with a key: call learner.init(params, key)")
-        return RNDState(init(key), jnp.zeros(num_envs), Moments.of(jnp.zeros(())))
+        return RNDState(init(key), jnp.zeros(num_envs), Moments.of(jnp.zeros(())), jnp.int32(-1))
 
     def update(batch: Batch, state: RNDState, context: Context) -> tuple[Batch, RNDState]:
         embedding = embed(state.target, batch.next_obs)
@@ -100,10 +101,9 @@ def rnd_reward(
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
         last = jnp.where(jnp.isfinite(last), last, state.discounted)  # an error that is not finite must not last
-        # A refresh runs this part again on the same rollout, which must not enter the sums twice.
-        first_run = (context.epoch == 0) & (context.minibatch == 0)
-        new = last, state.moments.appended(moments_of(sums, keep))
-        state = RNDState(state.target, *select(first_run, new, state[1:]))
+        # A refresh or another phase runs this part again on the same rollout, which must not enter the sums twice.
+        new = last, state.moments.appended(moments_of(sums, keep)), jnp.asarray(context.step, jnp.int32)
+        state = RNDState(state.target, *select(state.step != context.step, new, state[1:]))
         reward = (error / jnp.sqrt(state.moments.var + 1e-8)).astype(batch.log_prob.dtype)
         target, never = embedding.astype(reward.dtype), jnp.zeros_like(reward)
         batch = batch.add_extras(rnd_reward=reward, rnd_terminated=never, rnd_target=target)

@@ -168,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
                 report(f"no checkpoint was measured: {error}")
-            known = {name: x for name, x in config.items() if name != "total_timesteps"}  # a log has updates first:
-            findings = diagnose(metrics, known)  # no need to tell them from as many seeds by their planned number
+            # Without the planned steps, as the first axis of a log is always that of the updates.
+            findings = diagnose(metrics, {name: x for name, x in config.items() if name != "total_timesteps"})
             text = describe(findings, metrics)
             if given.html is not None:
                 write_page(given.html, str(given.run), text, metrics, findings)

@@ -158,7 +158,7 @@ def finite(played: Played) -> Iterator[str]:
 
 
 def spaces(played: Played) -> Iterator[str]:
-    """Integers and images, of which networks read the bounds, lie in the spaces of observations."""
+    """Integer and image observations, whose bounds networks read, lie within their spaces."""
     return _list_outside(played, read=True)
 
 
@@ -307,7 +307,7 @@ def check_laws(
     _check(env, num_envs, functools.partial(jax.eval_shape, act))
     with host_errors():
         played = play(env, act, num_envs, num_steps, seed)
-    for wrong in itertools.chain.from_iterable(law(played) for law in LAWS):
+    if wrong := next(itertools.chain.from_iterable(law(played) for law in LAWS), None):
         raise UserValueError(f"check_laws: {wrong}")
     episodes, truncated = (int(np.sum(x)) for x in played.out.episode_ends())
     return Report(episodes, episodes - truncated, truncated, tuple(list_notes(played)))

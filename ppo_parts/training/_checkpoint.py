@@ -48,12 +48,9 @@ class Checkpoints:
 
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones are intact.
-            ValueError: there is a later one, or a leaf is neither an array nor a key.
+            ValueError: a leaf is neither an array nor a key.
         """
         check_count("Checkpoints.save", "step", step, 0)
-        if step < (latest := max(self.steps(), default=step)):
-            says = f"must not be below {latest}, the latest checkpoint in {self.directory}, which restore reads"
-            raise UserValueError(f"{says}, got {step}: name another folder", where="Checkpoints.save", argument="step")
         arrays = {name: x for name, x in _name_leaves(state).items() if x.size}
         arrays[CHECKSUM] = _compute_checksum(arrays)
         path = self.directory / str(step)
@@ -65,7 +62,11 @@ class Checkpoints:
         finally:
             for partial in self.directory.glob(f"*{PARTIAL}*"):
                 shutil.rmtree(partial, ignore_errors=True)
-        for old in [] if self._keep is None else self.steps()[: -self._keep]:
+        if later := [x for x in self.steps() if x > step]:
+            says = f"{self.directory} has later checkpoints than {step}, which restore prefers"
+            warnings.warn(f"{says}, {later}: save to another folder", RuntimeWarning, stacklevel=2)
+        earlier = [x for x in self.steps() if x <= step]
+        for old in [] if self._keep is None else earlier[: -self._keep]:
             if old != best:  # renamed first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"
                 os.replace(self.directory / str(old), partial)

@@ -219,10 +219,10 @@ RULES = (
          "store observations as the policy saw them; no dropout and no batch statistics in evaluate",
          lambda run: float(np.fmax(run.late("probe/log_ratio"), run.late("probe/value_change"))),
          unless=("memory_not_reset", "action_changed")),
-    Rule("log_prob_wrong", "likely", "probe/score", -INF, 6,  # its mean is 0 for every density
+    Rule("log_prob_wrong", "likely", "probe/score", -INF, 6,
          "log_prob is not the density from which the policy samples",
          "log_prob of the action as it was sampled, with the Jacobian of what squashes it",
-         when=lambda run: not run.late("probe/action_at_bound") > 0.5,
+         when=lambda run: not run.late("probe/action_at_bound") > 0.5 and not run.setting("noise_steps") > 1,
          unless=("memory_not_reset", "action_changed", "policy_differs")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
@@ -246,10 +246,10 @@ RULES = (
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
          "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
-    Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
+    Rule("action_unused", "possible", "probe/action_effect", 1e-12, INF,
          "a component of the action changes neither observations nor rewards",
          "look at how step reads the action", when=actions_matter),
-    Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
+    Rule("reward_constant", "possible", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or run.late("probe/length_spread") > 0)
@@ -320,7 +320,7 @@ RULES = (
          "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
     Rule("learning_rate_small", "likely", "target_kl", 1e-3, INF, "the rate adapts to a divergence that is too small",
-         "--target-kl 0.01", lambda run: run.setting("target_kl")),
+         "--target-kl 0.01", lambda run: run.setting("target_kl"), lambda run: "adapt_each_epoch" in run.config),
     Rule("learning_rate_small", "likely", "approx_kl", 3e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small

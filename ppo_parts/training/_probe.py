@@ -53,11 +53,11 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
-        * `action_effect`: the largest change of an observation or a reward in 8 steps if the sign of one component of
-          the actions changes; the smallest of the components; NaN on the host and for discrete actions.
-        * `score`: how far the mean gradient of the log-probability of sampled actions is from 0, as that of the density
-          from which they were drawn is, in standard errors, in a random direction of each array of parameters; the
-          largest of them; NaN for discrete actions.
+        * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
+          actions changes; the smallest of the components; NaN on the host and for discrete actions.
+        * `score`: the mean gradient of the log-probability of sampled actions, which is 0 for the density that they
+          were drawn from, in standard errors, along a random direction of each array of parameters; the largest of
+          them; NaN for discrete actions.
         * `reward_balance`: the sum of rewards, divided by that of their absolute values.
         * `reward_size`: the largest absolute reward.
         * `reward_spread`: the standard deviation of rewards, divided by the largest absolute one.
@@ -79,7 +79,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     ends = batch.terminated, batch.truncated
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _flip_actions(train, state, batch)
+    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _change_actions(train, state, batch)
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
@@ -139,27 +139,28 @@ def _compare_policies(train: Train, state: TrainState) -> Array | float:
     return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
 
 
-def _flip_actions(train: Train, state: TrainState, batch: Batch) -> Array | float:
-    """Return the least effect that the sign of one component of the actions has on what follows."""
+def _change_actions(train: Train, state: TrainState, batch: Batch) -> Array | float:
+    """Return the least effect that one component of the actions has on what follows."""
     env, space = train.env, train.env.action_space
     if train.rollout.restart is not None or not hasattr(space, "low"):
         return jnp.nan
+    shape, bounded = batch.action.shape[1:], np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = (jnp.broadcast_to(np.where(bounded, x, y), shape) for x, y in ((space.low, -1), (space.high, 1)))
 
-    def compare(signs: Array) -> Array:
+    def compare(changed: Array) -> Array:
         def step(states: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], Array]:
-            action = jax.random.uniform(key, batch.action.shape[1:], minval=-1, maxval=1)
-            first, one = env.step(key, states[0], action)
-            second, other = env.step(key, states[1], action * jnp.broadcast_to(signs, action.shape))
-            change = jax.tree.map(
-                lambda x, y: jnp.max(jnp.abs(x - y)), *((x.final_obs, x.reward) for x in (one, other))
-            )
-            return (first, second), jnp.max(jnp.stack(jax.tree.leaves(change)))
+            action, other = (jax.random.uniform(each, shape, minval=low, maxval=high) for each in jax.random.split(key))
+            other = jnp.where(jnp.broadcast_to(changed, shape), other, action)
+            outs = [env.step(key, *each) for each in zip(states, (action, other), strict=True)]
+            seen = ((out.final_obs, out.reward) for _, out in outs)
+            change = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x.astype(float) - y.astype(float))), *seen)
+            return (outs[0][0], outs[1][0]), jnp.max(jnp.stack(jax.tree.leaves(change)))
 
         states = state.rollout.env_state, state.rollout.env_state
         return jnp.max(jax.lax.scan(step, states, jax.random.split(state.key, 8))[1])
 
     size = math.prod(space.shape)
-    return jnp.min(jax.lax.map(compare, (1 - 2 * jnp.eye(size)).reshape(size, *space.shape)))
+    return jnp.min(jax.lax.map(compare, jnp.eye(size, dtype=bool).reshape(size, *space.shape)))
 
 
 def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
@@ -172,7 +173,7 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
         return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
 
     leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
+    keys = list(jax.random.split(jax.random.key(0), len(leaves)))
 
     def measure(chosen: Array) -> Array:
         each = zip(chosen, keys, leaves, strict=True)

@@ -128,7 +128,7 @@ class Interrupt:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
 
     def agree(self) -> bool:
-        """Return whether any process was asked to stop, before this call; all of them have to call this."""
+        """Return whether any process was asked to stop before this call; every process must call this."""
         (number,) = take_largest(REASONS.index(self.reason.get("interrupted_by")))
         if reason := REASONS[int(number)]:
             self.ask(reason)

@@ -112,7 +112,7 @@ def make_tag(name: str) -> str:
 def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
     """Write TensorBoard's event file, which hides the events of an earlier process after these steps."""
     first = env_steps + 1
-    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # otherwise names resolve only seconds
+    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # not only the second
     with require_package("tensorboardX", "train").SummaryWriter(str(folder.path), **about) as writer:
 
         def write(record: dict[str, float], step: int) -> None:

@@ -112,7 +112,7 @@ def run(
 
 @contextlib.contextmanager
 def time_compiling(name: str) -> Iterator[None]:
-    """Log how long compiling takes and, before, how long it took the last time, as a file beside JAX's cache says."""
+    """Log how long compiling takes and, beforehand, how long it took last time (kept in a file beside JAX's cache)."""
     cache = jax.config.values["jax_compilation_cache_dir"]
     path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
     with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
@@ -243,11 +243,13 @@ class Loop:
         """
         if self.state is None or jax.process_count() > 1 or isinstance(error, (NonFiniteError, RunFolderError)):
             return
-        if self.rows:  # the evaluation after them failed
-            self.report()
-        if self.saved < self.done:
-            self.write_checkpoint()
-            logger.info(f"saved after update {self.done}; --resume continues the run")
+        try:
+            if self.rows:  # the evaluation after them failed
+                self.report()
+        finally:
+            if self.saved < self.done:
+                self.write_checkpoint()
+                logger.info(f"saved after update {self.done}; --resume continues the run")
 
 
 def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

@@ -115,7 +115,7 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
 
 
 def _find_parser(hint: Any) -> Callable[[str], float] | None:
-    """Return what reads the numbers of a field, which YAML takes for words if they are like 1e-5; None: it has none."""
+    """Return the function that parses numbers of this field (YAML reads 1e-5 as a string), or None if it takes none."""
     kinds = () if get_origin(hint) is tuple else (hint, *get_args(hint))
     return next((parse for kind, parse in ((int, whole_number), (float, float)) if kind in kinds), None)
 

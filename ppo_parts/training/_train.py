@@ -105,9 +105,15 @@ class Train:
         whole = NamedSharding(mesh, PartitionSpec())
         return jax.tree.map(lambda _: whole, self.state_shapes())._replace(rollout=self.rollout.sharding(mesh))
 
-    jitted_init = functools.cached_property(lambda self: jax.jit(self.init))
-    jitted_step = functools.cached_property(lambda self: jax.jit(self.step))
-    """`init` and `step`, which are traced only once."""
+    @functools.cached_property
+    def jitted_init(self) -> Callable[[Array], TrainState]:
+        """`jax.jit(init)`, which is traced only once."""
+        return jax.jit(self.init)
+
+    @functools.cached_property
+    def jitted_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+        """`jax.jit(step)`, which is traced only once."""
+        return jax.jit(self.step)
 
     @classmethod
     def of(

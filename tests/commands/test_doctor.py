@@ -49,6 +49,7 @@ CONFIG = {
     "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "gamma": 0.99, "clip_coef": 0.2,
     "ent_coef": 0.01,
 }  # fmt: skip
+ADAPTIVE = CONFIG | {"adapt_each_epoch": False}
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
@@ -112,7 +113,7 @@ PLANTED = {  # by rule: metrics, and settings
 )
 def test_one_number_is_enough(metric, value, names):
     flat = FLAT if metric == "entropy" else {}
-    metrics, config = {**HEALTHY, **flat, metric: value}, {**CONFIG, metric: value}  # one of the two ignores it
+    metrics, config = {**HEALTHY, **flat, metric: value}, {**ADAPTIVE, metric: value}  # one of the two ignores it
     assert [found.name for found in training.diagnose(metrics, config)] == names
 
 
@@ -247,10 +248,11 @@ def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
     def probe(key):
         state = train.init(key)
         batch = train.rollout.collect(key, state.learner.params, state.rollout)[1]
-        wide = _measure_score(train, state.learner.params, batch.replace(action=3 * batch.action))
-        return training.probe(train, state, config), wide
+        given = state.learner.params, batch.replace(action=3 * batch.action)
+        return training.probe(train, state, config), _measure_score(train, *given), given
 
-    found, wide = probe(jax.random.key(0))
+    found, wide, given = probe(jax.random.key(0))
+    np.testing.assert_allclose(_measure_score(train, *given), wide, rtol=1e-3)  # also without jit
     assert found["probe/action_effect"] == found["probe/reward_spread"] == found["probe/length_spread"] == 0
     assert found["probe/score"] < 3 < 10 < wide
 

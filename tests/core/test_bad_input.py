@@ -135,9 +135,6 @@ VALUE_ERRORS = {
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
     "advantage_normalize ... put gae before advantage_normalize": lambda: pp.chain(NORMALIZE, GAE),
-    "mine writes extras.b, and no part after it reads it":
-        (GAE, pp.stateless(lambda batch: batch, name="mine", provides=("extras.a", "extras.b"), reads=()), FULL,
-         pp.stateless(lambda batch: batch, requires=("extras.a",), reads=()), SURROGATE),
     "before it cuts the time axis: use segment_minibatches()":
         lambda: pp.chain(pp.shuffled_minibatches(2), pp.policy_loss(f.gspo, clip_eps=0.2)),
     "shuffled_minibatches before it cuts the time axis":
@@ -327,8 +324,6 @@ TYPE_ERRORS = {
     "put it into phases(name=phase": lambda: pp.chain(GAE, pp.phase(ACTOR)),
     "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)":
         lambda: pp.stateless(abs, requires="reward"),
-    "mine: scale must be a number, an array, a schedule or a field, got b'2'":
-        lambda: mine(lambda batch, scale: batch, numbers={"scale": b"2"}),
     "Part: name must be a string, got 3": lambda: part(name=3),
     "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
@@ -463,7 +458,7 @@ REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads":
         (GAE, FULL, mine(lambda batch: batch.add_loss("own", batch.extras["x"]))),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
-    "the metrics of a minibatch are clip_fraction, policy_loss: add the part":
+    "add the part that records it; a minibatch has clip_fraction, policy_loss":
         (GAE, FULL, SURROGATE, {"optimizer": optax.GradientTransformationExtraArgs(
             lambda params: (), lambda gradient, *_, metrics, **extra: (gradient, metrics["approx_kl"]))}),
 }  # fmt: skip

@@ -315,9 +315,9 @@ def test_a_rollout_enters_the_sums_of_rnd_once():
     begin, first = part.init(PARAMS, jax.random.key(0)), pp.Context(key=jax.random.key(1), params=PARAMS)
     batch_first, state = part.update(batch, begin, first)
     assert state.moments.seen == np.sum(batch.mask)
-    for place in ({"epoch": 1}, {"minibatch": 1}):
-        again, kept = part.update(batch, state, first.replace(**place))
-        assert_close((kept, again.extras["rnd_reward"]), (state, batch_first.extras["rnd_reward"]))
+    again, kept = part.update(batch, state, first)
+    assert_close((kept, again.extras["rnd_reward"]), (state, batch_first.extras["rnd_reward"]))
+    assert part.update(batch, state, first.replace(step=1))[1].moments.seen == 2 * np.sum(batch.mask)
 
 
 def explored(part):
