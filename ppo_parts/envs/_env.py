@@ -88,7 +88,7 @@ def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
     if fits and any(jnp.issubdtype(x.dtype, dtype) for dtype in KINDS[kind]):
         return
     remedy = f": return {name} > 0" if fits and kind == "booleans" else ""
-    if name == "ended" and not fits and jnp.ndim(x) > 1:
+    if name == "ended" and (x is None or jnp.ndim(x) > 1):
         remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
     error = ShapeError if hasattr(x, "dtype") and not fits else UserTypeError
     raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
