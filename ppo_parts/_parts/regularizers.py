@@ -116,7 +116,7 @@ def kl_penalty(
         goal = value_at(numbers["target_kl"], context.step)
         kl = masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
-        if batch.mask is not None:  # without a step there is no divergence
+        if batch.mask is not None:  # if no step counts, no divergence was measured
             factor = jnp.where(jnp.any(batch.mask.astype(bool)), factor, 1)
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)

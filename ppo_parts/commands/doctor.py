@@ -119,10 +119,9 @@ def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
         text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
     if text:
         return text
-    measured, run = any(name.startswith("probe/") for name in metrics), Evidence(metrics)
-    none = (
-        ": all that was measured is in its normal range" if measured else " in the metrics; no checkpoint was measured"
-    )
+    run, none = Evidence(metrics), ": all that was measured is in its normal range"
+    if not any(name.startswith("probe/") for name in metrics):
+        none = " in the metrics; no checkpoint was measured"
     idle = not np.isnan(run.progress()) and not run.rose()
     return f"no findings{none}{', but the return did not rise' * idle}\n"
 

@@ -62,11 +62,11 @@ class Checkpoints:
         finally:
             for partial in self.directory.glob(f"*{PARTIAL}*"):
                 shutil.rmtree(partial, ignore_errors=True)
-        if later := [x for x in self.steps() if x > step]:
+        steps = self.steps()
+        if later := [x for x in steps if x > step]:
             says = f"{self.directory} has later checkpoints than {step}, which restore prefers"
             warnings.warn(f"{says}, {later}: save to another folder", RuntimeWarning, stacklevel=2)
-        earlier = [x for x in self.steps() if x <= step]
-        for old in [] if self._keep is None else earlier[: -self._keep]:
+        for old in [] if self._keep is None else steps[: len(steps) - len(later)][: -self._keep]:
             if old != best:  # renamed first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"
                 os.replace(self.directory / str(old), partial)

@@ -17,6 +17,7 @@ from .._base.moments import Moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
 from ..envs import is_discrete
+from ..envs._laws import random_action
 from ..envs._spaces import map_space
 from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
@@ -79,7 +80,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
     ends = batch.terminated, batch.truncated
     advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
-    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _change_actions(train, state, batch)
+    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _change_actions(train, state)
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
@@ -139,18 +140,17 @@ def _compare_policies(train: Train, state: TrainState) -> Array | float:
     return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
 
 
-def _change_actions(train: Train, state: TrainState, batch: Batch) -> Array | float:
+def _change_actions(train: Train, state: TrainState) -> Array | float:
     """Return the least effect that one component of the actions has on what follows."""
     env, space = train.env, train.env.action_space
     if train.rollout.restart is not None or not hasattr(space, "low"):
         return jnp.nan
-    shape, bounded = batch.action.shape[1:], np.isfinite(space.low) & np.isfinite(space.high)
-    low, high = (jnp.broadcast_to(np.where(bounded, x, y), shape) for x, y in ((space.low, -1), (space.high, 1)))
+    act = random_action(env)
 
     def compare(changed: Array) -> Array:
         def step(states: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], Array]:
-            action, other = (jax.random.uniform(each, shape, minval=low, maxval=high) for each in jax.random.split(key))
-            other = jnp.where(jnp.broadcast_to(changed, shape), other, action)
+            action, other = (act(each, state.rollout.obs) for each in jax.random.split(key))
+            other = jnp.where(jnp.broadcast_to(changed, action.shape), other, action)
             outs = [env.step(key, *each) for each in zip(states, (action, other), strict=True)]
             seen = ((out.final_obs, out.reward) for _, out in outs)
             change = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x.astype(float) - y.astype(float))), *seen)
