@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 5100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 6100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
 harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ Judged = tuple[str, list[str], bool]  # what was planted, what was found, and if
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
-    "stale": 0, "unnormalized": 0, "certain": 0, "remembers": 0,
+    "stale": 0, "unnormalized": 0, "certain": 0, "remembers": 0, "unused": 0, "constant": 0, "ended": 0, "bent": 0,
 }  # fmt: skip
 """Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
 FAULTS: dict[str, dict[str, float]] = {
@@ -52,21 +53,30 @@ FAULTS: dict[str, dict[str, float]] = {
     "stops_at_once": {"target_kl": 1e-9}, "dead_units": {"dead": 1}, "policy_differs": {"other": 1},
     "evaluation_apart": {"stale": 1}, "evaluation_apart (statistics)": {"unnormalized": 1}, "never_ends": {"never": 1},
     "duplicated_envs": {"same": 1}, "not_finite": {"nan": 1}, "memory_not_reset": {"remembers": 1},
+    "action_unused": {"unused": 1}, "reward_constant": {"constant": 1}, "end_as_time_limit": {"ended": 1},
+    "log_prob_wrong": {"bent": 1},
 }  # fmt: skip
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
 SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
-"""Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
+SHORT = {"rollout_short": {"num_steps": 4, "num_envs": 256}}  # as many steps in each update
+"""Faults that are settings of a program, the last one with a memory. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(
     DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
 )
 ONLY_BOXED = (
     "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
-    "evaluation_apart (statistics)",
+    "evaluation_apart (statistics)", "log_prob_wrong",
 )  # fmt: skip
+ONLY_OF_SEVERAL = ("action_unused",)  # components of the action
+ONLY_ENDLESS = ("reward_constant",)
+ONLY_ENDING = ("end_as_time_limit",)
+ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar", "gym:Pusher-v5")
+"""Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 ONLY_RAW = ("advantage_not_standardized",)  # with normalized rewards, raw advantages do no harm, as in mujoco_ppo
 ONLY_SHARED = ("value_dominates",)
 ONLY_WITH_MEMORY = ("memory_not_reset",)
+COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
 TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 
 
@@ -89,7 +99,11 @@ def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
         return state, shown(obs)
 
     def step(key: Any, state: Any, action: Any) -> Any:
+        if not envs.is_discrete(env.action_space):
+            action = jnp.where((f["unused"] > 0) & (jnp.arange(action.shape[-1]) == 0), 0.0, action)
         new, out = env.step(key, state, action)
+        late = out.terminated & (f["ended"] > 0)
+        out = out._replace(terminated=out.terminated & ~late, truncated=out.truncated | late)
         runs = f["never"] == 0
         out = out._replace(terminated=out.terminated & runs, truncated=out.truncated & runs)
         return spoiled(state, new), out._replace(obs=shown(out.obs), final_obs=shown(out.final_obs))
@@ -108,7 +122,7 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
         limit = f["limit"] > 0
         ends = {"terminated": batch.terminated | (limit & batch.truncated), "truncated": batch.truncated & ~limit}
         ends = {name: jnp.where(f["shift"] > 0, jnp.roll(x, 1, axis=0).at[0].set(False), x) for name, x in ends.items()}
-        reward = batch.reward * f["reward"]
+        reward = jnp.where(f["constant"] > 0, -1.0, batch.reward * f["reward"])
         reward = jnp.where((f["nan"] > 0) & (jax.random.uniform(key) < 0.2), jnp.nan, reward)
         action = batch.action
         if not envs.is_discrete(space):
@@ -119,8 +133,32 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     return rollout._replace(collect=collect)
 
 
-def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
-    """Plant the faults of the first parameters, and of a memory."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bent:
+    """A distribution whose samples are squashed where `bent` is 1, and whose log-probability does not know it."""
+
+    inner: Any
+    bent: Any
+
+    def sample(self, *, seed: Any) -> Any:
+        return self._bend(self.inner.sample(seed=seed))
+
+    def mode(self) -> Any:
+        return self._bend(self.inner.mode())
+
+    def log_prob(self, value: Any) -> Any:
+        return self.inner.log_prob(value)
+
+    def entropy(self) -> Any:
+        return self.inner.entropy()
+
+    def _bend(self, action: Any) -> Any:
+        return jnp.where(self.bent > 0, jnp.tanh(action), action)
+
+
+def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) -> pp.Policy:
+    """Plant the faults of the first parameters, of a memory, and of a distribution."""
 
     def init(key: Any) -> Any:
         def changed(path: Any, x: Any) -> Any:
@@ -133,7 +171,8 @@ def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool) -> pp.Policy:
         return jax.tree_util.tree_map_with_path(changed, policy.init(key))
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
-        return policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)
+        output = policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)
+        return output._replace(distribution=Bent(output.distribution, f["bent"])) if boxed else output
 
     return dataclasses.replace(policy, init=init, evaluate=evaluate)
 
@@ -167,7 +206,8 @@ def make_faulty_train(config: Config, f: Numbers, env: envs.Env, shared: bool, m
     def rate(update: Any) -> Any:
         return config.learning_rate * jnp.maximum(0, 1 - update * f["unit"] / config.num_updates)
 
-    env, policy = plant_in_env(env, f, config.normalize_env), plant_in_policy(network, f, memory)
+    policy = plant_in_policy(network, f, memory, not envs.is_discrete(env.action_space))
+    env = plant_in_env(env, f, config.normalize_env)
     train = training.Train.of(config, env, policy, pipeline, pp.clipped_adam(rate, config.max_grad_norm))
     return dataclasses.replace(train, rollout=plant_in_rollout(train.rollout, f, env.action_space))
 
@@ -204,9 +244,15 @@ def run_lanes(
         return measure(make_faulty_train(config, f, env, shared, memory), jax.random.key(seed), config, f)
 
     found = vectorize(run)(np.array([first_seed + names[:i].count(name) for i, name in enumerate(names)]), numbers)
-    counts = {name: np.full(len(names), getattr(base, name)) for name in ("update_epochs", "num_minibatches")}
+    counts = {name: np.full(len(names), getattr(base, name)) for name in COUNTED}
     given = {f"config/{name}": x for name, x in (counts | {name: numbers[name] for name in TRACED}).items()}
     return {"name": np.array(names), **found, **given, "config": json.dumps(make_plain(dataclasses.asdict(base)))}
+
+
+def join_lanes(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join programs of one task and of equally many updates."""
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "config"}
+    return whole | {"config": parts[0]["config"]}
 
 
 def run_faults(
@@ -214,13 +260,15 @@ def run_faults(
 ) -> dict[str, Any]:
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
-    left_out = {*(ONLY_RAW if base.normalize_env else ONLY_BOXED), *ONLY_WITH_MEMORY, *(() if shared else ONLY_SHARED)}
+    kinds = [
+        (base.normalize_env, ONLY_BOXED), (not base.normalize_env, ONLY_RAW), (shared, ONLY_SHARED),
+        (False, ONLY_WITH_MEMORY), (math.prod(envs.make(env_id).action_space.shape) > 1, ONLY_OF_SEVERAL),
+        (env_id in ENDLESS, ONLY_ENDLESS), (env_id not in ENDLESS, ONLY_ENDING),
+    ]  # fmt: skip
+    left_out = {name for applies, only in kinds if not applies for name in only}
     names = [name for name in FAULTS if name not in left_out for _ in range(seeds)] + ["healthy"] * healthy
-    parts = [run_lanes(base, names, first_seed, shared)]
-    for name, changes in SETTINGS.items():
-        parts.append(run_lanes(dataclasses.replace(base, **changes), [name] * seeds, first_seed, shared))
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "config"}
-    return whole | {"config": parts[0]["config"]}
+    changed = [(dataclasses.replace(base, **changes), [name] * seeds) for name, changes in SETTINGS.items()]
+    return join_lanes([run_lanes(*each, first_seed, shared) for each in [(base, names), *changed]])
 
 
 def run_healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: int) -> dict[str, Any]:
@@ -242,7 +290,9 @@ QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64)
 def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     """Run lanes whose policy has a memory."""
     base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    return run_lanes(base, [*ONLY_WITH_MEMORY, "healthy"] * 3, first_seed, shared=True, memory=True)
+    changed = [(dataclasses.replace(base, **changes), [name] * 3) for name, changes in SHORT.items()]
+    rows = [(base, [*ONLY_WITH_MEMORY, "healthy"] * 3), *changed]
+    return join_lanes([run_lanes(*row, first_seed, shared=True, memory=True) for row in rows])
 
 
 def make_programs(first_seed: int, *rows: tuple[Any, tuple[str, ...], str, int]) -> Programs:
@@ -269,11 +319,13 @@ TRAINING: Programs = {
     "Catch-bsuite memory": lambda: run_with_memory("Catch-bsuite", 1300),
     "DiscountingChain-bsuite memory": lambda: run_with_memory("DiscountingChain-bsuite", 2100),
     "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
-    "Pong-misc": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 3100, 2, 12, 98_304),
     "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
     "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
     "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
     "MemoryChain-bsuite memory": lambda: run_with_memory("MemoryChain-bsuite", 4100),
+    "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
+    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
+    "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
 } | make_programs(
     2100,
     (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536), (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
@@ -304,12 +356,7 @@ TRAINING: Programs = {
     (pufferlib_ppo, ("popgym",), "popgym:RepeatPreviousMedium", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "gym:InvertedDoublePendulum-v5", 102_400),
     (library_ppo, LIBRARIES, "gym:InvertedDoublePendulum-v5", 102_400),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule has seen their runs
-    "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
-    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
-    "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
-} | make_programs(
+) | make_programs(
     5100,
     (cleanrl_ppo, ("discrete",), "SimpleBandit-bsuite", 65_536),
     (cleanrl_ppo, ("continuous",), "gym:HalfCheetah-v5", 102_400),
@@ -319,6 +366,22 @@ HELD_OUT: Programs = {  # no rule has seen their runs
     (pufferlib_ppo, ("popgym",), "popgym:RepeatFirstEasy", 204_800),
     (mujoco_ppo, ("mujoco", "tianshou"), "gym:HalfCheetah-v5", 102_400),
     (library_ppo, LIBRARIES, "gym:HalfCheetah-v5", 102_400),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule has seen their runs
+    "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
+    "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
+    "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
+    "BernoulliBandit-misc memory": lambda: run_with_memory("BernoulliBandit-misc", 6100),
+} | make_programs(
+    6100,
+    (cleanrl_ppo, ("discrete",), "gym:LunarLander-v3", 102_400),
+    (cleanrl_ppo, ("continuous",), "gym:Pusher-v5", 51_200),
+    (ippo, ("spread",), "jaxmarl:MPE_simple_reference_v3", 204_800),
+    (pufferlib_ppo, ("discrete",), "gym:LunarLander-v3", 102_400),
+    (pufferlib_ppo, ("continuous",), "gym:Pusher-v5", 51_200),
+    (pufferlib_ppo, ("popgym",), "popgym:CountRecallMedium", 204_800),
+    (mujoco_ppo, ("mujoco", "tianshou"), "gym:Pusher-v5", 51_200),
+    (library_ppo, LIBRARIES, "gym:Pusher-v5", 51_200),
 )  # fmt: skip
 
 
