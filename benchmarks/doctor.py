@@ -16,6 +16,7 @@ import functools
 import json
 import math
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ ONLY_BOXED = (
 ONLY_OF_SEVERAL = ("action_unused",)  # components of the action
 ONLY_ENDLESS = ("reward_constant",)
 ONLY_ENDING = ("end_as_time_limit",)
-ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar", "gym:Pusher-v5")
+ENDLESS = (
+    "Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar",
+    "gym:Pusher-v5",
+)  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 ONLY_RAW = ("advantage_not_standardized",)  # with normalized rewards, raw advantages do no harm, as in mujoco_ppo
 ONLY_SHARED = ("value_dominates",)
@@ -133,28 +137,16 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     return rollout._replace(collect=collect)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Bent:
-    """A distribution whose samples are squashed where `bent` is 1, and whose log-probability does not know it."""
+def squash_samples(distribution: Any, f: Numbers) -> Any:
+    """Return a distribution whose samples are squashed, which its log-probability does not know."""
 
-    inner: Any
-    bent: Any
+    def sample(*, seed: Any) -> Any:
+        action = distribution.sample(seed=seed)
+        return jnp.where(f["bent"] > 0, jnp.tanh(action), action)
 
-    def sample(self, *, seed: Any) -> Any:
-        return self._bend(self.inner.sample(seed=seed))
-
-    def mode(self) -> Any:
-        return self._bend(self.inner.mode())
-
-    def log_prob(self, value: Any) -> Any:
-        return self.inner.log_prob(value)
-
-    def entropy(self) -> Any:
-        return self.inner.entropy()
-
-    def _bend(self, action: Any) -> Any:
-        return jnp.where(self.bent > 0, jnp.tanh(action), action)
+    return types.SimpleNamespace(
+        sample=sample, log_prob=distribution.log_prob, entropy=distribution.entropy, mode=distribution.mode
+    )
 
 
 def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) -> pp.Policy:
@@ -172,7 +164,7 @@ def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) ->
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
         output = policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)
-        return output._replace(distribution=Bent(output.distribution, f["bent"])) if boxed else output
+        return output._replace(distribution=squash_samples(output.distribution, f)) if boxed else output
 
     return dataclasses.replace(policy, init=init, evaluate=evaluate)
 

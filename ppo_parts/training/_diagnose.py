@@ -222,7 +222,8 @@ RULES = (
     Rule("log_prob_wrong", "likely", "probe/score", -INF, 6,
          "log_prob is not the density from which the policy samples",
          "log_prob of the action as it was sampled, with the Jacobian of what squashes it",
-         when=lambda run: not run.late("probe/action_at_bound") > 0.5 and not run.setting("noise_steps") > 1,
+         when=lambda run: not run.late("probe/action_at_bound") - run.late("probe/action_beyond") > 0.5
+         and not run.setting("noise_steps") > 1,  # at a bound, squashed actions are rounded
          unless=("memory_not_reset", "action_changed", "policy_differs")),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
@@ -246,10 +247,10 @@ RULES = (
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
          "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
-    Rule("action_unused", "possible", "probe/action_effect", 1e-12, INF,
+    Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
          "a component of the action changes neither observations nor rewards",
          "look at how step reads the action", when=actions_matter),
-    Rule("reward_constant", "possible", "probe/reward_spread", 1e-3, INF,
+    Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or run.late("probe/length_spread") > 0)

@@ -55,7 +55,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_beyond`: the share of components beyond a bound.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
-          actions changes; the smallest of the components; NaN on the host and for discrete actions.
+          actions changes; the smallest of the components; NaN for discrete actions.
         * `score`: the mean gradient of the log-probability of sampled actions, which is 0 for the density that they
           were drawn from, in standard errors, along a random direction of each array of parameters; the largest of
           them; NaN for discrete actions.
@@ -143,24 +143,32 @@ def _compare_policies(train: Train, state: TrainState) -> Array | float:
 def _change_actions(train: Train, state: TrainState) -> Array | float:
     """Return the least effect that one component of the actions has on what follows."""
     env, space = train.env, train.env.action_space
-    if train.rollout.restart is not None or not hasattr(space, "low"):
+    if not hasattr(space, "low"):
         return jnp.nan
-    act = random_action(env)
+    act, size = random_action(env), math.prod(space.shape)
 
-    def compare(changed: Array) -> Array:
-        def step(states: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], Array]:
-            action, other = (act(each, state.rollout.obs) for each in jax.random.split(key))
-            other = jnp.where(jnp.broadcast_to(changed, action.shape), other, action)
-            outs = [env.step(key, *each) for each in zip(states, (action, other), strict=True)]
-            seen = ((out.final_obs, out.reward) for _, out in outs)
-            change = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x.astype(float) - y.astype(float))), *seen)
-            return (outs[0][0], outs[1][0]), jnp.max(jnp.stack(jax.tree.leaves(change)))
+    def begin(key: Array) -> tuple[Any, Any]:
+        """Return a state twice. On the host, it can be stepped only once, but a reset makes another one like it."""
+        if train.rollout.restart is None:
+            return jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
+        return jax.vmap(lambda key: env.reset(key, 4))(jnp.stack([key, key]))
 
-        states = state.rollout.env_state, state.rollout.env_state
-        return jnp.max(jax.lax.scan(step, states, jax.random.split(state.key, 8))[1])
+    def compare(component: Array) -> Array:
+        changed = (jnp.arange(size) == component).reshape(space.shape)
+        key = jax.random.fold_in(state.key, component)  # each component with a reset of its own
+        start, obs = begin(key)
 
-    size = math.prod(space.shape)
-    return jnp.min(jax.lax.map(compare, jnp.eye(size, dtype=bool).reshape(size, *space.shape)))
+        def step(states: Any, key: Array) -> tuple[Any, Array]:
+            actions = jax.vmap(act)(jax.random.split(key), obs)
+            actions = jnp.where(jnp.broadcast_to(changed, actions.shape), actions, actions[:1])
+            states, out = jax.vmap(env.step, in_axes=(None, 0, 0))(key, states, actions)
+            seen = out.final_obs, out.reward
+            change = [jnp.max(jnp.abs(jnp.diff(x.astype(float), axis=0))) for x in jax.tree.leaves(seen)]
+            return states, jnp.max(jnp.stack(change))
+
+        return jnp.max(jax.lax.scan(step, start, jax.random.split(key, 8))[1])
+
+    return jnp.min(jax.lax.map(compare, jnp.arange(size)))
 
 
 def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
