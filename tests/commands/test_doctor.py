@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import re
 import runpy
@@ -9,6 +10,7 @@ import signal
 import sys
 import unittest.mock
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
 from ppo_parts.training._probe import (
+    _change_actions,
     _measure_distance_to_bounds,
     _measure_score,
     _measure_value_at_end,
@@ -255,6 +258,33 @@ def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
     np.testing.assert_allclose(_measure_score(train, *given), wide, rtol=1e-3)  # also without jit
     assert found["probe/action_effect"] == found["probe/reward_spread"] == found["probe/length_spread"] == 0
     assert found["probe/score"] < 3 < 10 < wide
+
+
+class Mass(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform(size=1)
+        return self.x.astype(np.float32), {}
+
+    def step(self, action):
+        self.x += self.weights @ action
+        return self.x.astype(np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("weights", [(0.1, 0.1), (0.1, 0.0), (0.0, 0.1)], ids=str)
+def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    make = functools.partial(Mass, np.array(weights))
+    env = envs.from_gymnasium(lambda n: gymnasium.vector.SyncVectorEnv([make] * n, autoreset_mode=mode))
+    config = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], num_envs=2, num_steps=64, total_timesteps=128)
+    train = cleanrl_ppo.make_train(config, env)
+    state = jax.jit(train.init)(jax.random.key(0))
+    assert (jax.jit(lambda state: _change_actions(train, state))(state) > 0) == all(weights)
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
