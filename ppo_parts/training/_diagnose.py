@@ -113,8 +113,9 @@ def unflagged_ends(run: Evidence) -> float:
 
 
 def false_ends(run: Evidence) -> float:
-    """Count terminations that the values do not foresee, if none is truncated and all come after 50 steps or more."""
+    """Count terminations that the values do not foresee, if at the end all come after equally many steps, 50 or more."""
     length = run.series("episode_length")
+    length = length[-max(3, len(length) // 4) :]
     fixed = len(length) >= 3 and np.ptp(length) == 0 and length[0] >= 50
     foreseen = run.late("probe/value_at_end") < 0.5
     return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
@@ -270,7 +271,7 @@ RULES = (
          lambda run: actions_matter(run) and not collapsed(run)),  # then, they may be the costs of actions alone
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02 and not run.late("probe/reward_size") > 0.1  # but rare
+         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.1  # else rare
          and not run.late("probe/value_error") < 10 and not collapsed(run) and not return_left(run) < 0.2),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
