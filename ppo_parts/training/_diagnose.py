@@ -113,7 +113,7 @@ def unflagged_ends(run: Evidence) -> float:
 
 
 def false_ends(run: Evidence) -> float:
-    """Count terminations that the values do not foresee, if at the end all come after equally many steps, 50 or more."""
+    """Count terminations that the values do not foresee, if the last all come after equally many steps, 50 or more."""
     length = run.series("episode_length")
     length = length[-max(3, len(length) // 4) :]
     fixed = len(length) >= 3 and np.ptp(length) == 0 and length[0] >= 50
@@ -339,12 +339,20 @@ RULES = (
          "look at the sign in wrappers of the reward, and at what they pay for", return_left,
          unless=("learning_rate_large", "epochs_many", "policy_differs", "entropy_collapsed")),
     # The network.
+    Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
+         "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
+         "leave out the softmax: Categorical takes logits"),
+    Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
+         "agents of one policy cannot be told apart, so they always play alike", "--agent-id, or envs.with_agent_id"),
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",
          when=lambda run: not run.rose() or run.late("probe/action_at_bound") > 0.98),  # some effect lets returns rise
+    Rule("actions_narrow", "likely", "probe/action_spread", 0.02, INF,
+         "actions cover a small part of their range", "envs.rescale_action",
+         when=lambda run: not run.rose() and not entropy_lost(run) > 0.5, unless=("actions_saturated",)),
     Rule("value_dominates", "likely", "vf_coef", -INF, 50,
          "the value loss dominates the parameters that policy and value share", "--vf-coef 0.5",
          lambda run: run.setting("vf_coef"), lambda run: not np.isnan(run.late("probe/value_dominance"))),

@@ -16,6 +16,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.moments import Moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
+from ..distributions import Categorical
 from ..envs import is_discrete
 from ..envs._laws import random_action
 from ..envs._spaces import map_space
@@ -53,6 +54,10 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `obs_seen`: the number of observations in running statistics, divided by that of all.
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
+        * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range.
+        * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
+        * `softmax_twice`: the share of categorical logits that can be probabilities, one of them above 0.95; 0 if
+          some cannot be probabilities; NaN for other distributions.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           actions changes; the smallest of the components; NaN for discrete actions.
@@ -205,7 +210,28 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
         "memory_after_reset": _measure_memory_after_reset(train, params, batch),
         "action_at_bound": jnp.mean(from_bound <= NEAR),
         "action_beyond": jnp.mean(from_bound < -1e-6),
+        "action_spread": jnp.mean(jnp.std(from_bound, axis=(0, 1))),
+        "agents_alike": _compare_agents(train, batch, output),
+        "softmax_twice": _measure_softmax_twice(output.distribution),
     }
+
+
+def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float:
+    """Return the share of steps at which all agents have the same policy."""
+    if train.env.num_agents is None:
+        return jnp.nan
+    first = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, :1], x.shape), batch.action)
+    log_prob = output.distribution.log_prob(first)
+    return jnp.mean(jnp.all(log_prob == log_prob[:, :, :1], axis=-1))
+
+
+def _measure_softmax_twice(distribution: Any) -> Array | float:
+    """Return how often logits can be probabilities of nearly 1, if all of them can be probabilities."""
+    if not isinstance(distribution, Categorical):
+        return jnp.nan
+    logits = distribution.logits
+    probs = logits - jnp.mean(logits, axis=-1, keepdims=True) + 1 / logits.shape[-1]  # logits up to a constant
+    return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4)
 
 
 def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:

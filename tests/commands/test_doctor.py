@@ -8,6 +8,7 @@ import re
 import runpy
 import signal
 import sys
+import types
 import unittest.mock
 
 import gymnasium
@@ -23,8 +24,10 @@ from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._diagnose import RULES
 from ppo_parts.training._probe import (
     _change_actions,
+    _compare_agents,
     _measure_distance_to_bounds,
     _measure_score,
+    _measure_softmax_twice,
     _measure_value_at_end,
 )
 from tests import recipe
@@ -45,7 +48,7 @@ PROBED = {
     "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 12.0, "value_at_end": 0.9,
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0, "action_effect": 0.1, "score": 1.0,
-    "reward_spread": 0.2, "length_spread": 0.3,
+    "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -80,6 +83,9 @@ PLANTED = {  # by rule: metrics, and settings
     "reward_scale_large": ({"probe/target_rms": 2e4}, {}),
     "reward_scale_small": (SMALL, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
+    "softmax_twice": ({"probe/softmax_twice": 0.4}, {}),
+    "agents_alike": ({"probe/agents_alike": 1.0}, {}),
+    "actions_narrow": (FLAT | {"probe/action_spread": 0.01, "entropy": np.full(UPDATES, 0.6)}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
     "gamma_short": ({}, {"gamma": 0.5}),
@@ -285,6 +291,19 @@ def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
     train = cleanrl_ppo.make_train(config, env)
     state = jax.jit(train.init)(jax.random.key(0))
     assert (jax.jit(lambda state: _change_actions(train, state))(state) > 0) == all(weights)
+
+
+def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
+    logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # of two agents
+    same = jnp.broadcast_to(logits[:, :, :1], logits.shape)
+    for given, softmax_twice, agents_alike in (
+        (logits, False, False), (same, False, True), (jax.nn.softmax(same), True, True), (0.01 * logits, False, False),
+    ):  # fmt: skip
+        distribution = pp.distributions.Categorical(given)
+        assert (_measure_softmax_twice(distribution) > 0.5) == softmax_twice
+        train = types.SimpleNamespace(env=types.SimpleNamespace(num_agents=2))
+        batch = pp.Batch(action=distribution.sample(seed=jax.random.key(1)))
+        assert (_compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
