@@ -24,6 +24,8 @@ def fill(page: str, folder: Path) -> str:
 
     def link(text: str, *addresses: str) -> str:
         first, *further = (f"{os.path.relpath(RESULTS, folder)}/{address}" for address in addresses)
+        if len(further) > 2:  # then the file has them all
+            return f"[{text}]({first}) [+{len(further)}]({first.partition('#')[0]})"
         return f"[{text}]({first})" + "".join(f" [+]({address})" for address in further)
 
     def block(found: re.Match[str]) -> str:

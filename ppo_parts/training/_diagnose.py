@@ -254,8 +254,8 @@ RULES = (
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not (run.late("probe/terminated") or run.late("probe/length_spread") > 0)
-         and run.progress() < 8 and actions_matter(run)),
+         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", np.ptp) > 0)
+         and actions_matter(run)),
     Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,

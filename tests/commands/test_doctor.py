@@ -57,6 +57,7 @@ CONFIG = {
 }  # fmt: skip
 ADAPTIVE = CONFIG | {"adapt_each_epoch": False}
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
+FIXED = {"episode_length": np.full(UPDATES, 200.0)}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
 NO_ENDS = {"probe/terminated": 0.0, "probe/truncated": 40.0}
@@ -69,12 +70,12 @@ PLANTED = {  # by rule: metrics, and settings
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
     "action_unused": ({"probe/action_effect": 0.0}, {}),
-    "reward_constant": (NO_ENDS | FLAT | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0}, {}),
+    "reward_constant": (NO_ENDS | FIXED | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0}, {}),
     "end_as_time_limit": (NO_ENDS, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
     "flags_shifted": ({"probe/jump_at_end": 0.1}, {}),
-    "time_limit_as_end": ({"episode_length": np.full(UPDATES, 200.0)}, {}),
+    "time_limit_as_end": (FIXED, {}),
     "never_ends": ({"episodes": np.zeros(UPDATES), "episode_return": np.full(UPDATES, np.nan)}, {}),
     "statistics_frozen": ({"probe/obs_seen": 0.01}, {}),
     "observations_large": ({"probe/obs_rms": 300.0}, {}),
