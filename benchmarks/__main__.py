@@ -23,7 +23,10 @@ def main() -> None:
         print("\n".join(f"  {name:12} {what}" for name, what in known.items()))
         sys.exit(0 if name in ("-h", "--help") else f"\nno benchmark is called {name!r}")
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-    importlib.import_module(f".{name}", __package__).main()
+    from ppo_parts.training._cli import exit_on_user_error  # the list of names does without JAX
+
+    with exit_on_user_error():
+        importlib.import_module(f".{name}", __package__).main()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
+from ppo_parts.errors import UserValueError
 from ppo_parts.training._program import compiler_options
 
 
@@ -60,7 +61,8 @@ class Stage(NamedTuple):
 def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
     """Train the seeds of `keys` side by side, and stop `number` times, at intervals that differ by one update."""
     if number > train.num_updates:
-        raise ValueError(f"a run of {train.num_updates} updates cannot stop {number} times: train longer, or stop less")
+        says = f"a run of {train.num_updates} updates cannot stop {number} times: train longer, or evaluate less often"
+        raise UserValueError(says)
 
     @functools.partial(jax.jit, static_argnums=1)
     def advance(states: Any, length: int) -> Any:

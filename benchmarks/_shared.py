@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 
-from ppo_parts._base.command_line import positive
+from ppo_parts._base.command_line import positive, seed
 from ppo_parts.training._files import make_plain, write_whole
 
 from ._pages import show_quartiles
@@ -71,23 +71,38 @@ def read(path: Path) -> dict[str, Record]:
 
 
 def store(address: str | Path, record: Record) -> None:
-    """Write a record, in place of an earlier one of the same name."""
+    """Write a record, in place of an earlier one of the same name; without a name, it has that of the file."""
     file, _, name = str(address).partition("#")
-    if not name:
-        raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
     path = ROOT / file  # `file`, if it is absolute
+    name = name or path.stem
     records = read(path) | {name: {"name": name} | make_plain(record)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
-def claim(file: str, name: str, options: argparse.Namespace) -> str:
-    """The address for the record of a run; exit if there is one already, unless `--results` says where to write."""
-    if options.results is None and (found := read(RESULTS / file).get(name)):
-        remedy = "--results benchmarks/results replaces it, another folder keeps it"
-        sys.exit(f"benchmarks/results/{file}#{name} is a record of {found['date']}: {remedy}")
-    return f"{options.results or RESULTS}/{file}#{name}"
+def find(address: str) -> Record | None:
+    """The record at an address, if there is one."""
+    file, _, name = address.partition("#")
+    return read(ROOT / file).get(name)
+
+
+def place(options: argparse.Namespace, *names: str) -> list[str]:
+    """The addresses of the records that a run will write: by default in the benchmark's file, with these names."""
+    file, _, name = (options.json or options.records).partition("#")
+    if name and len(names) > 1:
+        sys.exit(f"--json {options.json} names one record, but the run writes {len(names)}: give --json {file}")
+    return [f"{file}#{name or each}" for each in names]
+
+
+def claim(options: argparse.Namespace, *names: str) -> list[str]:
+    """The same; exit if there is such a record already, unless `--json` says where to write."""
+    addresses = place(options, *names)
+    for address in addresses if options.json is None else ():
+        if found := find(address):
+            remedy = f"--json {options.records} replaces it, another file keeps it"
+            sys.exit(f"{address} is a record of {found['date']}: {remedy}")
+    return addresses
 
 
 def write(address: str | None, results: Any) -> None:
@@ -142,25 +157,36 @@ def describe_run() -> Record:
 
 def parse_size(text: str) -> tuple[int, int]:
     """Steps and environments from the command line, "128x64"."""
-    steps, environments = map(positive, text.split("x"))
-    return steps, environments
+    sizes = text.split("x")
+    if len(sizes) != 2:
+        raise argparse.ArgumentTypeError(f"give steps and environments, such as 128x64, got {text!r}")
+    return positive(sizes[0]), positive(sizes[1])
 
 
 SHARED: dict[str, dict[str, Any]] = {
-    "seeds": {"type": positive, "help": "how many seeds (default: %(default)s)"},
-    "first_seed": {"type": int, "help": "the first of them (default: %(default)s)"},
-    "steps": {"type": positive, "help": "environment steps of each seed (default: %(default)s)"},
-    "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments, such as 128x64"},
-    "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long (default: %(default)s)"},
+    "seeds": {"type": positive, "help": "how many seeds"},
+    "first_seed": {"type": seed, "help": "the first of them"},
+    "steps": {"type": positive, "help": "environment steps of each seed"},
+    "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments"},
+    "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long"},
     "cleanrl": {"nargs": 2, "metavar": ("PYTHON", "SCRIPT"), "help": "run CleanRL's script as well, with this Python"},
-    "results": {"metavar": "FOLDER", "help": "write here, also in place of an earlier record"},
-    "json": {"metavar": "FILE#NAME", "help": "write the record here"},
+    "json": {"metavar": "FILE[#NAME]", "help": "write the record here, also in place of an earlier one"},
 }
 
 
 def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A command line with the shared options that have a default here."""
+    """A command line with the shared options that have a default here.
+
+    That of `json` is the file of the benchmark's records, which `claim` reads, or None, to print only.
+    """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        made.add_argument(f"--{name.replace('_', '-')}", default=default, **SHARED[name])
+        settings = dict(SHARED[name])
+        shown = " ".join(map(show, default)) if isinstance(default, tuple) else default
+        if name == "json":
+            made.set_defaults(records=default)
+            shown, default = f"a new one in {default}" if default else "print only", None
+        if shown is not None:
+            settings["help"] += f" (default: {shown})"
+        made.add_argument(f"--{name.replace('_', '-')}", default=default, **settings)
     return made

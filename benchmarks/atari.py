@@ -90,10 +90,12 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, results=None)
+    parser = make_parser(
+        __doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, json="benchmarks/results/atari.jsonl"
+    )
     parser.add_argument("task", help="ale:breakout, ale:pong, ...")
     options = parser.parse_args()
     fields = {"env_id": options.task, "total_timesteps": options.steps, "seed": options.first_seed}
     config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
-    address = claim("atari.jsonl", f"{options.task.removeprefix('ale:')}_{options.steps}_{options.first_seed}", options)
+    [address] = claim(options, f"{options.task.removeprefix('ale:')}_{options.steps}_{options.first_seed}")
     measure(config, select_seeds(options), options.cleanrl, address)

@@ -29,7 +29,7 @@ from ppo_parts.training._files import make_plain
 from . import differences
 from ._pages import compare_pairs, show_change
 from ._runs import measure_training, select_seeds, vectorize
-from ._shared import RESULTS, ROOT, Record, make_parser, read, write
+from ._shared import Record, find, make_parser, place, write
 
 EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}
 UNCLIPPED, ROLLOUT = {"value": pp.value_loss(coef=1.0)}, {"normalize": "rollout"}
@@ -117,7 +117,7 @@ def explain_gap(result: Record) -> dict[str, Record]:
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, results=None)
+    parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, json="benchmarks/results/explain.jsonl")
     parser.add_argument("first", choices=LIBRARIES)
     parser.add_argument("second", choices=LIBRARIES)
     parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="(default: %(default)s)")
@@ -126,21 +126,22 @@ def main() -> None:
     if not names:
         parser.error("the libraries must differ")
     config = differences.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
-    name = f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}"
-    file = ROOT / (options.results or RESULTS) / "explain.jsonl"
-    begun = read(file).get(name, {"results": {}})["results"]
+    [address] = place(options, f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}")
+    begun = (find(address) or {"results": {}})["results"]
     same = {"first": options.first, "second": options.second, "config": dataclasses.asdict(config), "choices": names}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:
-        sys.exit(f"{file}#{name} has another {' and '.join(differ)}: begin anew with another --results FOLDER")
+        sys.exit(f"{address} has another {' and '.join(differ)}: begin anew with another --json FILE")
     returns: dict[str, dict[str, float]] = begun.get("returns", {})
     result = same | {"seeds": sorted({*begun.get("seeds", ()), *select_seeds(options)}), "returns": returns}
     missing = find_missing(result)
+    for end in ([], names) if missing else ():  # an environment that one of them cannot play is an early error
+        make_between(config, options.first, options.second, end)
     for number, (stop, which) in enumerate(missing.items(), 1):
         of_second = [choice for choice, digit in zip(names, stop, strict=True) if digit == "1"]
         run = functools.partial(measure_training, make_between(config, options.first, options.second, of_second))
         found = vectorize(run)(np.array(which))["last_100_episodes_return"]
         returns.setdefault(stop, {}).update({str(seed): float(x) for seed, x in zip(which, found, strict=True)})
-        write(f"{file}#{name}", result | {"complete": number == len(missing)})
+        write(address, result | {"complete": number == len(missing)})
         print(f"{number} of {len(missing)}: {', '.join(of_second) or options.first}: {np.mean(found):.0f}", flush=True)
     for choice, change in explain_gap(result).items():
         print(f"{choice:18} {show_change(change)}")

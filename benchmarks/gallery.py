@@ -380,12 +380,13 @@ def measure_front(seeds: range) -> dict[str, list[Any]]:
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, seeds=10, first_seed=1, results=None)
+    parser = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/gallery.jsonl")
     parser.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
     options = parser.parse_args()
     if unknown := set(options.names) - set(VARIANTS):
         parser.error(f"no such variant: {', '.join(sorted(unknown))}")
-    for name, address in {name: claim("gallery.jsonl", name, options) for name in options.names or VARIANTS}.items():
+    names = options.names or VARIANTS
+    for name, address in zip(names, claim(options, *names), strict=True):
         variant = VARIANTS[name]()
         curve = measure_curve(variant, seeds := select_seeds(options))
         found = {"task": variant.task, "measure": variant.measure, "without": variant.without, "seeds": list(seeds)}

@@ -103,10 +103,11 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     }  # fmt: skip
     config = mujoco_ppo.Config(**settings)
     other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **settings)
+    train = mujoco_ppo.make_train(config)
     thunks = {
         "environments alone": play_alone(task, updates),
-        "collecting": run_ours(mujoco_ppo.make_train(config), updates, learn=False),
-        "recipe": run_ours(mujoco_ppo.make_train(config), updates),
+        "collecting": run_ours(train, updates, learn=False),
+        "recipe": run_ours(train, updates),
         "cleanrl's settings": run_ours(cleanrl_ppo.make_train(other), updates),
         "one rollout ahead": run_ahead(config, updates),
     }

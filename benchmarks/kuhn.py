@@ -135,8 +135,8 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1, results=None).parse_args()
-    address = claim("kuhn.jsonl", "kuhn", options)
+    options = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/kuhn.jsonl").parse_args()
+    [address] = claim(options, "kuhn")
     arms: list[dict[str, Any]] = []
     for arm in ("mirror", "clipped"):
         arms.append(measure(Config(arm=arm), select_seeds(options)))

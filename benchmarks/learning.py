@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import envs, training
+from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
@@ -159,13 +160,17 @@ def find_task(name: str) -> Task:
 
 def change_config(config: Any, changes: Sequence[str]) -> Any:
     """The configuration with some fields replaced; values are read as Python, or else as words."""
-    values = {}
+    values, known = {}, [field.name for field in dataclasses.fields(config)]
     for name, text in (change.split("=", 1) for change in changes):
+        if name not in known:
+            raise UserValueError(f"--set: there is no field {name!r}, but {', '.join(known)}")
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             values[name] = text
-    return dataclasses.replace(config, **values)
+    config = dataclasses.replace(config, **values)
+    training.check_config(config)
+    return config
 
 
 def place_points(updates: int) -> np.ndarray:
@@ -174,10 +179,9 @@ def place_points(updates: int) -> np.ndarray:
     return np.append(np.arange(each, updates, each), updates)
 
 
-def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Train seeds in one program, and describe how they did; `changes` are as in "ent_coef=0.001"."""
-    make_train, config, *_, evaluated = TASKS[task]
-    config = change_config(config, changes)
+def measure(task: Task, seeds: range) -> dict[str, Any]:
+    """Train seeds in one program, and describe how they did."""
+    make_train, config, *_, evaluated = task
     train, keys = make_train(config), make_keys(seeds)
     (end,) = train_in_stages(train, keys, 1)
     returns, episodes = np.asarray(end.metrics["episode_return"]), np.asarray(end.metrics["episodes"])
@@ -197,16 +201,16 @@ def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, A
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, seeds=10, first_seed=1, results=None)
+    parser = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/learning.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="changed settings")
     options = parser.parse_args()
     if wrong := [change for change in options.set if "=" not in change]:
         parser.error(f"argument --set: give FIELD=VALUE, got {wrong[0]!r}")
     what = [*([] if options.first_seed == 1 else [str(options.first_seed)]), *options.set]
-    names = {task: "_".join([task, *what]).replace("=", "_") for task in options.tasks}
-    for task, address in {task: claim("learning.jsonl", name, options) for task, name in names.items()}.items():
-        result = measure(task, select_seeds(options), options.set)
-        write(address, {"task": names[task]} | result)
-        returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
-        print(names[task], show_interval(returns, 3), flush=True)
+    named = {"_".join([name, *what]).replace("=", "_"): TASKS[name] for name in options.tasks}
+    tasks = [task._replace(config=change_config(task.config, options.set)) for task in named.values()]
+    for name, task, address in zip(named, tasks, claim(options, *named), strict=True):
+        result = measure(task, select_seeds(options))
+        write(address, {"task": name} | result)
+        print(name, show_interval(result[f"evaluation_{task.episodes}_episodes_return"], 3), flush=True)

@@ -18,7 +18,7 @@ import numpy as np
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 
-from ._pages import compare_means, show_iqm
+from ._pages import show_iqm
 from ._runs import make_eval_key, make_keys, select_seeds, vectorize
 from ._shared import claim, make_parser, write
 from .gallery import load_card
@@ -63,8 +63,8 @@ def make_arms(card: Any) -> dict[str, training.Train]:
 
 def main() -> None:
     """Command line."""
-    options = make_parser(__doc__, seeds=10, first_seed=1, results=None).parse_args()
-    address = claim("levels.jsonl", f"maze_{options.first_seed}", options)
+    options = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/levels.jsonl").parse_args()
+    [address] = claim(options, f"maze_{options.first_seed}")
     card, seeds, found = load_card("levels", "Prioritized Level Replay"), select_seeds(options), {}
     hard, share = select_held_out(card)
     settings = {"config": dataclasses.asdict(card.config), "seeds": list(seeds), "least_moves": HARD}
@@ -78,6 +78,5 @@ def main() -> None:
 
         returns = training.summary(vectorize(run)(make_keys(seeds)))
         found[arm] = {"held_out": returns}
-        found[arm]["difference"] = compare_means(returns["per_seed"], found["uniform"]["held_out"]["per_seed"])
         print(f"{arm:10} {show_iqm(returns, 3)}", flush=True)
         write(address, settings | {"arms": found})

@@ -64,10 +64,10 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def measure(variant: Variant, options: argparse.Namespace, benchmark: str) -> None:
+def measure(variant: Variant, options: argparse.Namespace) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
     task, name = options.task, options.variant
-    address = claim(f"{benchmark}.jsonl", f"{task}_{options.steps}_{name}_{options.first_seed}", options)
+    [address] = claim(options, f"{task}_{options.steps}_{name}_{options.first_seed}")
     without = ",include_cfrc_ext_in_observation=False"  # as in their version 3, where contact forces were always 0
     env_id = f"gym:{task}" + without * (task in WITH_FORCES and not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
@@ -100,12 +100,13 @@ def measure(variant: Variant, options: argparse.Namespace, benchmark: str) -> No
 
 def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
     """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
-    parser = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, results=None)
+    records = f"benchmarks/results/{benchmark}.jsonl"
+    parser = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, json=records)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
     parser.add_argument("--evaluations", type=positive, default=20, help="how many, at equal intervals (default: 20)")
     parser.add_argument("--variant", choices=variants, default=next(iter(variants)), help="(default: %(default)s)")
     options = parser.parse_args()
-    measure(variants[options.variant], options, benchmark)
+    measure(variants[options.variant], options)
 
 
 def main() -> None:

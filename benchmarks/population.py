@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
@@ -54,19 +53,17 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         program = jax.jit(lambda keys: jax.lax.map(run, keys), compiler_options=compiler_options())
         arms[arm] = training.summary(program(make_keys(seeds)))
         print(f"{task:9} {arm:14} {show_interval(arms[arm], 1)}", flush=True)
-    returns = [arm["per_seed"] for arm in arms.values()]
     found = {"task": task, "config": dataclasses.asdict(config), "ranges": {n: str(x) for n, x in RANGES.items()}}
     found |= {"members": MEMBERS, "every": every, "options": OPTIONS, "seeds": list(seeds)}
-    found |= {"env_steps": train.num_updates * train.steps_per_update}
-    return found | {"arms": arms, "paired_difference": training.summary(np.subtract(*returns))}
+    return found | {"env_steps": train.num_updates * train.steps_per_update, "arms": arms}
 
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, seeds=10, first_seed=101, results=None)
+    parser = make_parser(__doc__, seeds=10, first_seed=101, json="benchmarks/results/population.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     options = parser.parse_args()
-    addresses = {task: claim("population.jsonl", f"{task}_{options.first_seed}", options) for task in options.tasks}
+    addresses = claim(options, *(f"{task}_{options.first_seed}" for task in options.tasks))
     keep_compiled_programs()
-    for task, address in addresses.items():
+    for task, address in zip(options.tasks, addresses, strict=True):
         write(address, measure(task, select_seeds(options)))

@@ -56,28 +56,40 @@ def rerun(record: Record, more: Sequence[str]) -> list[Record]:
             path.unlink()
         print(shlex.join(command), flush=True)
         set_here = {"PYTHONPATH": str(place), "XLA_FLAGS": record["xla_flags"]}
-        subprocess.run(command, cwd=place, env=os.environ | set_here, check=True)
+        if code := subprocess.run(command, cwd=place, env=os.environ | set_here).returncode:
+            sys.exit(f"the command of {record['commit'][:8]} ended with status {code}")
         return [each for path in place.rglob("*.json*") for each in parse_records(path.read_text())]
+
+
+def load(address: str) -> Record:
+    """The record at an address; exit unless its command can be run again."""
+    file, _, name = address.rpartition("/")[2].partition("#")
+    records = read(RESULTS / file)
+    if name not in records:
+        files = ", ".join(sorted(path.name for path in RESULTS.glob("*.jsonl")))
+        others = f"{file} has no record {name!r}, but {', '.join(records)}"
+        sys.exit(others if records else f"benchmarks/results has no {file!r}, but {files}")
+    record = records[name]
+    if "command" not in record:
+        sys.exit(f"{address} names no command")
+    if blanks := {"SEED", "VARIANT"}.intersection(shlex.split(record["command"])):
+        sys.exit(f"{record['command']!r} stands for several: its results name each {' and '.join(sorted(blanks))}")
+    return record
 
 
 def main() -> None:
     """Command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("record", help="FILE#NAME, a record of benchmarks/results")
+    parser.add_argument("record", help="FILE#NAME, a record of benchmarks/results, or its address in a link of a page")
     parser.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")
     options, more = parser.parse_known_args()
-    file, _, name = options.record.partition("#")
-    record = read(RESULTS / file).get(name)
-    if record is None:
-        sys.exit(f"{file} has no record {name!r}")
-    if "command" not in record:
-        sys.exit(f"{options.record} names no command")
-    if blanks := {"SEED", "VARIANT"}.intersection(shlex.split(record["command"])):
-        sys.exit(f"{record['command']!r} stands for several: its results name each {' and '.join(sorted(blanks))}")
+    record = load(options.record)
     if record["uncommitted"]:
         print(f"these files had changes that the commit lacks: {record['uncommitted']}")
+    if "seconds" in record:
+        print(f"it took {record['seconds']:.0f} seconds on {record['hardware']['cpu']}")
     written = rerun(record | {"commit": options.commit or record["commit"]}, more)
-    names = [each.get("name") for each in written]
+    name, names = record["name"], [each.get("name") for each in written]
     if name not in names and len(names) != 1:
         sys.exit(f"the command wrote no record {name!r}, but {names}")
     found = written[names.index(name) if name in names else 0]

@@ -104,8 +104,8 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__, results=None)
+    parser = make_parser(__doc__, json="benchmarks/results/study.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     options = parser.parse_args()
-    for task, address in {task: claim("study.jsonl", task, options) for task in options.tasks}.items():
+    for task, address in zip(options.tasks, claim(options, *options.tasks), strict=True):
         write(address, measure(task))

@@ -209,8 +209,14 @@ def main() -> None:
     parser.add_argument("--compilations", type=positive, default=3, help="of each program, in turn (default: 3)")
     parser.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     options = parser.parse_args()
-    for name in sorted({"rejax", *HOST_RIVALS}):
-        if not is_installed(name):
-            print(f"{name}: left out, it is not installed")
+    absent = {name: "it is not installed" for name in ("rejax", *HOST_RIVALS) if not is_installed(name)}
+    if options.purejaxrl is None:
+        absent |= dict.fromkeys(("purejaxrl", SAME_OPTIONS), "--purejaxrl gives no clone")
+    elif not (Path(options.purejaxrl) / "purejaxrl/ppo.py").exists():
+        parser.error(f"argument --purejaxrl: {options.purejaxrl} has no purejaxrl/ppo.py")
+    for name, why in absent.items():
+        if name in options.programs:
+            parser.error(f"argument --programs: {name} cannot take part, {why}")
+        print(f"{name}: left out, {why}")
     how = (options.rounds, options.compilations, options.purejaxrl, options.programs)
     collect(options.json, (row for setting in options.settings for row in measure(setting, *how)))

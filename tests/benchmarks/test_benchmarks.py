@@ -85,11 +85,11 @@ def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
 
 
 def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is_complete(tmp_path, monkeypatch):
-    between = iter([None, None])  # of two stops, and then the run is interrupted
+    between = iter([None] * 4)  # both ends and two stops, and then the run is interrupted
     monkeypatch.setattr(explain, "make_between", lambda *args: next(between))
     monkeypatch.setattr(explain, "vectorize", lambda run: lambda seeds: {"last_100_episodes_return": np.float32(seeds)})
     monkeypatch.setattr(_tables, "RESULTS", tmp_path)
-    command = ("explain", "cleanrl", "stable_baselines3", "--results", tmp_path, "--seeds")
+    command = ("explain", "cleanrl", "stable_baselines3", "--json", tmp_path / "explain.jsonl", "--seeds")
     with pytest.raises(StopIteration):
         run(monkeypatch, *command, 2)
     assert len([*_tables.tabulate_explain(lambda text, *_: text)]) == 1  # the head alone
@@ -192,13 +192,17 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
     for name, number in (("b", 1), ("a", 2), ("b", 3)):
         _shared.store(f"{path}#{name}", {"results": np.array([number])})
     assert [(name, record["results"]) for name, record in _shared.read(path).items()] == [("a", [2]), ("b", [3])]
-    with pytest.raises(ValueError, match="a record needs a name"):
-        _shared.store(path, {})
-    for folder in (str(tmp_path), "benchmarks/results"):
-        options = argparse.Namespace(results=folder)
-        assert _shared.claim("kuhn.jsonl", "kuhn", options) == f"{folder}/kuhn.jsonl#kuhn"
-    options = argparse.Namespace(results=None)
-    assert _shared.claim("kuhn.jsonl", "another", options) == f"{_shared.RESULTS}/kuhn.jsonl#another"
+    _shared.store(path, {"results": 4})
+    assert _shared.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
+    assert _shared.find(f"{path}#c") is None
+    parser = _shared.make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
+    claim = lambda *args: _shared.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
+    for file in (str(path), records):
+        assert claim("--json", file, "kuhn") == [f"{file}#kuhn"]
+        assert claim("--json", f"{file}#mine", "kuhn") == [f"{file}#mine"]
+    assert claim("another other") == [f"{records}#another", f"{records}#other"]
+    with pytest.raises(SystemExit, match=f"#mine names one record, but the run writes 2: give --json {path}"):
+        claim("--json", f"{path}#mine", "a b")
 
 
 RECORDED = """learning acrobot cartpole --seeds 1; kuhn --seeds 1; mujoco Hopper-v5 --seeds 1; levels; study breakout
@@ -208,7 +212,7 @@ gallery PPO --seeds 1; atari ale:pong"""
 
 @pytest.mark.parametrize("command", re.split("; |\n", RECORDED))
 def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, command):
-    says = r"results/\w+.jsonl#.* is a record of 2.*: --results benchmarks/results replaces"
+    says = r"results/\w+.jsonl#.* is a record of 2.*: --json benchmarks/results/\w+.jsonl replaces"
     with pytest.raises(SystemExit, match=says):
         run(monkeypatch, *command.split())
 
@@ -283,7 +287,9 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     assert reproduce.parse_records('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
     assert reproduce.parse_records('{"results":1}\n{"loss":2}\n{"results":3}\n') == [{"results": 1}, {"results": 3}]
     several = "stands for several: its results name each SEED and VARIANT"
-    for name, error in (("humanoid.jsonl#ablation", several), ("devices.jsonl#devices", "names no command")):
+    errors = {"humanoid.jsonl#ablation": several, "retired.jsonl#mujoco_designs": "names no command"}
+    errors["../benchmarks/results/kuhn.jsonl#x"] = "kuhn.jsonl has no record 'x', but kuhn"
+    for name, error in errors.items():
         with pytest.raises(SystemExit, match=error):
             run(monkeypatch, "reproduce", name)
 
@@ -342,12 +348,19 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
         run(monkeypatch, "gae")
     assert "whole training runs" in capsys.readouterr().out
-    values = {"--parts": "nonsense", "--sizes": "128", "--rounds": "1.5", "--programs": "rejaxx"}
-    for option, value in values.items():
-        wrong = f"{value!r} is not a whole number" if option == "--rounds" else "invalid"
+    values = {
+        "parts --parts nonsense": "invalid choice",
+        "parts --sizes 128": "give steps and environments, such as 128x64, got '128'",
+        "parts --rounds 1.5": "'1.5' is not a whole number",
+        "levels --first-seed -1": "must lie in [0, 2**32), got -1",
+        "train --programs rejaxx": "invalid choice",
+        "train --programs purejaxrl": "purejaxrl cannot take part, --purejaxrl gives no clone",
+        "train --purejaxrl nowhere": "nowhere has no purejaxrl/ppo.py",
+    }
+    for command, says in values.items():
         with pytest.raises(SystemExit, match="2"):
-            run(monkeypatch, "train" if option == "--programs" else "parts", option, value)
-        assert f"argument {option}: {wrong}" in capsys.readouterr().err
+            run(monkeypatch, *command.split())
+        assert f"argument {command.split()[1]}: {says}" in capsys.readouterr().err
 
 
 def test_learning_runs_with_changed_settings_and_a_key_for_each_seed():
@@ -369,9 +382,17 @@ def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch, capsys):
     seen, returns = [], {"mean": 1.0, "per_seed": [1.0]}
     measure = lambda *args: seen.append(args) or {"evaluation_100_episodes_return": returns}  # noqa: E731
     monkeypatch.setattr(learning, "measure", measure)
-    run(monkeypatch, "learning", "cartpole", "--set", "gamma=0.9", "--set", "ent_coef=0.1", "--results", tmp_path)
-    assert seen == [("cartpole", range(1, 11), ["gamma=0.9", "ent_coef=0.1"])]
-    assert [*_shared.read(tmp_path / "learning.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
+    written = ("--json", tmp_path / "new.jsonl")
+    run(monkeypatch, "learning", "cartpole", "--set", "gamma=0.9", "--set", "ent_coef=0.1", *written)
+    changed = dataclasses.replace(learning.TASKS["cartpole"].config, gamma=0.9, ent_coef=0.1)
+    assert seen == [(learning.TASKS["cartpole"]._replace(config=changed), range(1, 11))]
+    assert [*_shared.read(tmp_path / "new.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
     with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, "learning", "cartpole", "--set", "gamma", "0.9", "--results", tmp_path)
+        run(monkeypatch, "learning", "cartpole", "--set", "gamma", "0.9", *written)
     assert "argument --set: give FIELD=VALUE, got 'gamma'" in capsys.readouterr().err
+    for wrong, says in (("gamma=2", "gamma must lie in"), ("clip_coeff=1", "no field 'clip_coeff', but env_id")):
+        with pytest.raises(SystemExit, match=says):
+            run(monkeypatch, "learning", "acrobot", "cartpole", "--set", wrong, *written)
+    with pytest.raises(SystemExit, match="no field 'update_epochs'"):  # of the second, before the first is trained
+        run(monkeypatch, "learning", "cartpole", "ippo_spread", "--set", "update_epochs=2", *written)
+    assert len(seen) == 1

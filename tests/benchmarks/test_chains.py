@@ -111,6 +111,6 @@ def test_only_tasks_with_contact_forces_are_told_to_leave_them_out(tmp_path, tas
     def make_train(config):
         raise RuntimeError(config.env_id)
 
-    given = {"task": task, "variant": "none", "steps": 1, "seeds": 1, "first_seed": 1, "results": tmp_path}
+    given = {"task": task, "variant": "none", "steps": 1, "seeds": 1, "first_seed": 1, "json": str(tmp_path)}
     with pytest.raises(RuntimeError, match=rf"^gym:{task}{settings}$"):
-        mujoco.measure(mujoco.Variant(make_train, contact_forces=False), argparse.Namespace(**given), "differences")
+        mujoco.measure(mujoco.Variant(make_train, contact_forces=False), argparse.Namespace(**given))
