@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +32,8 @@ FIRST = (True, False, False, True, True)
 """Whether the first player is to move at a node."""
 EARNED = (((0, 0), (0, 0)), ((-1, 1), (0, 0)), ((1, 1), (-2, 2)), ((-1, -1), (-2, 2)))
 """What the first player earns at a node by an action, with the lower and with the higher card; 0 where play goes on."""
+CONFIG = training.Config(env_id="kuhn_poker", total_timesteps=4_194_304, num_envs=256, num_steps=16)
 EVALUATIONS = 40
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(training.Config):
-    """The run of an arm."""
-
-    env_id: str = "kuhn_poker"
-    total_timesteps: int = 4_194_304
-    num_envs: int = 256
-    num_steps: int = 16
-    arm: Literal["mirror", "clipped"] = "mirror"
 
 
 def encode(card: Array, node: Array) -> Array:
@@ -73,16 +63,16 @@ def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
     return envs.Step(state, observe(state), reward, after == END, info=info)
 
 
-def make_train(config: Config) -> training.Train:
+def make_train(arm: str) -> training.Train:
     """The run of an arm: the chain of docs/gallery/self_play.md, or PPO's surrogate in place of mirror descent."""
     card = load_card("self_play", "Poker")
-    card.updates = config.num_updates
+    card.updates = CONFIG.num_updates
     estimator, sampler, *mirror, value, entropy = card.pipeline.parts
     surrogates = {"mirror": mirror, "clipped": [pp.clipped_surrogate(clip_eps=0.2)]}
-    chain = pp.chain(estimator, sampler, *surrogates[config.arm], pp.policy_diagnostics(), value, entropy)
+    chain = pp.chain(estimator, sampler, *surrogates[arm], pp.policy_diagnostics(), value, entropy)
     env = envs.auto_reset(reset, step, envs.Box((CARDS + NODES,)), envs.Discrete(2), zero_sum=True)
     policy = networks.actor_critic(env, (32, 32), "tanh")
-    return training.Train.of(config, env, policy, chain, pp.clipped_adam(card.annealed(5e-3, 1e-3), 0.5))
+    return training.Train.of(CONFIG, env, policy, chain, pp.clipped_adam(card.annealed(5e-3, 1e-3), 0.5))
 
 
 def play_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
@@ -115,9 +105,9 @@ def exploit(table: np.ndarray) -> float:
     return float(np.mean(best))
 
 
-def measure(config: Config, seeds: range) -> dict[str, Any]:
+def measure(arm: str, seeds: range) -> dict[str, Any]:
     """Train the seeds of an arm in one program."""
-    train, rows = make_train(config), []
+    train, rows = make_train(arm), []
     every = pp.Batch(obs=encode(*jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")))
 
     @jax.jit
@@ -128,8 +118,8 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
     for stage in train_in_stages(train, make_keys(seeds), EVALUATIONS):
         found = [exploit(table) for table in np.asarray(compute_bets(stage.state))]
         rows.append({"env_steps": stage.env_steps, "exploitability": found})
-        print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(found):.4f}", flush=True)
-    settings = {"arm": config.arm, "config": dataclasses.asdict(config), "seeds": list(seeds)}
+        print(f"{arm} {stage.env_steps:>9,}: {np.mean(found):.4f}", flush=True)
+    settings = {"arm": arm, "config": dataclasses.asdict(CONFIG), "seeds": list(seeds)}
     return settings | {"exploitability": training.summary(found), "curve": rows}
 
 
@@ -139,5 +129,5 @@ def main() -> None:
     [address] = claim(options, "kuhn")
     arms: list[dict[str, Any]] = []
     for arm in ("mirror", "clipped"):
-        arms.append(measure(Config(arm=arm), select_seeds(options)))
+        arms.append(measure(arm, select_seeds(options)))
         write(address, {"arms": arms})

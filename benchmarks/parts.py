@@ -1,12 +1,15 @@
 """Parts and functions that run in every update, against their rivals and a plain copy of the memory.
 
-    python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
-    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/parts.jsonl#h100
+    python -m benchmarks parts --parts gae vtrace_terminated --sizes 128x64
+    python -m benchmarks parts --sizes 128x4 128x64 2048x8 128x2048 --json benchmarks/results/parts.jsonl#cpu
 
 A function is repeated in a loop of one compiled program, so its time is what it costs within a training step.
 *gradient* is `value_and_grad` of the mean loss. The *floor* reads and writes as many bytes, and computes next to
-nothing. Rivals: a scan unrolled 16 times, as in PureJaxRL; the associative scan; rlax, vmapped over environments, where
-it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminated`).
+nothing. Rivals: a scan unrolled 16 times, as in PureJaxRL; the associative scan; rlax, if it is installed, vmapped over
+environments, where it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminated`).
+
+A row has the microseconds of a call and, within a round, the ratios to the floor and to ours: median (quartiles). It
+was *disturbed* if the upper quartile of ours is more than 1.5 times the lower one: measure again.
 """
 
 from __future__ import annotations
@@ -282,7 +285,7 @@ def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
     known = make_cases()
     parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
-    names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: {', '.join(known)})"}
+    names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: all of {', '.join(known)})"}
     parser.add_argument("--parts", nargs="+", metavar="PART", **names)
     options = parser.parse_args()
 
