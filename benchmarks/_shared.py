@@ -7,10 +7,8 @@ A benchmark has a file of JSON lines, with a line for each record, which has a n
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib.metadata
-import io
 import json
 import os
 import platform
@@ -18,10 +16,8 @@ import re
 import shlex
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +41,6 @@ PACKAGES = (
 def run_git(*args: str) -> str:
     """Return the output of a git command in this checkout; nothing if it fails."""
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
-
-
-@contextlib.contextmanager
-def unpack_revision(revision: str) -> Iterator[Path]:
-    """The files of a revision in a temporary folder."""
-    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
-    if archive.returncode:
-        sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-        yield Path(folder)
 
 
 BEGAN = time.monotonic()

@@ -9,17 +9,33 @@ learning amplifies that: compare means with their intervals.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from ._shared import RESULTS, Record, make_parser, read, unpack_revision
+from ._shared import RESULTS, ROOT, Record, make_parser, read
+
+
+@contextlib.contextmanager
+def unpack_revision(revision: str) -> Iterator[Path]:
+    """The files of a revision in a temporary folder."""
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
+    if archive.returncode:
+        sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 def read_numbers(tree: Any) -> dict[str, float]:
@@ -32,9 +48,10 @@ def read_numbers(tree: Any) -> dict[str, float]:
 def compare(old: Any, new: Any) -> list[str]:
     """What two results have in common: how many numbers are equal, and the means and medians of those that differ."""
     before, after = read_numbers(old), read_numbers(new)
-    both = [path for path in before if path in after]
+    both, gone = [path for path in before if path in after], [path for path in before if path not in after]
     differ = [path for path in both if before[path] != after[path]]
-    said = [f"{len(both) - len(differ)} of {len(both)} numbers are equal; {len(before) - len(both)} are missing"]
+    said = [f"{len(both) - len(differ)} of {len(both)} numbers are equal"]
+    said += [f"{len(gone)} are missing, of {', '.join(sorted({path.partition('/')[0] for path in gone}))}"] * bool(gone)
     told = [path for path in differ if path.rpartition("/")[2] in ("mean", "iqm", "median")] or differ[:10]
     return [*said, *(f"  {path}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
 
