@@ -121,7 +121,7 @@ def describe_run() -> Record:
     if info.exists():
         cpu = next(iter(re.findall(r"model name\s*: (.*)", info.read_text())), cpu)
     versions = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    given = [os.path.basename(text) if os.path.isabs(text) else text for text in sys.argv[1:]]  # without local folders
+    given = [re.sub("(^|=)/.*/", r"\1", text) for text in sys.argv[1:]]  # without local folders
     return {
         "command": shlex.join([*sys.argv[0].split(), *given]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -118,9 +118,9 @@ def explain_gap(result: Record) -> dict[str, Record]:
 def main() -> None:
     """Command line."""
     parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, json="benchmarks/results/explain.jsonl")
-    parser.add_argument("first", choices=LIBRARIES)
-    parser.add_argument("second", choices=LIBRARIES)
-    parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="(default: %(default)s)")
+    parser.add_argument("first", choices=LIBRARIES, help="the library to begin with")
+    parser.add_argument("second", choices=LIBRARIES, help="the library to end with")
+    parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="what is played (default: %(default)s)")
     options = parser.parse_args()
     names = list_differing(options.first, options.second)
     if not names:

@@ -381,7 +381,7 @@ def measure_front(seeds: range) -> dict[str, list[Any]]:
 def main() -> None:
     """Command line."""
     parser = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/gallery.jsonl")
-    parser.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(VARIANTS)}; none: all of them")
+    parser.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(map(repr, VARIANTS))}; none: all")
     options = parser.parse_args()
     if unknown := set(options.names) - set(VARIANTS):
         parser.error(f"no such variant: {', '.join(sorted(unknown))}")

@@ -56,12 +56,13 @@ def compare(old: Any, new: Any) -> list[str]:
     return [*said, *(f"  {path}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
 
 
-def parse_records(text: str) -> list[Record]:
+def parse_records(text: bytes) -> list[Record]:
     """The records of a file of JSON lines, or of one record without a name, the older format; of other files none."""
-    try:
-        found = [json.loads(text)]
-    except json.JSONDecodeError:
-        found = [json.loads(line) for line in text.splitlines()]
+    found: list[Any] = []
+    for pieces in ([text], text.splitlines()):
+        with contextlib.suppress(ValueError):  # no JSON, or no text
+            found = [json.loads(piece) for piece in pieces]
+            break
     return [each for each in found if isinstance(each, dict) and "results" in each]
 
 
@@ -75,7 +76,7 @@ def rerun(record: Record, more: Sequence[str]) -> list[Record]:
         set_here = {"PYTHONPATH": str(place), "XLA_FLAGS": record["xla_flags"]}
         if code := subprocess.run(command, cwd=place, env=os.environ | set_here).returncode:
             sys.exit(f"the command of {record['commit'][:8]} ended with status {code}")
-        return [each for path in place.rglob("*.json*") for each in parse_records(path.read_text())]
+        return [each for path in place.rglob("*.json*") for each in parse_records(path.read_bytes())]
 
 
 def load(address: str) -> Record:

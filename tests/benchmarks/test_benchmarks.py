@@ -185,6 +185,11 @@ def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch)
     assert (steps[0], steps[-1], set(np.diff(steps))) == (4 * 512, 976 * 512, {4 * 512})
 
 
+def test_a_record_has_the_command_without_local_folders(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["python -m benchmarks x", "--json=/home/me/a.jsonl#b", "/opt/python", "runs/c d"])
+    assert _shared.describe_run()["command"] == "python -m benchmarks x '--json=a.jsonl#b' python 'runs/c d'"
+
+
 def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp_path):
     path = tmp_path / "new.jsonl"
     assert _shared.read(path) == {}
@@ -269,8 +274,9 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
     assert reproduce.compare(old, old) == ["5 of 5 numbers are equal"]
     says = ["2 of 4 numbers are equal", "1 are missing, of gone", "  returns/mean: 1.5, now 2.5"]
     assert reproduce.compare(old, new) == says
-    assert reproduce.parse_records('{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
-    assert reproduce.parse_records('{"results":1}\n{"loss":2}\n{"results":3}\n') == [{"results": 1}, {"results": 3}]
+    assert reproduce.parse_records(b'{"name": "a",\n"results": 1}') == [{"name": "a", "results": 1}]
+    assert reproduce.parse_records(b'{"results":1}\n{"loss":2}\n{"results":3}\n') == [{"results": 1}, {"results": 3}]
+    assert reproduce.parse_records(b"{ // no JSON") == reproduce.parse_records(b"\x80") == []
     several = "stands for several: its results name each SEED and VARIANT"
     errors = {"humanoid.jsonl#ablation": several, "retired.jsonl#mujoco_designs": "names no command"}
     errors["../benchmarks/results/kuhn.jsonl#x"] = "kuhn.jsonl has no record 'x', but kuhn"
