@@ -21,7 +21,7 @@ import ppo_parts as pp
 from ppo_parts.training import summary
 
 from ._pages import show_interval
-from ._runs import make_keys, vectorize
+from ._runs import make_keys, select_seeds, vectorize
 from ._shared import make_parser, write
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
@@ -131,11 +131,11 @@ def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, j
 
 def main() -> None:
     """Command line."""
-    parser, chains, results = make_parser(__doc__, seeds=10, json=None), make_chains(), {}
+    parser, chains, results = make_parser(__doc__, seeds=10, first_seed=0, json=None), make_chains(), {}
     parser.add_argument("--chains", nargs="+", choices=list(chains), default=list(chains), help="(default: all)")
     options = parser.parse_args()
     for name in options.chains:
-        scores, perfect = vectorize(make_training(chains[name]))(make_keys(range(options.seeds)))
+        scores, perfect = vectorize(make_training(chains[name]))(make_keys(select_seeds(options)))
         last = {"final_score": scores[:, -10:].mean(axis=1), "final_perfect": perfect[:, -10:].mean(axis=1)}
         results[name] = {"first_score": scores[:, 0], **last, "every_tenth_score": scores[:, ::10].round(4)}
         print(f"{name:12}", *(f"{what} {show_interval(summary(x), 3)}" for what, x in last.items()), flush=True)

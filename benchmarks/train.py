@@ -158,6 +158,23 @@ def make_programs(
     return found
 
 
+def compile_in_turn(
+    calls: dict[str, tuple[Callable[..., Any], jax.Array]], times: int
+) -> tuple[dict[str, Callable[[], Any]], dict[str, list[dict[str, float]]]]:
+    """Compile each program with its argument several times, in a new order each; the calls, and the seconds."""
+    thunks: dict[str, Callable[[], Any]] = {}
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
+    order, shuffle = list(calls.items()), random.Random(0).shuffle
+    for _ in range(times):
+        shuffle(order)
+        for name, (train, argument) in order:
+            as_ours = name in (*OURS, SAME_OPTIONS)
+            call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
+            seconds[name].append(took)
+            thunks[name] = functools.partial(call, argument)
+    return thunks, seconds
+
+
 def measure(
     setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -172,22 +189,13 @@ def measure(
         calls = {name: (jax.vmap(train), keys) for name, train in chosen.items()}
         calls[ONE_SEED] = (chosen["cleanrl"], key)
     steps = {name: each * updates * argument.size for name, (_, argument) in calls.items()}
-    thunks: dict[str, Callable[[], Any]] = {}
-    rows: dict[str, dict[str, Any]] = {name: {} for name in calls}
-    compiling: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
-    order, shuffle = list(calls.items()), random.Random(0).shuffle
-    for _ in range(compilations):
-        shuffle(order)
-        for name, (train, argument) in order:
-            as_ours = name in (*OURS, SAME_OPTIONS)
-            call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
-            compiling[name].append(took)
-            thunks[name] = functools.partial(call, argument)
+    thunks, compiling = compile_in_turn(calls, compilations)
     totals = {name: [sum(took.values()) for took in found] for name, found in compiling.items()}
+    rows: dict[str, dict[str, Any]] = {}
     for name, found in compiling.items():
         medians = {step: statistics.median(took[step] for took in found) for step in ("trace", "compile")}
-        rows[name]["compile_seconds"] = medians | {"total": _timing.summarize(totals[name])}
-        rows[name]["compiling_over_cleanrl"] = _timing.compare(totals, name, "cleanrl")
+        seconds = medians | {"total": _timing.summarize(totals[name])}
+        rows[name] = {"compile_seconds": seconds, "compiling_over_cleanrl": _timing.compare(totals, name, "cleanrl")}
     fewer = max(1, updates // 10)
     for name in HOST_RIVALS if env_id == CARTPOLE and seeds == 1 and num_envs <= 64 else ():
         if is_installed(name) and (name in only or not only):
