@@ -402,6 +402,17 @@ def tabulate_train(link: Link, *names: str) -> Rows:
         yield [linked + seeds, row["program"], speed, show_quartiles(row["over_cleanrl"]), built]
 
 
+def tabulate_devices(link: Link) -> Rows:
+    """What four of the devices send each other and compute, with many shards and, in parentheses, with one."""
+    yield ["recipe", "megabytes sent", "FLOPs of a device, relative to those of one alone"]
+    for (recipe,), rows in group_by(read_results("devices", "devices"), "recipe").items():
+        found = {(row["scaling"], row["devices"]): row for row in rows}
+        alone, *both = (found[key] for key in (("strong", 1), ("strong", 4), ("one shard", 4)))
+        sent = (sum(row["bytes"].values()) / 1e6 for row in both)
+        work = (row["flops"] / alone["flops"] for row in both)
+        yield [recipe, "{:.2f} ({:.2f})".format(*sent), "{:.3f} ({:.3f})".format(*work)]
+
+
 def tabulate_hosts(link: Link, name: str) -> Rows:
     """Steps per second with environments on the host."""
     yield ["task, 8 environments", "program", "steps per second", "time relative to the recipe"]
