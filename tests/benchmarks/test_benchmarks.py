@@ -8,6 +8,7 @@ import importlib
 import itertools
 import re
 import shlex
+import subprocess
 import sys
 
 import jax
@@ -17,7 +18,7 @@ import pytest
 import scipy.stats
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _shared, _tables, atari, classic, explain, learning, report, reproduce, train
+from benchmarks import _pages, _shared, _tables, atari, classic, explain, house, learning, report, reproduce, train
 from benchmarks._runs import make_keys, measure_training, train_in_stages
 from benchmarks.parts import check
 from ppo_parts.training import EpisodeResults
@@ -295,6 +296,21 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
         ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
     ],
 )
+def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
+    monkeypatch.setattr(house, "FRAMES", "raise SystemExit(3)")
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        house.measure(ROOT)
+
+
+def test_imports_between_packages_may_take_several_lines(tmp_path):
+    files = {"__init__.py": "from . import (\n    a,\n    b,\n)", "a.py": "from .b.c import x as y", "b.py": "import a"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = house.find_imports(tmp_path)
+    assert found == {("__init__", "a"), ("__init__", "b"), ("a", "b")}
+    assert house.count_layers(found) == (3, 0)
+
+
 def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, capsys, file, names, expected):
     """Not in the records of the commit; the command runs with the flags of the record."""
     old = {"name": "a", "uncommitted": "", "commit": "", "xla_flags": "xx", "results": {"flags": 2}}
