@@ -143,6 +143,9 @@ def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
     add_thumbnails(docname, doctree)
     for literal in [*doctree.findall(nodes.literal)] if app.env.doc2path(docname).suffix == ".md" else []:
         target = LINKS.get(re.sub(r"^(pp|ppo_parts)\.|\(.*", "", literal.astext()))
+        cell = literal.parent.parent
+        if docname == "docs/metrics" and isinstance(cell, nodes.entry) and cell.parent.index(cell) == 0:
+            continue  # a metric may have the name of a part
         if target and not isinstance(literal.parent, nodes.reference | nodes.title | addnodes.pending_xref):
             options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": docname, "refexplicit": True}
             literal.replace_self(addnodes.pending_xref("", literal.deepcopy(), **options))

@@ -181,7 +181,10 @@ def of_jaxagents(phase):
 
 
 ORIGINALS = {
-    **{x: functools.partial(of_library, x) for x in ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games")},
+    **{
+        x: functools.partial(of_library, x)
+        for x in ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games", "brax")
+    },
     "jaxagents, actor": functools.partial(of_jaxagents, "actor"),
     "jaxagents, critic": functools.partial(of_jaxagents, "critic"),
 }
