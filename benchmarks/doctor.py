@@ -276,6 +276,12 @@ KNOWN = {"MetaMaze-misc": "observations_large"}
 mean in 65,536 steps of cleanrl_ppo, seeds 4200 - 4209) from 6.1 to 9.3."""
 Programs = dict[str, Callable[[], dict[str, Any]]]
 LIBRARIES = ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")
+DISCRETE_PRESETS = ((cleanrl_ppo, "discrete"), (pufferlib_ppo, "discrete"))
+BOXED_PRESETS = (
+    (cleanrl_ppo, "continuous"), (pufferlib_ppo, "continuous"), (mujoco_ppo, "mujoco"), (mujoco_ppo, "tianshou"),
+    *((library_ppo, library) for library in LIBRARIES),
+)  # fmt: skip
+SPREAD, MINATAR, POPGYM = ((ippo, "spread"),), ((pufferlib_ppo, "minatar"),), ((pufferlib_ppo, "popgym"),)
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
 
 
@@ -287,9 +293,9 @@ def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     return join_lanes([run_lanes(*row, first_seed, shared=True, memory=True) for row in rows])
 
 
-def make_programs(first_seed: int, *rows: tuple[Any, tuple[str, ...], str, int]) -> Programs:
-    """Return programs of healthy runs: a recipe, its presets, a task and a number of steps in each row."""
-    every = [(row[0], preset, *row[2:], first_seed) for row in rows for preset in row[1]]
+def make_programs(first_seed: int, *rows: tuple[tuple[tuple[Any, str], ...], str, int]) -> Programs:
+    """Return programs of healthy runs: presets, each with its recipe, a task and a number of steps in each row."""
+    every = [(recipe, preset, *row[1:], first_seed) for row in rows for recipe, preset in row[0]]
     return {
         f"{run[0].__name__.rpartition('.')[2]} {run[1]} {run[2]}": functools.partial(run_healthy, *run) for run in every
     }
@@ -320,44 +326,23 @@ TRAINING: Programs = {
     "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
 } | make_programs(
     2100,
-    (cleanrl_ppo, ("discrete",), "CartPole-v1", 65_536), (cleanrl_ppo, ("continuous",), "Pendulum-v1", 204_800),
-    (ippo, ("spread",), "jaxmarl:MPE_simple_spread_v3", 204_800), (pufferlib_ppo, ("discrete",), "CartPole-v1", 65_536),
-    (pufferlib_ppo, ("continuous",), "Pendulum-v1", 204_800),
-    (pufferlib_ppo, ("memory",), "MemoryChain-bsuite", 65_536),
-    (mujoco_ppo, ("mujoco", "tianshou"), "Pendulum-v1", 204_800),
-    (library_ppo, ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "brax"), "Pendulum-v1", 204_800),
-    (cleanrl_ppo, ("discrete",), "Acrobot-v1", 204_800), (cleanrl_ppo, ("continuous",), "Reacher-misc", 204_800),
-    (ippo, ("riddle",), "jaxmarl:switch_riddle", 204_800), (pufferlib_ppo, ("discrete",), "Catch-bsuite", 65_536),
-    (pufferlib_ppo, ("continuous",), "PointRobot-misc", 204_800),
-    (pufferlib_ppo, ("minatar",), "Asterix-MinAtar", 204_800),
-    (pufferlib_ppo, ("popgym",), "popgym:AutoencodeEasy", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "Reacher-misc", 204_800),
-    (library_ppo, LIBRARIES[:-1], "Reacher-misc", 204_800),
+    (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
+    (DISCRETE_PRESETS, "Catch-bsuite", 65_536), (BOXED_PRESETS, "Pendulum-v1", 204_800),
+    (BOXED_PRESETS, "Reacher-misc", 204_800), (SPREAD, "jaxmarl:MPE_simple_spread_v3", 204_800),
+    (((ippo, "riddle"),), "jaxmarl:switch_riddle", 204_800), (MINATAR, "Asterix-MinAtar", 204_800),
+    (((pufferlib_ppo, "memory"),), "MemoryChain-bsuite", 65_536), (POPGYM, "popgym:AutoencodeEasy", 204_800),
 ) | make_programs(
     3100,
-    (cleanrl_ppo, ("discrete",), "FourRooms-misc", 65_536), (cleanrl_ppo, ("continuous",), "Swimmer-misc", 204_800),
-    (pufferlib_ppo, ("discrete",), "FourRooms-misc", 65_536), (pufferlib_ppo, ("continuous",), "Swimmer-misc", 204_800),
-    (pufferlib_ppo, ("popgym",), "popgym:CountRecallEasy", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "Swimmer-misc", 204_800), (library_ppo, LIBRARIES, "Swimmer-misc", 204_800),
+    (DISCRETE_PRESETS, "FourRooms-misc", 65_536), (BOXED_PRESETS, "Swimmer-misc", 204_800),
+    (POPGYM, "popgym:CountRecallEasy", 204_800),
 ) | make_programs(
     4100,
-    (cleanrl_ppo, ("discrete",), "MetaMaze-misc", 65_536),
-    (cleanrl_ppo, ("continuous",), "gym:InvertedDoublePendulum-v5", 102_400),
-    (pufferlib_ppo, ("discrete",), "MetaMaze-misc", 65_536),
-    (pufferlib_ppo, ("continuous",), "gym:InvertedDoublePendulum-v5", 102_400),
-    (pufferlib_ppo, ("popgym",), "popgym:RepeatPreviousMedium", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "gym:InvertedDoublePendulum-v5", 102_400),
-    (library_ppo, LIBRARIES, "gym:InvertedDoublePendulum-v5", 102_400),
+    (DISCRETE_PRESETS, "MetaMaze-misc", 65_536), (BOXED_PRESETS, "gym:InvertedDoublePendulum-v5", 102_400),
+    (POPGYM, "popgym:RepeatPreviousMedium", 204_800),
 ) | make_programs(
     5100,
-    (cleanrl_ppo, ("discrete",), "SimpleBandit-bsuite", 65_536),
-    (cleanrl_ppo, ("continuous",), "gym:HalfCheetah-v5", 102_400),
-    (pufferlib_ppo, ("discrete",), "SimpleBandit-bsuite", 65_536),
-    (pufferlib_ppo, ("continuous",), "gym:HalfCheetah-v5", 102_400),
-    (pufferlib_ppo, ("minatar",), "Freeway-MinAtar", 204_800),
-    (pufferlib_ppo, ("popgym",), "popgym:RepeatFirstEasy", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "gym:HalfCheetah-v5", 102_400),
-    (library_ppo, LIBRARIES, "gym:HalfCheetah-v5", 102_400),
+    (DISCRETE_PRESETS, "SimpleBandit-bsuite", 65_536), (BOXED_PRESETS, "gym:HalfCheetah-v5", 102_400),
+    (MINATAR, "Freeway-MinAtar", 204_800), (POPGYM, "popgym:RepeatFirstEasy", 204_800),
 )  # fmt: skip
 HELD_OUT: Programs = {  # no rule has seen their runs
     "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
@@ -366,14 +351,8 @@ HELD_OUT: Programs = {  # no rule has seen their runs
     "BernoulliBandit-misc memory": lambda: run_with_memory("BernoulliBandit-misc", 6100),
 } | make_programs(
     6100,
-    (cleanrl_ppo, ("discrete",), "gym:LunarLander-v3", 102_400),
-    (cleanrl_ppo, ("continuous",), "gym:Pusher-v5", 51_200),
-    (ippo, ("spread",), "jaxmarl:MPE_simple_reference_v3", 204_800),
-    (pufferlib_ppo, ("discrete",), "gym:LunarLander-v3", 102_400),
-    (pufferlib_ppo, ("continuous",), "gym:Pusher-v5", 51_200),
-    (pufferlib_ppo, ("popgym",), "popgym:CountRecallMedium", 204_800),
-    (mujoco_ppo, ("mujoco", "tianshou"), "gym:Pusher-v5", 51_200),
-    (library_ppo, LIBRARIES, "gym:Pusher-v5", 51_200),
+    (DISCRETE_PRESETS, "gym:LunarLander-v3", 102_400), (BOXED_PRESETS, "gym:Pusher-v5", 51_200),
+    (SPREAD, "jaxmarl:MPE_simple_reference_v3", 204_800), (POPGYM, "popgym:CountRecallMedium", 204_800),
 )  # fmt: skip
 
 
