@@ -286,16 +286,6 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
             run(monkeypatch, "reproduce", name)
 
 
-@pytest.mark.parametrize(
-    ("file", "names", "expected"),
-    [
-        ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/x.jsonl", ["b", "c"], "the command wrote no record 'a', but ['b', 'c']"),
-        ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
-    ],
-)
 def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
     monkeypatch.setattr(house, "FRAMES", "raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
@@ -311,6 +301,16 @@ def test_imports_between_packages_may_take_several_lines(tmp_path):
     assert house.count_layers(found) == (3, 0)
 
 
+@pytest.mark.parametrize(
+    ("file", "names", "expected"),
+    [
+        ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
+        ("benchmarks/results/x.jsonl", ["b", "c"], "the command wrote no record 'a', but ['b', 'c']"),
+        ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
+    ],
+)
 def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, capsys, file, names, expected):
     """Not in the records of the commit; the command runs with the flags of the record."""
     old = {"name": "a", "uncommitted": "", "commit": "", "xla_flags": "xx", "results": {"flags": 2}}
