@@ -176,11 +176,11 @@ def return_left(run: Evidence) -> float:
     return run.late("episode_return") / early if early > 0 else np.nan
 
 
-def learned_values_long(run: Evidence) -> bool:
-    """Return whether a run has 100 updates and 100,000 environment steps, and the value loss did not fall."""
+def learned_long(run: Evidence) -> bool:
+    """Return whether values and policy had 100 updates and 100,000 environment steps to learn, and did not."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
-    return updates >= 100 and not steps < 100_000 and not loss < 0.5
+    return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
 
 
 class Rule(NamedTuple):
@@ -271,7 +271,7 @@ RULES = (
          lambda run: actions_matter(run) and not collapsed(run)),  # then, they may be the costs of actions alone
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.1  # else rare
+         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
          and not run.late("probe/value_error") < 10 and not collapsed(run) and not return_left(run) < 0.2),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
@@ -323,10 +323,10 @@ RULES = (
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
     Rule("learning_rate_small", "likely", "target_kl", 1e-3, INF, "the rate adapts to a divergence that is too small",
          "--target-kl 0.01", lambda run: run.setting("target_kl"), lambda run: "adapt_each_epoch" in run.config),
-    Rule("learning_rate_small", "likely", "approx_kl", 3e-5, INF, "steps are so small that the policy hardly moves",
+    Rule("learning_rate_small", "likely", "approx_kl", 2e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
-         ("advantage_lost", "stops_at_once", "clip_small", "gamma_short")),
+         ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
          "training lowers the return, as if rewards had the opposite sign",
          "look at the sign in wrappers of the reward, and at what they pay for", Evidence.progress,
@@ -358,14 +358,14 @@ RULES = (
          lambda run: run.setting("vf_coef"), lambda run: not np.isnan(run.late("probe/value_dominance"))),
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
-         "a smaller --vf-coef, envs.normalize_reward, or separate networks"),
+         "a smaller --vf-coef, envs.normalize_reward, or separate networks", unless=("reward_scale_large",)),
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef, or a larger critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
-         learned_values_long, ("reward_scale_large", "reward_scale_small")),
+         learned_long, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 
