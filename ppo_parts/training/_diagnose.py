@@ -176,6 +176,12 @@ def return_left(run: Evidence) -> float:
     return run.late("episode_return") / early if early > 0 else np.nan
 
 
+def rewards_shrank(run: Evidence) -> bool:
+    """Return whether rewards may be small by what the policy does: it stands still, or avoids most of the costs."""
+    early = run.early("episode_return")
+    return collapsed(run) or (early < 0 and run.late("episode_return") > 0.1 * early)
+
+
 def learned_long(run: Evidence) -> bool:
     """Return whether values and policy had 100 updates and 100,000 environment steps to learn, and did not."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
@@ -268,11 +274,11 @@ RULES = (
     Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          lambda run: run.late("probe/reward_size") or np.nan,  # 0: they are rare
-         lambda run: actions_matter(run) and not collapsed(run)),  # then, they may be the costs of actions alone
+         lambda run: actions_matter(run) and not rewards_shrank(run)),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
-         and not run.late("probe/value_error") < 10 and not collapsed(run) and not return_left(run) < 0.2),
+         and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),

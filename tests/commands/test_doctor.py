@@ -142,6 +142,9 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(rare, CONFIG) == []
     learned = {**HEALTHY, **SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}
     assert training.diagnose(learned, CONFIG) == []  # the value function's errors do not hide the rewards
+    still = {"episode_return": -np.geomspace(8, 0.03, UPDATES), "probe/reward_size": 1e-4, "probe/reward_balance": -1.0}
+    still["evaluation/episode_return"] = np.zeros(UPDATES)
+    assert training.diagnose({**HEALTHY, **still}, CONFIG) == []  # the policy avoids the costs of its actions
     solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
     assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
     # The return rises less than its noise, but surely.
