@@ -345,7 +345,7 @@ TRAINING: Programs = {
     (DISCRETE_PRESETS, "SimpleBandit-bsuite", 65_536), (BOXED_PRESETS, "gym:HalfCheetah-v5", 102_400),
     (MINATAR, "Freeway-MinAtar", 204_800), (POPGYM, "popgym:RepeatFirstEasy", 204_800),
 )  # fmt: skip
-HELD_OUT: Programs = {  # no rule has seen their runs
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
     "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
     "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
     "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),

@@ -179,11 +179,11 @@ def return_left(run: Evidence) -> float:
 def rewards_shrank(run: Evidence) -> bool:
     """Return whether rewards may be small by what the policy does: it stands still, or avoids most of the costs."""
     early = run.early("episode_return")
-    return collapsed(run) or (early < 0 and run.late("episode_return") > 0.1 * early)
+    return collapsed(run) or (early < 0 and 0.1 * early < run.late("episode_return") <= 0)
 
 
-def learned_long(run: Evidence) -> bool:
-    """Return whether values and policy had 100 updates and 100,000 environment steps to learn, and did not."""
+def failed_to_learn(run: Evidence) -> bool:
+    """Return whether in 100 updates and 100,000 environment steps neither the value loss fell nor the return rose."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
     return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
@@ -261,7 +261,7 @@ RULES = (
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", np.ptp) > 0)
-         and actions_matter(run)),
+         and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # if steps are paid, it is the best
     Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
          "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
@@ -349,7 +349,8 @@ RULES = (
          "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
          "leave out the softmax: Categorical takes logits"),
     Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
-         "agents of one policy cannot be told apart, so they always play alike", "--agent-id, or envs.with_agent_id"),
+         "agents of one policy cannot be told apart, so they always play alike", "--agent-id, or envs.with_agent_id",
+         when=lambda run: not entropy_lost(run) > 0.8),  # all may have learned to act alike
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
@@ -371,7 +372,7 @@ RULES = (
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
          "the value function never explains the returns", "a larger --vf-coef, or a larger critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
-         learned_long, ("reward_scale_large", "reward_scale_small")),
+         failed_to_learn, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
 """From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
 

@@ -54,10 +54,11 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `obs_seen`: the number of observations in running statistics, divided by that of all.
         * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
         * `action_beyond`: the share of components beyond a bound.
-        * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range.
+        * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; the mean
+          over the components.
         * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
-        * `softmax_twice`: the share of categorical logits that can be probabilities, one of them above 0.95; 0 if
-          some cannot be probabilities; NaN for other distributions.
+        * `softmax_twice`: the share of steps whose categorical logits can be probabilities with one above 0.95; 0 if
+          some cannot, or if they do not vary; NaN for other distributions.
         * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           actions changes; the smallest of the components; NaN for discrete actions.
@@ -218,7 +219,7 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
 
 def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float:
     """Return the share of steps at which all agents have the same policy."""
-    if train.env.num_agents is None:
+    if train.env.num_agents in (None, 1):
         return jnp.nan
     first = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, :1], x.shape), batch.action)
     log_prob = output.distribution.log_prob(first)
@@ -226,12 +227,13 @@ def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float
 
 
 def _measure_softmax_twice(distribution: Any) -> Array | float:
-    """Return how often logits can be probabilities of nearly 1, if all of them can be probabilities."""
+    """Return how often logits can be probabilities of nearly 1, if all of them can be, and if they vary."""
     if not isinstance(distribution, Categorical):
         return jnp.nan
     logits = distribution.logits
     probs = logits - jnp.mean(logits, axis=-1, keepdims=True) + 1 / logits.shape[-1]  # logits up to a constant
-    return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4)
+    varied = jnp.any(jnp.ptp(probs, axis=(0, 1)) > 0.1)  # those of a single action, or without observations, do not
+    return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4) * varied
 
 
 def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:

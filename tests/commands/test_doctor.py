@@ -70,7 +70,14 @@ PLANTED = {  # by rule: metrics, and settings
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
     "action_unused": ({"probe/action_effect": 0.0}, {}),
-    "reward_constant": (NO_ENDS | FIXED | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0}, {}),
+    "reward_constant": (
+        NO_ENDS
+        | FIXED
+        | FLAT
+        | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/reward_balance": -1.0}
+        | {"episode_return": -FIXED["episode_length"]},
+        {},
+    ),
     "end_as_time_limit": (NO_ENDS, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
@@ -147,6 +154,7 @@ def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose({**HEALTHY, **still}, CONFIG) == []  # the policy avoids the costs of its actions
     solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
     assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
+    assert training.diagnose({**solved, **FIXED}, CONFIG) == []  # nor has one, in a run that began with such a policy
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
@@ -178,6 +186,20 @@ def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards_a
     assert "entropy_collapsed" not in [found.name for found in training.diagnose(unpaid, CONFIG)]
     unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
     assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
+
+
+def test_a_cause_takes_the_place_of_its_consequences():
+    def find(metrics):
+        return [found.name for found in training.diagnose({**HEALTHY, **metrics}, CONFIG)]
+
+    small = FLAT | {"approx_kl": np.full(UPDATES, 1e-6), "probe/value_dominance": 1e5}
+    assert find(small) == ["learning_rate_small", "value_dominates"]
+    assert find(small | {"probe/target_rms": 2e4}) == ["reward_scale_large"]
+    wrong = {"probe/score": 30.0, "probe/action_at_bound": 0.8}
+    assert find(wrong | {"probe/action_beyond": 0.7}) == ["log_prob_wrong"]
+    assert find(wrong | {"probe/action_beyond": 0.1}) == []  # squashed actions near their bounds are rounded
+    last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
+    assert find({"episode_length": last}) == ["time_limit_as_end"]
 
 
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
@@ -300,14 +322,18 @@ def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
     logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # of two agents
     same = jnp.broadcast_to(logits[:, :, :1], logits.shape)
+    constant = jnp.broadcast_to(jnp.array([0.0, 0.02, 0.98]), logits.shape)  # what a bandit may have learned
     for given, softmax_twice, agents_alike in (
         (logits, False, False), (same, False, True), (jax.nn.softmax(same), True, True), (0.01 * logits, False, False),
+        (constant, False, True),
     ):  # fmt: skip
         distribution = pp.distributions.Categorical(given)
         assert (_measure_softmax_twice(distribution) > 0.5) == softmax_twice
         train = types.SimpleNamespace(env=types.SimpleNamespace(num_agents=2))
         batch = pp.Batch(action=distribution.sample(seed=jax.random.key(1)))
         assert (_compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
+        train.env.num_agents = 1
+        assert np.isnan(_compare_agents(train, batch, pp.Output(distribution)))
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
