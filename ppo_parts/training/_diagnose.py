@@ -145,7 +145,7 @@ def lost_in_evaluation(run: Evidence) -> float:
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
     episodes = np.nan_to_num(run.late("episodes"), nan=32)  # of an update; 32 are a small evaluation
     error, share = run.noise() * (episodes / 32) ** 0.5, (late - played) / (late - early)
-    return share if late - played > (2 if share > 0.9 else 3) * error else np.nan
+    return share if late - played > 3 * error else np.nan
 
 
 def motion_left(run: Evidence) -> float:
@@ -331,7 +331,8 @@ RULES = (
          "--target-kl 0.01", lambda run: run.setting("target_kl"), lambda run: "adapt_each_epoch" in run.config),
     Rule("learning_rate_small", "likely", "approx_kl", 2e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
-         lambda run: len(run.series("approx_kl")) >= 20,  # annealed over a few updates, steps are as small
+         # Annealed over a few updates, steps are as small; and if the return rises so surely, they are large enough.
+         lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
          "training lowers the return, as if rewards had the opposite sign",
