@@ -157,7 +157,7 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
         """Return a state twice. On the host, it can be stepped only once, but a reset makes another one like it."""
         if train.rollout.restart is None:
             return jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
-        return jax.vmap(lambda key: env.reset(key, 4))(jnp.stack([key, key]))
+        return jax.vmap(lambda key: env.reset(key, 1))(jnp.stack([key, key]))
 
     def compare(component: Array) -> Array:
         changed = (jnp.arange(size) == component).reshape(space.shape)
