@@ -163,7 +163,7 @@ def change_config(config: Any, changes: Sequence[str]) -> Any:
     values, known = {}, [field.name for field in dataclasses.fields(config)]
     for name, text in (change.split("=", 1) for change in changes):
         if name not in known:
-            raise UserValueError(f"--set: there is no field {name!r}, but {', '.join(known)}")
+            raise UserValueError(f"--set: the configuration has no field {name!r}, but {', '.join(known)}")
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

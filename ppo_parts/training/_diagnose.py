@@ -177,7 +177,7 @@ def return_left(run: Evidence) -> float:
 
 
 def rewards_shrank(run: Evidence) -> bool:
-    """Return whether rewards may be small by what the policy does: it stands still, or avoids most of the costs."""
+    """Return whether rewards may be small because of the policy: it became deterministic, or avoids most costs."""
     early = run.early("episode_return")
     return collapsed(run) or (early < 0 and 0.1 * early < run.late("episode_return") <= 0)
 
@@ -350,7 +350,8 @@ RULES = (
          "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
          "leave out the softmax: Categorical takes logits"),
     Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
-         "agents of one policy cannot be told apart, so they always play alike", "--agent-id, or envs.with_agent_id",
+         "agents that share a policy are indistinguishable to it, so they all act the same",
+         "--agent-id, or envs.with_agent_id",
          when=lambda run: not entropy_lost(run) > 0.8),  # all may have learned to act alike
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
