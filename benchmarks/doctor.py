@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 6100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 7100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
 harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
-from ppo_parts import envs, networks, training
+from ppo_parts import distributions, envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, pufferlib_ppo
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain
@@ -40,6 +40,7 @@ NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
     "stale": 0, "unnormalized": 0, "certain": 0, "remembers": 0, "unused": 0, "constant": 0, "ended": 0, "bent": 0,
+    "twice": 0, "narrow": 0,
 }  # fmt: skip
 """Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
 FAULTS: dict[str, dict[str, float]] = {
@@ -55,7 +56,7 @@ FAULTS: dict[str, dict[str, float]] = {
     "evaluation_apart": {"stale": 1}, "evaluation_apart (statistics)": {"unnormalized": 1}, "never_ends": {"never": 1},
     "duplicated_envs": {"same": 1}, "not_finite": {"nan": 1}, "memory_not_reset": {"remembers": 1},
     "action_unused": {"unused": 1}, "reward_constant": {"constant": 1}, "end_as_time_limit": {"ended": 1},
-    "log_prob_wrong": {"bent": 1},
+    "log_prob_wrong": {"bent": 1}, "softmax_twice": {"twice": 1}, "actions_narrow": {"narrow": 1},
 }  # fmt: skip
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
 SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
@@ -67,14 +68,15 @@ BOXED = dataclasses.replace(
 )
 ONLY_BOXED = (
     "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
-    "evaluation_apart (statistics)", "log_prob_wrong",
+    "evaluation_apart (statistics)", "log_prob_wrong", "actions_narrow",
 )  # fmt: skip
+ONLY_DISCRETE = ("softmax_twice",)
 ONLY_OF_SEVERAL = ("action_unused",)  # components of the action
 ONLY_ENDLESS = ("reward_constant",)
 ONLY_ENDING = ("end_as_time_limit",)
 ENDLESS = (
     "Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar",
-    "gym:Pusher-v5",
+    "gym:Pusher-v5", "gym:Reacher-v5",
 )  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 ONLY_RAW = ("advantage_not_standardized",)  # with normalized rewards, raw advantages do no harm, as in mujoco_ppo
@@ -137,15 +139,22 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
     return rollout._replace(collect=collect)
 
 
-def squash_samples(distribution: Any, f: Numbers) -> Any:
-    """Return a distribution whose samples are squashed, which its log-probability does not know."""
+def plant_in_distribution(distribution: Any, f: Numbers, boxed: bool) -> Any:
+    """Plant a second softmax; or a range of 1 %, and samples that are squashed, which the log-probability ignores."""
+    if not boxed:
+        logits = distribution.logits
+        return distributions.Categorical(jnp.where(f["twice"] > 0, jax.nn.softmax(logits), logits))
+    width = jnp.where(f["narrow"] > 0, 0.01, 1.0)
 
     def sample(*, seed: Any) -> Any:
         action = distribution.sample(seed=seed)
-        return jnp.where(f["bent"] > 0, jnp.tanh(action), action)
+        return width * jnp.where(f["bent"] > 0, jnp.tanh(action), action)
+
+    def log_prob(action: Any) -> Any:
+        return distribution.log_prob(action / width) - action.shape[-1] * jnp.log(width)
 
     return types.SimpleNamespace(
-        sample=sample, log_prob=distribution.log_prob, entropy=distribution.entropy, mode=distribution.mode
+        sample=sample, log_prob=log_prob, entropy=distribution.entropy, mode=lambda: width * distribution.mode()
     )
 
 
@@ -164,7 +173,7 @@ def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) ->
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
         output = policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)
-        return output._replace(distribution=squash_samples(output.distribution, f)) if boxed else output
+        return output._replace(distribution=plant_in_distribution(output.distribution, f, boxed))
 
     return dataclasses.replace(policy, init=init, evaluate=evaluate)
 
@@ -253,7 +262,7 @@ def run_faults(
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
     kinds = [
-        (base.normalize_env, ONLY_BOXED), (not base.normalize_env, ONLY_RAW), (shared, ONLY_SHARED),
+        (base.normalize_env, ONLY_BOXED), (not base.normalize_env, ONLY_DISCRETE + ONLY_RAW), (shared, ONLY_SHARED),
         (False, ONLY_WITH_MEMORY), (math.prod(envs.make(env_id).action_space.shape) > 1, ONLY_OF_SEVERAL),
         (env_id in ENDLESS, ONLY_ENDLESS), (env_id not in ENDLESS, ONLY_ENDING),
     ]  # fmt: skip
@@ -325,6 +334,10 @@ TRAINING: Programs = {
     "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
     "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
     "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
+    "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
+    "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
+    "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
+    "BernoulliBandit-misc memory": lambda: run_with_memory("BernoulliBandit-misc", 6100),
 } | make_programs(
     2100,
     (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
@@ -344,16 +357,22 @@ TRAINING: Programs = {
     5100,
     (DISCRETE_PRESETS, "SimpleBandit-bsuite", 65_536), (BOXED_PRESETS, "gym:HalfCheetah-v5", 102_400),
     (MINATAR, "Freeway-MinAtar", 204_800), (POPGYM, "popgym:RepeatFirstEasy", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
-    "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
-    "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
-    "BernoulliBandit-misc memory": lambda: run_with_memory("BernoulliBandit-misc", 6100),
-} | make_programs(
+) | make_programs(
     6100,
     (DISCRETE_PRESETS, "gym:LunarLander-v3", 102_400), (BOXED_PRESETS, "gym:Pusher-v5", 51_200),
     (SPREAD, "jaxmarl:MPE_simple_reference_v3", 204_800), (POPGYM, "popgym:CountRecallMedium", 204_800),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
+    "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
+    "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
+    "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
+    "RepeatPreviousEasy memory": lambda: run_with_memory("popgym:RepeatPreviousEasy", 7100),
+} | make_programs(
+    7100,
+    (DISCRETE_PRESETS, "xminigrid:MiniGrid-Empty-8x8", 65_536), (DISCRETE_PRESETS, "pgx:tic_tac_toe", 102_400),
+    (DISCRETE_PRESETS, "gym:Taxi-v4", 204_800), (DISCRETE_PRESETS, "gym:Blackjack-v1", 102_400),
+    (BOXED_PRESETS, "gym:Reacher-v5", 102_400), (BOXED_PRESETS, "gym:Ant-v5", 51_200),
+    (SPREAD, "jaxmarl:MPE_simple_speaker_listener_v4", 204_800), (POPGYM, "popgym:RepeatPreviousEasy", 204_800),
 )  # fmt: skip
 
 

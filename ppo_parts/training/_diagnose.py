@@ -81,9 +81,13 @@ class Evidence:
         """Return the standard deviation of the return from update to update."""
         return self.over("episode_return", lambda x: np.std(np.diff(x)) / 2**0.5 + 1e-9)
 
+    def rise(self) -> float:
+        """Return how far the return rose, in standard errors of the means of a tenth and of a quarter."""
+        return self.progress() * (len(self.series("episode_return")) / 14) ** 0.5
+
     def rose(self, errors: float = 3) -> bool:
-        """Return whether the return rose by so many standard errors of the means of a tenth and of a quarter."""
-        return self.progress() > errors * (14 / max(len(self.series("episode_return")), 1)) ** 0.5
+        """Return whether the return rose by so many standard errors."""
+        return self.rise() > errors
 
 
 def nonfinite_updates(run: Evidence) -> float:
@@ -144,8 +148,8 @@ def lost_in_evaluation(run: Evidence) -> float:
         return np.nan
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
     episodes = np.nan_to_num(run.late("episodes"), nan=32)  # of an update; 32 are a small evaluation
-    error, share = run.noise() * (episodes / 32) ** 0.5, (late - played) / (late - early)
-    return share if late - played > 3 * error else np.nan
+    loss = (late - played) / (run.noise() * (episodes / 32) ** 0.5)
+    return (late - played) / (late - early) if loss * run.rise() > 25 else np.nan  # neither is noise
 
 
 def motion_left(run: Evidence) -> float:
@@ -312,7 +316,7 @@ RULES = (
     # The steps.
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
          "standardize over the minibatch or the rollout, not each element alone", first_policy_losses),
-    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.2,
+    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.25,
          "advantages are not standardized, so rewards scale the policy's gradient",
          "--norm-adv, or pp.advantage_normalize()", first_policy_losses),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
@@ -324,17 +328,20 @@ RULES = (
          lambda run: run.early("approx_kl") if run.rose() and not run.late("approx_kl") > 1
          else max(run.early("approx_kl"), run.late("approx_kl")),
          unless=("epochs_many", "clip_large")),
-    Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.3, "the first steps leave the clip range",
+    Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.4, "the first steps leave the clip range",
          "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
          lambda run: run.early("approx_kl") > 0.01, ("epochs_many",)),
     Rule("learning_rate_small", "likely", "target_kl", 1e-3, INF, "the rate adapts to a divergence that is too small",
          "--target-kl 0.01", lambda run: run.setting("target_kl"), lambda run: "adapt_each_epoch" in run.config),
-    Rule("learning_rate_small", "likely", "approx_kl", 2e-5, INF, "steps are so small that the policy hardly moves",
+    Rule("learning_rate_small", "likely", "learning_rate", 1e-4, INF, "the learning rate is too small",
+         "a learning rate of 3e-4", lambda run: run.setting("learning_rate", "actor_learning_rate"),
+         lambda run: max(run.early("approx_kl"), run.late("approx_kl")) < 1e-4 and not run.rose(30)),
+    Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
          # Annealed over a few updates, steps are as small; and if the return rises so surely, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
-    Rule("reward_sign", "likely", "rise of the return, in standard deviations", -8, INF,
+    Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,
          "training lowers the return, as if rewards had the opposite sign",
          "look at the sign in wrappers of the reward, and at what they pay for", Evidence.progress,
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
@@ -371,7 +378,7 @@ RULES = (
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
-    Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.05, INF,
+    Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.01, INF,
          "the value function never explains the returns", "a larger --vf-coef, or a larger critic",
          lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
          failed_to_learn, ("reward_scale_large", "reward_scale_small")),
