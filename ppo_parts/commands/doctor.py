@@ -104,6 +104,7 @@ def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
     """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
     run = load_run(given)
+    report("measuring its policy in new rollouts (compiling them can take a minute)")
     return compute_for_each_seed(
         run, lambda state: probe(run.train, run.train.restart_host_envs(state).acting, run.config)
     )

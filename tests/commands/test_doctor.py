@@ -198,6 +198,11 @@ def test_a_cause_takes_the_place_of_its_consequences():
     wrong = {"probe/score": 30.0, "probe/action_at_bound": 0.8}
     assert find(wrong | {"probe/action_beyond": 0.7}) == ["log_prob_wrong"]
     assert find(wrong | {"probe/action_beyond": 0.1}) == []  # squashed actions near their bounds are rounded
+    never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
+    assert find(never) == ["reward_constant"]
+    slow = {**HEALTHY, **FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
+    for rate, names in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
+        assert [x.name for x in training.diagnose(slow, CONFIG | {"learning_rate": rate})] == names
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
