@@ -266,7 +266,7 @@ RULES = (
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", np.ptp) > 0)
          and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # if steps are paid, it is the best
-    Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found, in training or by the probe",
+    Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
          lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
          lambda run: run.late("probe/reward_size") == 0),
