@@ -11,6 +11,7 @@ Gymnasium 0.29, and on version 4 of the task. Programs run in turn; compile time
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import re
 import shutil
@@ -75,7 +76,13 @@ def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    return make_loop(lambda x: advance(x, 1)[0], state, updates)
+    loop = make_loop(lambda x: advance(x, 1)[0], state, updates)
+
+    def run() -> None:
+        loop()
+        concurrent.futures.wait(program.ahead)  # as many rollouts as updates, and none while another program runs
+
+    return run
 
 
 def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:

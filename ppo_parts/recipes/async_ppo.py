@@ -43,6 +43,7 @@ class OneAhead(training.Program):
         if (processes := jax.process_count()) > 1:  # whose threads may start their programs in different orders
             raise pp.errors.UserValueError(f"OneAhead: a run must have one process, got {processes}: use mujoco_ppo")
         super().__post_init__()
+        self.ahead: list[Future[Any]] = []  # the rollout that is being collected
 
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
@@ -52,17 +53,16 @@ class OneAhead(training.Program):
         if self.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
-        ahead: list[Future[Any]] = []  # the rollout that is being collected
 
         def collected_by(state: training.TrainState) -> Any:
             with envs.host_errors():  # in the thread in which an environment raises
                 return jax.block_until_ready(collect(state))  # type: ignore[no-untyped-call]
 
         def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:
-            collected = ahead.pop().result() if ahead else collected_by(state)
+            collected = self.ahead.pop().result() if self.ahead else collected_by(state)
             if int(np.max(state.learner.step)) + 1 < self.train.num_updates:
                 later = training.TrainState(next_key(state), state.learner, collected[0])
-                ahead.append(actor.submit(collected_by, later))
+                self.ahead.append(actor.submit(collected_by, later))
             state, metrics = jax.block_until_ready(learn(state, collected))  # type: ignore[no-untyped-call]
             values = np.asarray(metrics.array)
             return state, {name: values[None, ..., i] for i, name in enumerate(metrics.names)}
