@@ -4,7 +4,7 @@
 
 While the learner updates on one rollout, the actor collects the next in a thread, with the policy before that update.
 This helps if environments step on the host while the learner has its own device or cores. On two cores
-HalfCheetah-v5 ran at 16,700 steps per second, against 12,900 with `mujoco_ppo`. A resumed run has no rollout
+HalfCheetah-v5 ran at 12,400 steps per second, against 11,200 with `mujoco_ppo`. A resumed run has no rollout
 in progress: its first rollout uses the latest policy, so it is not bit-identical to a run that was not interrupted.
 """
 
