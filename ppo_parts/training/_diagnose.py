@@ -193,6 +193,11 @@ def failed_to_learn(run: Evidence) -> bool:
     return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
 
 
+def vary(x: np.ndarray) -> bool:
+    """Return whether numbers differ by more than 2 % of the largest."""
+    return len(x) > 0 and np.ptp(x) > 0.02 * np.max(x)
+
+
 class Rule(NamedTuple):
     """A `Finding` if `value` (None: the late `metric`) is not between `low` and `high`.
 
@@ -236,6 +241,9 @@ RULES = (
          when=lambda run: not run.late("probe/action_at_bound") - run.late("probe/action_beyond") > 0.5
          and not run.setting("noise_steps") > 1,  # at a bound, squashed actions are rounded
          unless=("memory_not_reset", "action_changed", "policy_differs")),
+    Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
+         "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
+         "leave out the softmax: Categorical takes logits"),
     # The data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key",
@@ -252,19 +260,25 @@ RULES = (
          "add a time limit; pass rollout_state on to the next rollout", unending_steps),
     Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
          "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode", unflagged_ends),
+    Rule("end_rewarded", "possible", "episode_length", 3, INF,
+         "the policy learned to end its episodes at once: an end costs less than going on",
+         "a reward for each step, or a cost of the ends that are failures",
+         when=lambda run: run.early("episode_length") > 1.5 * run.late("episode_length")
+         and run.late("probe/reward_balance") < -0.95 and run.late("probe/terminated") > 0),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
          "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
     Rule("observations_large", "likely", "probe/obs_rms", -INF, 20,
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
-         "observations are constant, or divided by statistics that exploded", "look for outliers in observations"),
+         "observations are constant, or divided by statistics that exploded", "look for outliers in observations",
+         unless=("end_rewarded",)),
     Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
          "a component of the action changes neither observations nor rewards",
          "look at how step reads the action", when=actions_matter),
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", np.ptp) > 0)
+         when=lambda run: not (run.late("probe/terminated") or vary(run.series("episode_length")))
          and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # if steps are paid, it is the best
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
@@ -299,6 +313,9 @@ RULES = (
     Rule("minibatch_small", "likely", "elements of a minibatch", 16, INF, "small minibatches make gradients noisy",
          "a smaller --num-minibatches, or more environments",
          lambda run: run.setting("num_envs") * run.setting("num_steps") / run.setting("num_minibatches")),
+    Rule("updates_few", "possible", "updates", 10, INF, "a few updates cannot change the policy much",
+         "a smaller --num-steps, a larger --total-timesteps", lambda run: len(run.series("policy_loss")) or np.nan,
+         lambda run: not run.rose()),
     Rule("epochs_many", "likely", "epochs", -INF, 25, "so many epochs overfit each rollout",
          "4 epochs, or --target-kl 0.02", lambda run: run.epochs),
     Rule("stops_at_once", "likely", "early_stopped", -INF, 0.95, "the early stop ends every update in its first epoch",
@@ -326,7 +343,8 @@ RULES = (
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
-         lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy does not move either
+         lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy does not move either
+         ("softmax_twice", "end_rewarded")),
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
          lambda run: run.early("approx_kl") if run.rose() and not run.late("approx_kl") > 1
@@ -346,20 +364,17 @@ RULES = (
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,
-         "training lowers the return, as if rewards had the opposite sign",
-         "look at the sign in wrappers of the reward, and at what they pay for", Evidence.progress,
+         "training lowers the return, as if rewards or the loss had the opposite sign",
+         "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", Evidence.progress,
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
          entropy_lost, collapsed, ("reward_constant",)),
     Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
-         "training loses what the first policy earned, as if rewards had the opposite sign",
-         "look at the sign in wrappers of the reward, and at what they pay for", return_left,
-         unless=("learning_rate_large", "epochs_many", "policy_differs", "entropy_collapsed")),
+         "training loses what the first policy earned, as if rewards or the loss had the opposite sign",
+         "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", return_left,
+         unless=("learning_rate_large", "epochs_many", "policy_differs")),
     # The network.
-    Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
-         "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
-         "leave out the softmax: Categorical takes logits"),
     Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
          "agents that share a policy are indistinguishable to it, so they all act the same",
          "--agent-id, or envs.with_agent_id",

@@ -79,6 +79,12 @@ PLANTED = {  # by rule: metrics, and settings
         {},
     ),
     "end_as_time_limit": (NO_ENDS, {}),
+    "end_rewarded": (
+        {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
+        | {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0},
+        {},
+    ),
+    "updates_few": ({name: x[:5] for name, x in HEALTHY.items() if np.ndim(x)} | {"episode_return": np.ones(5)}, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
     "flags_shifted": ({"probe/jump_at_end": 0.1}, {}),
@@ -198,6 +204,13 @@ def test_a_cause_takes_the_place_of_its_consequences():
     wrong = {"probe/score": 30.0, "probe/action_at_bound": 0.8}
     assert find(wrong | {"probe/action_beyond": 0.7}) == ["log_prob_wrong"]
     assert find(wrong | {"probe/action_beyond": 0.1}) == []  # squashed actions near their bounds are rounded
+    still = PLANTED["schedule_ends_early"][0]
+    assert find(still | {"probe/softmax_twice": 1.0}) == ["softmax_twice"]
+    assert find(still | PLANTED["end_rewarded"][0]) == ["end_rewarded"]
+    worse = {"entropy": np.geomspace(0.69, 1e-3, UPDATES), "episode_return": FADING}
+    assert "reward_sign" in find(worse)  # not only that it collapsed
+    once = PLANTED["reward_constant"][0] | {"episode_length": FIXED["episode_length"] - np.eye(UPDATES)[50]}
+    assert find(once) == ["reward_constant"]
     never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
     assert find(never) == ["reward_constant"]
     slow = {**HEALTHY, **FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
