@@ -57,6 +57,7 @@ FAULTS: dict[str, dict[str, float]] = {
     "duplicated_envs": {"same": 1}, "not_finite": {"nan": 1}, "memory_not_reset": {"remembers": 1},
     "action_unused": {"unused": 1}, "reward_constant": {"constant": 1}, "end_as_time_limit": {"ended": 1},
     "log_prob_wrong": {"bent": 1}, "softmax_twice": {"twice": 1}, "actions_narrow": {"narrow": 1},
+    "update_reversed": {"advantage": -1},
 }  # fmt: skip
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
 SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}

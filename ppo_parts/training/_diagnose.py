@@ -263,7 +263,7 @@ RULES = (
     Rule("end_rewarded", "possible", "episode_length", 3, INF,
          "the policy learned to end its episodes at once: an end costs less than going on",
          "a reward for each step, or a cost of the ends that are failures",
-         when=lambda run: run.early("episode_length") > 1.5 * run.late("episode_length")
+         when=lambda run: run.over("episode_length", lambda x: x[0]) > 1.5 * run.late("episode_length")
          and run.late("probe/reward_balance") < -0.95 and run.late("probe/terminated") > 0),
     Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
          "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
@@ -301,6 +301,10 @@ RULES = (
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
          and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
+    Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
+         "the first update of a new run makes actions with a positive advantage less probable",
+         "look at the signs of advantages and of the policy loss",
+         when=lambda run: not run.rose()),  # what the chain adds to rewards may be larger than they are
     # The settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -369,7 +373,7 @@ RULES = (
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
-         entropy_lost, collapsed, ("reward_constant",)),
+         entropy_lost, collapsed, ("reward_constant", "update_reversed")),
     Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
          "training loses what the first policy earned, as if rewards or the loss had the opposite sign",
          "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", return_left,

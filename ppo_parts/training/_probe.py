@@ -74,6 +74,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `terminated`, `truncated`: the number of ends of each kind.
         * `length_spread`: how far the mean lengths of episodes of the rollouts differ, as a share of the longest.
         * `jump_at_end`: how far observations jump after an end, divided by the larger jump one step before or after it.
+        * `update_direction`: the correlation of advantages with the changes of log-probabilities in the first update of
+          a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
@@ -83,13 +85,12 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
-    factors = {"gamma": settings["gamma"], "gae_lambda": settings["gae_lambda"], "mask": batch.mask}
-    ends = batch.terminated, batch.truncated
-    advantage, target = gae(batch.reward, batch.value, batch.next_value, *ends, **factors)
+    advantage, target = _estimate_advantages(batch, settings)
     found["no_effect"], found["action_effect"] = _compare_policies(train, state), _change_actions(train, state)
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
+        "update_direction": _measure_direction(train, state.key, settings),
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
         **_compare_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
@@ -196,6 +197,26 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
         return jnp.abs(jnp.mean(score)) / jnp.std(score) * score.size**0.5  # 0 / 0 without an effect
 
     return jnp.nanmax(jax.lax.map(measure, jnp.eye(len(leaves))))
+
+
+def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Array, Array]:
+    ends, factors = (batch.terminated, batch.truncated), {name: settings[name] for name in ("gamma", "gae_lambda")}
+    return gae(batch.reward, batch.value, batch.next_value, *ends, **factors, mask=batch.mask)
+
+
+def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) -> Array | float:
+    """Return how an update from new parameters changes log-probabilities, compared with advantages."""
+    if train.env.zero_sum:
+        return jnp.nan  # rewards are those of one side
+    first = train.init(key)
+    _, batch, _ = train.collect(first)
+    after, _ = train.learner.update(key, first.learner, batch)
+    old, new = (
+        evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
+        for params in (first.learner.params, after.params)
+    )
+    advantage, _ = _estimate_advantages(batch, settings)
+    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(new - old))[0, 1]  # 0 / 0 without a change
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:

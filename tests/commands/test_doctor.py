@@ -25,6 +25,7 @@ from ppo_parts.training._diagnose import RULES
 from ppo_parts.training._probe import (
     _change_actions,
     _compare_agents,
+    _measure_direction,
     _measure_distance_to_bounds,
     _measure_score,
     _measure_softmax_twice,
@@ -47,7 +48,7 @@ PROBED = {
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
     "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 12.0, "value_at_end": 0.9,
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
-    "value_dominance": 20.0, "action_effect": 0.1, "score": 1.0,
+    "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
@@ -84,6 +85,7 @@ PLANTED = {  # by rule: metrics, and settings
         | {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0},
         {},
     ),
+    "update_reversed": (FLAT | {"probe/update_direction": -0.05}, {}),
     "updates_few": ({name: x[:5] for name, x in HEALTHY.items() if np.ndim(x)} | {"episode_return": np.ones(5)}, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
     "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
@@ -246,9 +248,13 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    faulty = copy.copy(train)  # `dataclasses.replace` traces it, and its learner does not know the parameters
     policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
-    for name, x in {"policy": policy, "rollout": train.rollout._replace(collect=collect)}.items():
+    rollout, learner = (
+        train.rollout._replace(collect=collect),
+        train.learner._replace(update=lambda key, state, batch: (state, None)),
+    )
+    faulty = copy.copy(train)  # `dataclasses.replace` traces it
+    for name, x in {"policy": policy, "rollout": rollout, "learner": learner}.items():
         object.__setattr__(faulty, name, x)
 
     @jax.jit
@@ -269,6 +275,21 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     actor = dataclasses.replace(train, policy=policy)
     with pytest.raises(pp.errors.UserError, match="critic"):
         jax.eval_shape(lambda key: training.probe(actor, train.init(key)), jax.random.key(0))
+
+
+def test_a_probe_sees_that_updates_go_the_wrong_way():
+    train = recipe.make_train(recipe.Config(total_timesteps=512))
+
+    def go_back(key, state, batch):
+        after, metrics = train.learner.update(key, state, batch)
+        return after._replace(params=jax.tree.map(lambda x, y: 2 * x - y, state.params, after.params)), metrics
+
+    reverse = copy.copy(train)
+    object.__setattr__(reverse, "learner", train.learner._replace(update=go_back))
+    factors = {"gamma": 0.99, "gae_lambda": 0.95}
+    right, wrong = (_measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
+    assert right > 0.01
+    assert wrong < -0.01
 
 
 def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the_end():
