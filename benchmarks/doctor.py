@@ -367,12 +367,12 @@ HELD_OUT: Programs = {  # no rule had seen their runs when they were first judge
     "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
     "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
     "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
-    "RepeatPreviousEasy memory": lambda: run_with_memory("popgym:RepeatPreviousEasy", 7100),
+    "Empty-6x6 memory": lambda: run_with_memory("xminigrid:MiniGrid-Empty-6x6", 7100),
 } | make_programs(
     7100,
     (DISCRETE_PRESETS, "xminigrid:MiniGrid-Empty-8x8", 65_536), (DISCRETE_PRESETS, "pgx:tic_tac_toe", 102_400),
     (DISCRETE_PRESETS, "gym:Taxi-v4", 204_800), (DISCRETE_PRESETS, "gym:Blackjack-v1", 102_400),
-    (BOXED_PRESETS, "gym:Reacher-v5", 102_400), (BOXED_PRESETS, "gym:Ant-v5", 51_200),
+    (BOXED_PRESETS, "gym:Reacher-v5", 102_400),
     (SPREAD, "jaxmarl:MPE_simple_speaker_listener_v4", 204_800), (POPGYM, "popgym:RepeatPreviousEasy", 204_800),
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from ._processes import initialize, logger, print_messages
 from ._program import count_devices, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import check_trusted, read_config, read_options, recipe, restore_config
+from ._stored import check_trusted, find_config_type, read_config, read_options, recipe, restore_config
 from ._train import Train
 
 
@@ -41,7 +41,7 @@ def main(
     process with a one-sentence message.
 
     Args:
-        make_train: `make_train(config) -> Train`.
+        make_train: `make_train(config: Config) -> Train`; later commands read the class of configurations from it.
         presets: configurations by name; the first is the default.
         argv: arguments; None: those of the process.
         run: the function that trains, such as `functools.partial(training.run, on_rows=...)`.
@@ -51,6 +51,7 @@ def main(
     """
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
+    find_config_type(make_train)  # without it, the run could be trained but not loaded
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)

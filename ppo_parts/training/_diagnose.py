@@ -271,6 +271,7 @@ RULES = (
          "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
     Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
          "observations are constant, or divided by statistics that exploded", "look for outliers in observations",
+         when=lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy may see little
          unless=("end_rewarded",)),
     Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
          "a component of the action changes neither observations nor rewards",
@@ -397,7 +398,8 @@ RULES = (
          lambda run: run.setting("vf_coef"), lambda run: not np.isnan(run.late("probe/value_dominance"))),
     Rule("value_dominates", "likely", "probe/value_dominance", -INF, 1000,
          "the value loss dominates the parameters that policy and value share",
-         "a smaller --vf-coef, envs.normalize_reward, or separate networks", unless=("reward_scale_large",)),
+         "a smaller --vf-coef, envs.normalize_reward, or separate networks",
+         when=lambda run: not run.rose(), unless=("reward_scale_large",)),
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),

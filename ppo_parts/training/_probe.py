@@ -74,8 +74,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `terminated`, `truncated`: the number of ends of each kind.
         * `length_spread`: how far the mean lengths of episodes of the rollouts differ, as a share of the longest.
         * `jump_at_end`: how far observations jump after an end, divided by the larger jump one step before or after it.
-        * `update_direction`: the correlation of advantages with the changes of log-probabilities in the first update of
-          a new run.
+        * `update_direction`: the correlation of advantages with the ratios of probabilities after and before the first
+          update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
@@ -205,7 +205,7 @@ def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Arr
 
 
 def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) -> Array | float:
-    """Return how an update from new parameters changes log-probabilities, compared with advantages."""
+    """Return whether an update from new parameters makes better actions more probable."""
     if train.env.zero_sum:
         return jnp.nan  # rewards are those of one side
     first = train.init(key)
@@ -216,7 +216,7 @@ def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) ->
         for params in (first.learner.params, after.params)
     )
     advantage, _ = _estimate_advantages(batch, settings)
-    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(new - old))[0, 1]  # 0 / 0 without a change
+    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # 0 / 0 without a change
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:

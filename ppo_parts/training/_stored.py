@@ -176,7 +176,7 @@ def find_config_type(make_train: Callable[[Any], Train]) -> type:
     names = list(inspect.signature(make_train).parameters)
     kind = typing.get_type_hints(getattr(make_train, "func", make_train)).get(names[0]) if names else None
     if not isinstance(kind, type):
-        raise UserTypeError("load: make_train must say what its configuration is: def make_train(config: Config)")
+        raise UserTypeError("make_train must say what its configuration is: def make_train(config: Config)")
     return kind
 
 

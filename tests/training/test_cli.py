@@ -39,7 +39,7 @@ class Reached(Exception):
     """Where a run would begin."""
 
 
-def make_train(config):
+def make_train(config: training.Config):
     """Stands in for the one of a recipe, without tracing anything."""
     return SimpleNamespace()
 
@@ -199,7 +199,9 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     for content, says in {"num_env: 3": "--num-envs", "num_envs: 2.5": "'2.5' is not a whole number"}.items():
         path.write_text(content)
         ended_by_tyro(["--config", str(path)], says, capsys)
-    monkeypatch.setattr(cleanrl_ppo, "make_train", lambda config: pytest.fail("traced"))
+    with pytest.raises(pp.errors.UserTypeError, match=r"def make_train\(config: Config\)"):
+        training.main(lambda config: pytest.fail("traced"), cleanrl_ppo.PRESETS, [])
+    monkeypatch.setattr(cleanrl_ppo, "make_train", make_train)
     stored = {"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1}
     (tmp_path / "config.json").write_text(json.dumps(stored))
     for flag in ("--resume", "--init-from"):
@@ -253,7 +255,7 @@ def test_recipes_are_listed_with_their_presets(monkeypatch):
 def test_commands_of_the_pages_give_a_configuration():
     """Those that need neither a file nor a second device; no environment is made."""
 
-    def make_train(config):
+    def make_train(config: training.Config):
         raise Reached(config)
 
     others, seen = {"--help", "--config", "--sweep", "--resume", "--distributed", "--num-devices"}, set()

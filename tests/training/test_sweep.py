@@ -49,7 +49,7 @@ class Fake(NamedTuple):
         return (done, seed), {"episode_return": jnp.where(done % 2 == 0, value, jnp.nan), "won": jnp.nan * value}
 
 
-def make_train(config):
+def make_train(config: training.Config):
     if not isinstance(config.learning_rate, jax.core.Tracer):
         training.check_config(config)
         assert config.learning_rate < 2, "the learning rate is out of range"
