@@ -208,8 +208,8 @@ def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) ->
     """Return whether an update from new parameters makes better actions more probable."""
     if train.env.zero_sum:
         return jnp.nan  # rewards are those of one side
-    first = train.init(key)
-    _, batch, _ = train.collect(first)
+    first = train.init(key).acting
+    _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
     old, new = (
         evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
