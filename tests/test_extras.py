@@ -96,11 +96,13 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
 
 
 def test_what_lacks_a_package_names_it_on_a_command_line_and_inside_another_one(monkeypatch, tmp_path):
+    def make_train(config: training.Config): ...
+
     monkeypatch.setitem(sys.modules, "tyro", None)
     config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
     says = r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
     with pytest.raises(SystemExit, match=says):
-        training.main(lambda config: None, {"default": config}, [])
+        training.main(make_train, {"default": config}, [])
     (tmp_path / "half_installed.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     says = r"half_installed needs no_such_dependency, which is not installed: .*\[envs\]"
