@@ -158,6 +158,11 @@ def motion_left(run: Evidence) -> float:
     return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / first if len(kl) >= 20 and first > 1e-5 else np.nan
 
 
+def largest_divergence(run: Evidence) -> float:
+    """Return the larger one of the divergences at the beginning and at the end."""
+    return max(run.early("approx_kl"), run.late("approx_kl"))
+
+
 def first_policy_losses(run: Evidence) -> float:
     """Return the mean absolute policy loss of the first quarter; standardized advantages have losses near 0."""
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
@@ -353,7 +358,7 @@ RULES = (
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
          lambda run: run.early("approx_kl") if run.rose() and not run.late("approx_kl") > 1
-         else max(run.early("approx_kl"), run.late("approx_kl")),
+         else largest_divergence(run),
          unless=("epochs_many", "clip_large")),
     Rule("learning_rate_large", "likely", "clip_fraction", -INF, 0.4, "the first steps leave the clip range",
          "a learning rate of 3e-4", lambda run: run.early("clip_fraction"),
@@ -362,9 +367,9 @@ RULES = (
          "--target-kl 0.01", lambda run: run.setting("target_kl"), lambda run: "adapt_each_epoch" in run.config),
     Rule("learning_rate_small", "likely", "learning_rate", 1e-4, INF, "the learning rate is too small",
          "a learning rate of 3e-4", lambda run: run.setting("learning_rate", "actor_learning_rate"),
-         lambda run: max(run.early("approx_kl"), run.late("approx_kl")) < 1e-4 and not run.rose(30)),
+         lambda run: largest_divergence(run) < 1e-4 and not run.rose(30)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
-         "a learning rate of 3e-4", lambda run: max(run.early("approx_kl"), run.late("approx_kl")),
+         "a learning rate of 3e-4", largest_divergence,
          # Annealed over a few updates, steps are as small; and if the return rises so surely, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),

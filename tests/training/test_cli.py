@@ -201,7 +201,11 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         ended_by_tyro(["--config", str(path)], says, capsys)
     with pytest.raises(pp.errors.UserTypeError, match=r"def make_train\(config: Config\)"):
         training.main(lambda config: pytest.fail("traced"), cleanrl_ppo.PRESETS, [])
-    monkeypatch.setattr(cleanrl_ppo, "make_train", make_train)
+
+    def fail(config: training.Config):
+        pytest.fail("traced")
+
+    monkeypatch.setattr(cleanrl_ppo, "make_train", fail)
     stored = {"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1}
     (tmp_path / "config.json").write_text(json.dumps(stored))
     for flag in ("--resume", "--init-from"):
