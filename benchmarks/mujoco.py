@@ -1,10 +1,11 @@
-"""Gymnasium's MuJoCo tasks with `ppo_parts.recipes.mujoco_ppo`, in the protocol of Tianshou's benchmark.
+"""Gymnasium's MuJoCo tasks with `mujoco_ppo` and `trpo`, in the protocol of Tianshou's benchmark.
 
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
 
 After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics.
 Tianshou reports the best of these evaluations, which favors a lucky one; the records, <task>_<steps>_<variant>_<first
-seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant changes one choice of the recipe, or a few.
+seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant is `mujoco_ppo` with one choice or a few
+changed, or `trpo`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._base.command_line import positive
-from ppo_parts.recipes import mujoco_ppo
+from ppo_parts.recipes import mujoco_ppo, trpo
 
 from ._pages import show_interval
 from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages
@@ -51,6 +52,8 @@ VARIANTS = {
     "obs_clip_1": Variant(mujoco_ppo.make_train, Config(obs_clip=1.0)),
     "tianshou": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["tianshou"]),
     "long_horizon": Variant(mujoco_ppo.make_train, Config(gamma=0.9999, gae_lambda=0.995, log_std=0.0)),
+    "trpo": Variant(trpo.make_train, trpo.Config()),
+    "trpo_long_horizon": Variant(trpo.make_train, trpo.Config(gamma=0.9999, gae_lambda=0.995)),
     "lambda_0.95": Variant(mujoco_ppo.make_train, Config(gae_lambda=0.95)),
     "log_std_-0.5": Variant(mujoco_ppo.make_train, Config(log_std=-0.5)),
     "refresh_rollout": Variant(lambda c: with_parts(c, refresh="rollout")),
@@ -73,6 +76,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)
     train, keys = variant.make_train(config), make_keys(seeds)
+    [kl] = (metric for metric in train.shapes[1] if metric.split("/")[-1] == "approx_kl")  # of its phase, if it has any
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(make_eval_key(key), number)
@@ -89,7 +93,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
             "env_steps": stage.env_steps,
             "evaluation": np.asarray(evaluate(keys, stage.state, jnp.int32(stage.number))),
             "last_100_episodes": np.asarray(training.last_episodes_return(returns, episodes)),
-            "approx_kl": float(np.nanmean(stage.metrics["approx_kl"])),
+            "approx_kl": float(np.nanmean(stage.metrics[kl])),
         }
         rows.append(row)
         result |= {"env_steps": stage.env_steps, "complete": stage.last}

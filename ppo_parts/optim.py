@@ -1,4 +1,5 @@
-"""Optax transformations that use the learner's step or metrics: rates that follow a schedule or a divergence."""
+"""Optax transformations that use what the learner passes: its step, its metrics or its losses."""
 
+from ._parts.optim import natural_gradient as natural_gradient
 from ._parts.optim import scale_by_kl_adaptive_rate as scale_by_kl_adaptive_rate
 from ._parts.optim import scale_by_update_schedule as scale_by_update_schedule

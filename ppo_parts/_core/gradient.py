@@ -21,8 +21,8 @@ from .pieces import Microbatched, cut
 from .policy import evaluate_current
 
 Aux = tuple[Batch, tuple[Any, ...]]
-"""What a minibatch leaves besides its loss: a batch with the metrics and the stop that the parts after the sampler
-wrote, and with log-probabilities and values before the gradient step as `current`; and the states of these parts."""
+"""What a minibatch leaves besides its loss: a batch with the metrics, the stop and the mean losses that the parts after
+the sampler wrote, and with log-probabilities and values before the gradient step as `current`; and their states."""
 
 
 def loss_of(
@@ -43,7 +43,7 @@ def loss_of(
     batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
     # A gradient's further results are arrays, which a distribution need not be.
     current = current._replace(distribution=None, aux=None)
-    written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop, current=current)
+    written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop, losses=means, current=current)
     return sum(means.values(), jnp.zeros(())), (written, after)
 
 

@@ -90,8 +90,9 @@ def learner(
             those of the extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss),
             `metrics` (those of the minibatch, by name) and `grad` that it takes, so that a learning rate can adapt to
             a divergence or a loss; and functions that evaluate the minibatch at other parameters, `value_fn(params)`
-            (also as `obj_fn`) and `grad_fn(params)`, for line searches, lbfgs, sophia and sam. `optax.lookahead`, whose
-            parameters have a type of their own, raises an error.
+            (also as `obj_fn`), `grad_fn(params)` and `losses_fn(params)` (the mean losses by name), for line searches,
+            lbfgs, sophia, sam and `natural_gradient`. `optax.lookahead`, whose parameters have a type of their own,
+            raises an error.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
 

@@ -192,8 +192,13 @@ class PhaseLoop:
         phase, params, (written, after) = self.phase, state.params, aux
 
         # optax's line searches pass all other extra arguments to `value_fn`, and refuse those that it does not name.
-        def value_fn(trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0) -> Array:
+        def value_fn(
+            trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0, losses_fn: Any = 0
+        ) -> Array:
             return loss_of(phase, trained, minibatch, state, context)[0]
+
+        def losses_fn(trained: Params) -> Mapping[str, Array]:
+            return loss_of(phase, trained, minibatch, state, context)[1][0].losses
 
         def grad_fn(trained: Params, *_: Any) -> Params:
             return phase.mask_untrained(jax.grad(value_fn)(trained), params)
@@ -209,6 +214,7 @@ class PhaseLoop:
             value_fn=value_fn,
             obj_fn=value_fn,
             grad_fn=grad_fn,
+            losses_fn=losses_fn,
         )
         # Weight decay also changes parameters without a gradient.
         updates = phase.mask_untrained(updates, params)

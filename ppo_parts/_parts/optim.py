@@ -14,7 +14,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number, spread_nan, value_at
 from .._core.batch import Array
 from .._core.optimizer import wrap_optimizer
-from ..functional._arguments import ANY, POSITIVE, check_order
+from ..functional._arguments import ANY, FROM_0, POSITIVE, check_order
 from ..functional._common import Range
 
 
@@ -208,12 +208,92 @@ def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], va
 
 
 @checked
+def natural_gradient(
+    max_kl: float, *, divergence: str = "kl_penalty", damping: float = 0.1, cg_steps: Count = 15, backtracks: Count = 10
+) -> optax.GradientTransformationExtraArgs:
+    r"""Step along the natural gradient as far as a divergence from the old policy and a line search allow, as in TRPO.
+
+    .. math:: x \approx (F + \lambda I)^{-1} g, \qquad
+              \theta \leftarrow \theta - 0.8^j \sqrt{\frac{2 \delta}{x^T (F + \lambda I)\, x}}\; x
+
+    One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`; F is its
+    Hessian, and g the gradient of the other losses. x is computed by conjugate gradients, and j is the first number of
+    0, 1, ... with a divergence of at most :math:`\delta` and a smaller sum of the others. Without one, nothing changes.
+
+    Args:
+        max_kl: largest divergence delta after the step, in nats, > 0.
+        divergence: name of the loss that is the divergence.
+        damping: lambda, >= 0.
+        cg_steps: number of conjugate gradient steps.
+        backtracks: how many numbers j to try.
+
+    Returns:
+        An optax transformation, to be used alone, for `full_batch` or few large minibatches. Critics learn better in a
+        phase of their own (`phases`), with another optimizer.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> surrogate = pp.policy_loss(pp.functional.importance_weighted_surrogate)
+        >>> divergence = pp.kl_penalty(coef=1.0, estimator="analytic")
+        >>> pipeline = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95),
+        ...     pp.phases(
+        ...         actor=pp.chain(pp.full_batch(), pp.advantage_normalize(), surrogate, divergence),
+        ...         critic=pp.chain(pp.shuffled_minibatches(16, num_epochs=10), pp.value_loss()),
+        ...     ),
+        ... )
+        >>> optimizers = {"actor": pp.optim.natural_gradient(max_kl=.01), "critic": optax.adam(1e-3)}
+
+    Reference: Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477, section 6 and appendix C.
+    """
+    where = "natural_gradient"
+    max_kl = check_number(where, "max_kl", max_kl, POSITIVE, schedule=False)
+    damping = check_number(where, "damping", damping, FROM_0, schedule=False)
+
+    def update(updates: Any, state: Any, params: Any = None, *, losses_fn: Any = None, **extra: Any) -> tuple[Any, Any]:
+        def losses_at(params: Any) -> tuple[Array, Array]:
+            """Return the divergence, and the sum of the other losses."""
+            losses = {} if losses_fn is None else dict(losses_fn(params))
+            if divergence not in losses or len(losses) == 1:
+                raise UserValueError(
+                    f"{where}: the losses, which learner() passes, must be {divergence!r}, which a part such as "
+                    f'kl_penalty(coef=1.0, estimator="analytic") adds, and another; got {list(losses)}'
+                )
+            return losses.pop(divergence), sum(losses.values())
+
+        _, before = losses_at(params)
+        slope, hessian = jax.linearize(jax.grad(lambda params: losses_at(params)[0]), params)
+        gradient = optax.tree.sub(updates, slope)
+
+        def damped(x: Any) -> Any:
+            return optax.tree.add_scale(hessian(x), damping, x)
+
+        x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, tol=1e-10, maxiter=cg_steps)
+        curvature = optax.tree.vdot(x, damped(x))
+        size = jnp.sqrt(2 * max_kl / jnp.where(curvature > 0, curvature, jnp.inf))
+
+        def try_next(tried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            number, size, _ = tried
+            kl, after = losses_at(optax.tree.add_scale(params, -size, x))
+            found = (kl <= max_kl) & (after < before)
+            return number + 1, jnp.where(found, size, 0.8 * size), found
+
+        def goes_on(tried: tuple[Array, Array, Array]) -> Array:
+            return ~tried[2] & (tried[0] < backtracks)
+
+        _, size, found = jax.lax.while_loop(goes_on, try_next, (jnp.int32(0), size, jnp.bool_(False)))
+        return _scaled(x, jnp.where(found, size, 0)), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+@checked
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
 
     Elementwise transformations (Adam) are the same with and without it. Global norms, as in
     `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's. The
-    optimizer does not receive the learner's `grad`, `value_fn` and `grad_fn`, which are those of all agents together.
+    optimizer does not receive the learner's `grad`, `value_fn` and the like, which are those of all agents together.
 
     Args:
         optimizer: any optax transformation.
@@ -237,7 +317,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return jax.vmap(inner.init)(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        of_all = ("grad", "value_fn", "obj_fn", "grad_fn")
+        of_all = ("grad", "value_fn", "obj_fn", "grad_fn", "losses_fn")
         extra = {name: x for name, x in extra.items() if name not in of_all}
         return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
 

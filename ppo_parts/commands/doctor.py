@@ -14,7 +14,6 @@ import base64
 import csv
 import html
 import io
-import json
 import struct
 import sys
 import traceback
@@ -28,7 +27,7 @@ from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from ..training import Finding, diagnose, exit_on_user_error, probe, read_metrics, select_metric
 from ..training._diagnose import Evidence
-from ..training._files import RunNotFoundError, check_writable, write_whole
+from ..training._files import RunNotFoundError, check_writable, read_result, write_whole
 from ..training._stored import read_config
 from ._shared import compute_for_each_seed, load_run, make_parser, report
 
@@ -53,7 +52,7 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
         metrics = {name: select_metric(rows, name) for name in sorted(set().union(*rows))}
-        result = json.loads((path / "result.json").read_bytes()) if (path / "result.json").exists() else {}
+        result = read_result(path / "result.json")
         if "evaluation" in result and "evaluation/episode_return" not in metrics:  # after training only
             metrics["evaluation/episode_return"] = np.array([result["evaluation"]["episode_return"]["mean"]], float)
         return metrics, read_config(path)["config"]

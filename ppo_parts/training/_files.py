@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,17 @@ for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError)
 def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file atomically."""
     write_whole(Path(path), (json.dumps(make_plain(content), indent=2) + "\n").encode())
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a `result.json`; {} if there is none, or if it is damaged, with a warning: it can be written anew."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        warnings.warn(f"{path} is damaged: {error}", RuntimeWarning, stacklevel=2)
+        return {}
 
 
 def write_whole(path: Path, content: bytes) -> None:

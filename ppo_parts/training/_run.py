@@ -17,7 +17,7 @@ from .._base.checked import checked
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._config import RunOptions, validate
-from ._files import NonFiniteError, Row, RunFolderError, write_json
+from ._files import NonFiniteError, Row, RunFolderError, read_result, write_json
 from ._folder import RunFolder, open_run
 from ._population import PARENT
 from ._processes import Interrupt, is_first, logger, take_largest
@@ -103,8 +103,8 @@ def run(
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
             timing = {"seconds": loop.seconds, "steps_per_second": speed, "device": device}
             result["timing"] = {"env_steps_this_session": env_steps, **timing}
-        elif folder.result_path.exists():  # the run was complete
-            result = json.loads(folder.result_path.read_bytes()) | result
+        else:  # the run was complete
+            result = read_result(folder.result_path) | result
         result = finish(folder, result, played)
     announce(result)
     return result

@@ -295,6 +295,33 @@ def test_sam_equals_a_loop_by_hand():
     assert_equal(state.params, params)
 
 
+@pytest.mark.parametrize(("max_kl", "damping", "backtracks"), [(1e-3, 0.1, 0), (0.02, 1e-3, 1)])
+def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
+    """With the Hessian as a matrix; the step with the larger radius is shortened."""
+    params, n = linear_params(), 0
+    batch = double(behavior=params)
+    batch = batch.replace(behavior=pp.distributions.Categorical(batch.obs @ params["policy"]))
+    surrogate = pp.policy_loss(pp.functional.importance_weighted_surrogate)
+    divergence = pp.kl_penalty(coef=1.0, estimator="analytic")
+    pipeline = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(), surrogate, divergence)
+    state, _ = train(pipeline, params, [batch], optimizer=pp.optim.natural_gradient(max_kl, damping=damping))
+    d, old = estimated(batch), params["policy"]
+
+    def kl(policy):
+        return mean(kl_of(d["obs"] @ old, d["obs"] @ policy), d["mask"])
+
+    def objective(policy):
+        return mean(-ratio_of(d["obs"] @ policy, d) * d["advantage"], d["mask"])
+
+    damped = jax.hessian(kl)(old).reshape(old.size, old.size) + damping * np.eye(old.size)
+    x = np.linalg.solve(damped, jax.grad(objective)(old).ravel())
+    step = (np.sqrt(2 * max_kl / (x @ damped @ x)) * x).reshape(old.shape)
+    while not (kl(old - step) <= max_kl and objective(old - step) < objective(old)):
+        step, n = 0.8 * step, n + 1
+    assert n == backtracks
+    assert_equal(state.params, {**params, "policy": old - step})
+
+
 def test_redo_equals_a_step_by_hand():
     """Every unit is dormant, so that all parameters and moments are reset before a step of Adam, its second."""
     module, batch = load_card("updates", "Dormant units"), double(masked=False)

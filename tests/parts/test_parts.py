@@ -332,6 +332,19 @@ def mirrored(make, batch, action=jnp.negative):
     return lambda: applied(make(observation=jnp.negative, action=action), batch, evaluate_gaussian)
 
 
+def test_natural_gradient_tries_shorter_steps_until_the_other_losses_fall():
+    """They do below 0.1 along the first axis. The slope of the divergence, along the second one, does not count."""
+
+    def losses(x):
+        return {"kl_penalty": jnp.sum((x - jnp.array([0.0, 0.1])) ** 2) / 2, "loss": 10 * x[0] ** 2 - x[0]}
+
+    gradient, params = jnp.array([-1.0, -0.1]), jnp.zeros(2)
+    for backtracks, step in ((11, 0.0), (12, 0.8**11)):
+        optimizer = pp.optim.natural_gradient(max_kl=0.5, damping=0.0, backtracks=backtracks)
+        update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses)
+        np.testing.assert_allclose(update, [step, 0.0], rtol=1e-6)
+
+
 def adapted(**extra):
     link = pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01)
     return lambda: link.update(jnp.ones(()), link.init(jnp.ones(())), **extra)

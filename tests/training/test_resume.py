@@ -246,8 +246,9 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
 
     go(train, None, "", resume=folder, program=Untrained)
     assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
-    (folder / "metrics.jsonl").unlink()
-    with pytest.warns(RuntimeWarning, match="is missing"):
-        go(train, None, "", resume=folder)
-    after = json.loads((folder / "result.json").read_text())
-    assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
+    for name in ("result.json", "metrics.jsonl"):
+        (folder / name).write_bytes(b"{")
+        with pytest.warns(RuntimeWarning, match=f"{name} is damaged"):
+            go(train, None, "", resume=folder)
+        after = json.loads((folder / "result.json").read_text())
+        assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
