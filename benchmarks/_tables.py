@@ -174,22 +174,25 @@ def read_preset_runs() -> list[Record]:
 
 
 def tabulate_mujoco(link: Link) -> Rows:
-    """The recipe beside published results."""
+    """The recipes beside published results."""
     variants = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
-    ours = {
-        (run["task"], round(run["env_steps"] / 1e6)): show_interval(run["best_evaluation"])
+    found = {
+        (run["task"], run["variant"], round(run["env_steps"] / 1e6)): show_interval(run["best_evaluation"])
         for run in read_whole_runs()
-        if run["variant"] == variants.get(run["task"], "recipe")
     }
     tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
-    yield ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
+    ours = "`mujoco_ppo`, {0}", "`trpo`, {0}", tianshou + ", {0}", "others, {0}"
+    yield ["task", *(head.format("1M") for head in ours), *(head.format("3M") for head in (ours[0], *ours[2:]))]
     for task, (one, three, others, more) in PUBLISHED.items():
-        yield [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
+        name = variants.get(task, "recipe")
+        first, last = (found.get((task, name, millions), "") for millions in (1, 3))
+        natural = found.get((task, "trpo" if name == "recipe" else f"trpo_{name}", 1), "")
+        yield [task, first, natural, one, others, last, three, more]
         if task == "Humanoid-v5":
             runs = read_preset_runs()
             own = link("`--preset humanoid`", *(address for run in runs for address in run["addresses"]))
             first, last = (show_interval(run["last_evaluation"]) for run in runs)
-            yield [f"{task}, {own}, last evaluation", first, "", "", last, "", ""]
+            yield [f"{task}, {own}, last evaluation", first, "", "", "", last, "", ""]
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:

@@ -168,6 +168,12 @@ def first_policy_losses(run: Evidence) -> float:
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
 
 
+def is_first_step(run: Evidence) -> bool:
+    """Return whether the loss is always that before the first step, which is 0 for standardized advantages."""
+    name = next((x for x in run.metrics if x.endswith("policy_loss")), "policy_loss")
+    return run.early(name.replace("policy_loss", "minibatches")) == 1
+
+
 def entropy_lost(run: Evidence) -> float:
     """Return the share of the entropy that was lost; of one below 0, which has no share, that of 1.5 nats."""
     early, late = run.early("entropy"), run.late("entropy")
@@ -346,7 +352,8 @@ RULES = (
          "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
     # The steps.
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
-         "standardize over the minibatch or the rollout, not each element alone", first_policy_losses),
+         "standardize over the minibatch or the rollout, not each element alone", first_policy_losses,
+         lambda run: not is_first_step(run)),
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.25,
          "advantages are not standardized, so rewards scale the policy's gradient",
          "--norm-adv, or pp.advantage_normalize()", first_policy_losses),

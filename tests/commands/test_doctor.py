@@ -163,6 +163,9 @@ def test_nothing_is_found_in_a_healthy_run():
     solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
     assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
     assert training.diagnose({**solved, **FIXED}, CONFIG) == []  # nor has one, in a run that began with such a policy
+    one_step = {"critic/minibatches": 320.0, "actor/minibatches": 1.0, "actor/policy_loss": 0.0}  # of TRPO's actor
+    others = {name: x for name, x in HEALTHY.items() if name != "policy_loss"}
+    assert training.diagnose(others | {name: np.full(UPDATES, x) for name, x in one_step.items()}, CONFIG) == []
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)

@@ -14,7 +14,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.recipes import async_ppo, cleanrl_ppo, ippo, mujoco_ppo, pufferlib_ppo
+from ppo_parts.recipes import async_ppo, cleanrl_ppo, ippo, mujoco_ppo, pufferlib_ppo, trpo
 from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests import recipe
 from tests.envs.common import echo
@@ -159,3 +159,16 @@ def test_vtrace_corrects_a_lagging_actor():
     losses = [one(state.key, state.learner, older)[1]["policy_loss"] for one in update]
     assert abs(float(losses[0] - losses[1])) > 1e-3
     assert bool(jnp.isfinite(losses[0]))
+
+
+@pytest.mark.lenient_ranks  # gymnax
+def test_trpo_moves_the_actor_as_far_as_the_divergence_allows():
+    """Its critic, which is trained later, does not move it."""
+    train = trpo.make_train(trpo.Config(**TINY, env_id="Pendulum-v1", max_kl=0.02))
+    state = train.jitted_init(jax.random.key(0))
+    _, batch, _ = jax.jit(train.collect)(state)
+    updated, metrics = jax.jit(train.learner.update)(state.key, state.learner, batch)
+    distribution, value = train.policy.evaluate(updated.params, batch)[:2]
+    assert 0.01 < float(jnp.mean(batch.behavior.kl_divergence(distribution))) <= 0.02
+    assert float(metrics["critic/approx_kl"]) > 0.005
+    assert float(jnp.min(jnp.abs(value - batch.value))) > 0
