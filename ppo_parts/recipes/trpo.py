@@ -3,8 +3,8 @@
     python -m ppo_parts.recipes.trpo --env-id gym:Hopper-v5
     python -m ppo_parts.recipes.trpo --env-id gym:Walker2d-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
-The radius of the trust region, the noise and the critic's epochs are those of rl-baselines3-zoo; environments are
-prepared as in `mujoco_ppo`, and rollouts are as long. docs/results.md has the results, beside those of PPO.
+The hyperparameters are those of rl-baselines3-zoo; rollouts and environments are those of `mujoco_ppo`.
+docs/results.md has the results, beside those of PPO.
 Install it with `pip install --editable ".[train,gymnasium]"`.
 
 Reference: Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477.
@@ -30,7 +30,7 @@ class Config(training.Config):
     total_timesteps: int = 1_000_000
     num_envs: int = 8
     num_steps: int = 256
-    max_kl: Annotated[float, Range(0, open_low=True), "largest divergence of an update of the actor, in nats"] = 0.04
+    max_kl: Annotated[float, Range(0, open_low=True), "largest divergence of an update of the actor, in nats"] = 0.01
     learning_rate: Annotated[float, "learning rate of the critic"] = 1e-3
     gamma: float = 0.99
     gae_lambda: float = 0.95
@@ -74,7 +74,10 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.make(config.env_id)
         env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
-    optimizers = {"actor": pp.optim.natural_gradient(config.max_kl), "critic": optax.adam(config.learning_rate)}
+    optimizers = {
+        "actor": pp.optim.natural_gradient(config.max_kl, cg_steps=25),
+        "critic": optax.adam(config.learning_rate),
+    }
     return training.Train.of(config, env, policy, pipeline or chain(config), optimizers)
 
 
