@@ -22,6 +22,7 @@ import optax
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._wrappers import with_observations
+from ppo_parts.recipes import trpo
 
 from ._runs import make_keys, select_seeds, vectorize
 from ._shared import ROOT, claim, make_parser, write
@@ -284,6 +285,12 @@ def make_remembering(memory: networks.Cell | None) -> Variant:
     return Variant(chain, policy, env, task, without="no LRU" if memory else None)
 
 
+def make_trpo() -> Variant:
+    """The recipe `trpo`, with the minibatches and the rate of the others for its critic."""
+    optimizers = {"actor": evaluate_line("natural gradients (TRPO)"), "critic": ADAM}
+    return Variant(trpo.chain(trpo.Config(num_minibatches=4, update_epochs=4)), optimizer=optimizers)
+
+
 HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "PPO": lambda: Variant(ppo(), without=None),
@@ -316,7 +323,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "mirrored rollouts": lambda: on_pendulum(ppo(estimate=pp.chain(GAE, evaluate_line("mirrored rollouts")))),
     **{name: lambda name=name: Variant(ppo(), optimizer=evaluate_line(name)) for name in (
         "weight decay", "Muon", "a flat minimum", "several minibatches", "non-finite gradients")},
-    "TRGPPO": lambda: Variant(load_card("losses", "A clip for each element").trgppo),
+    "TRGPPO": lambda: Variant(load_card("losses", "A clip for each element").trgppo), "TRPO": make_trpo,
     "REPPO": lambda: on_features(
         load_card("values", "Pathwise gradients"), "reppo",
         {"policy": (FEATURES, 1), "hidden": (FEATURES + 1, UNITS), "q": (UNITS,), "log_std": 0, "log_alpha": -2,

@@ -82,7 +82,7 @@ GSDE = "gsde_mountain_car_continuous"
 ROWS = {
     "REINFORCE": "REINFORCE, A2C", "Muon": "Muon (PufferLib)", "a flat minimum": "a flat minimum (SAM)",
     "several minibatches": "several minibatches per step", "non-finite gradients": "non-finite gradients skipped",
-    "dormant units": "dormant units reset, with their moments",
+    "dormant units": "dormant units reset, with their moments", "TRPO": "natural gradients (TRPO)",
 }  # fmt: skip
 """Names of records that begin the name of a row of the gallery."""
 TOKENS = {
