@@ -104,8 +104,9 @@ class PhaseLoop:
 
         epochs = jnp.arange(sampler.num_epochs)
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
-        own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
-        metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
+        counts = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
+        own = Metrics.of(counts, dict.fromkeys(counts, "sum"))
+        metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), own)
         finished = rollout if sampler.refresh == "rollout" else self.prepared
         return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), finished
 

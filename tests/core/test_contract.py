@@ -484,12 +484,14 @@ def test_a_phase_that_does_not_run_does_not_finish():
     policy = pp.chain(pp.full_batch(), SURROGATE, pp.kl_penalty(coef=1.0, target_kl=0.01))
     pipeline = pp.chain(GAE, pp.phases(policy=pp.phase(policy, trains=None, every=3)))
     learner = pp.learner(evaluate, pipeline, {"policy": optax.sgd(0.0)})
-    state, update, coefs = learner.init(make_params()), jax.jit(learner.update), []
+    state, update, coefs, epochs = learner.init(make_params()), jax.jit(learner.update), [], []
     batch = rollout(masked=False, behavior=make_params())
     for _ in range(7):
-        state, _ = update(KEY, state, batch)
+        state, metrics = update(KEY, state, batch)
         coefs.append(float(pp.part_state(state, pipeline, "policy/kl_penalty").coef))
+        epochs.append(float(metrics["policy/epochs"]))
     assert coefs == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]  # the policy does not move, so each of its phases halves it
+    assert epochs == [0, 0, 1, 0, 0, 1, 0]
     seen = []
     look = part(lambda b, s, c: (b, s), place="after_sampler", finish=lambda b, s, c: seen.append(b.advantage) or s)
     for refresh, every in itertools.product(("rollout", "epoch"), (1, 2)):
