@@ -209,7 +209,12 @@ def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], va
 
 @checked
 def natural_gradient(
-    max_kl: float, *, divergence: str = "kl_penalty", damping: float = 0.1, cg_steps: Count = 15, backtracks: Count = 10
+    max_kl: Numeric,
+    *,
+    divergence: str = "kl_penalty",
+    damping: float = 0.1,
+    cg_steps: Count = 15,
+    backtracks: Count = 10,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Step along the natural gradient as far as a divergence from the old policy and a line search allow, as in TRPO.
 
@@ -221,7 +226,7 @@ def natural_gradient(
     0, 1, ... with a divergence of at most :math:`\delta` and a smaller sum of the others. Without one, nothing changes.
 
     Args:
-        max_kl: largest divergence delta after the step, in nats, > 0.
+        max_kl: largest divergence delta after the step, in nats, >= 0, or a schedule of the number of updates so far.
         divergence: name of the loss that is the divergence.
         damping: lambda, >= 0.
         cg_steps: number of conjugate gradient steps.
@@ -247,10 +252,14 @@ def natural_gradient(
     Reference: Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477, section 6 and appendix C.
     """
     where = "natural_gradient"
-    max_kl = check_number(where, "max_kl", max_kl, POSITIVE, schedule=False)
+    max_kl = check_number(where, "max_kl", max_kl, FROM_0)
     damping = check_number(where, "damping", damping, FROM_0, schedule=False)
 
-    def update(updates: Any, state: Any, params: Any = None, *, losses_fn: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, losses_fn: Any = None, step: Any = 0, **extra: Any
+    ) -> tuple[Any, Any]:
+        limit = value_at(max_kl, step)
+
         def losses_at(params: Any) -> tuple[Array, Array]:
             """Return the divergence, and the sum of the other losses."""
             losses = {} if losses_fn is None else dict(losses_fn(params))
@@ -270,12 +279,12 @@ def natural_gradient(
 
         x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, tol=1e-10, maxiter=cg_steps)
         curvature = optax.tree.vdot(x, damped(x))
-        size = jnp.sqrt(2 * max_kl / jnp.where(curvature > 0, curvature, jnp.inf))
+        size = jnp.sqrt(2 * limit / jnp.where(curvature > 0, curvature, jnp.inf))
 
         def try_next(tried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             number, size, _ = tried
             kl, after = losses_at(optax.tree.add_scale(params, -size, x))
-            found = (kl <= max_kl) & (after < before)
+            found = (kl <= limit) & (after < before)
             return number + 1, jnp.where(found, size, 0.8 * size), found
 
         def goes_on(tried: tuple[Array, Array, Array]) -> Array:
