@@ -255,20 +255,18 @@ def natural_gradient(
     max_kl = check_number(where, "max_kl", max_kl, FROM_0)
     damping = check_number(where, "damping", damping, FROM_0, schedule=False)
 
-    def update(
-        updates: Any, state: Any, params: Any = None, *, losses_fn: Any = None, step: Any = 0, **extra: Any
-    ) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any, *, losses_fn: Any, step: Any, **extra: Any) -> tuple[Any, Any]:
         limit = value_at(max_kl, step)
 
         def losses_at(params: Any) -> tuple[Array, Array]:
             """Return the divergence, and the sum of the other losses."""
-            losses = {} if losses_fn is None else dict(losses_fn(params))
+            losses = dict(losses_fn(params))
             if divergence not in losses or len(losses) == 1:
                 raise UserValueError(
-                    f"{where}: the losses, which learner() passes, must be {divergence!r}, which a part such as "
-                    f'kl_penalty(coef=1.0, estimator="analytic") adds, and another; got {list(losses)}'
+                    f"{where}: the losses must be {divergence!r}, which a part such as kl_penalty(coef=1.0, "
+                    f'estimator="analytic") adds, and another; got {list(losses)}'
                 )
-            return losses.pop(divergence), sum(losses.values())
+            return losses.pop(divergence), sum(losses.values(), jnp.zeros(()))
 
         _, before = losses_at(params)
         slope, hessian = jax.linearize(jax.grad(lambda params: losses_at(params)[0]), params)

@@ -275,7 +275,7 @@ VALUE_ERRORS = {
     "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
     "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
         lambda: pp.optim.scale_by_update_schedule(-0.1),
-    "natural_gradient: the losses, which learner() passes, must be 'kl_penalty' ... and another; got ['policy']":
+    "natural_gradient: the losses must be 'kl_penalty' ... and another; got ['policy']":
         (GAE, FULL, SURROGATE, {"optimizer": pp.optim.natural_gradient(0.01)}),
     "linear_schedule: transition_steps must be at least 1 ... 0": lambda: pp.linear_schedule(0.2, 1.0, 0),
     "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),

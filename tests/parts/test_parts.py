@@ -340,8 +340,8 @@ def test_natural_gradient_tries_shorter_steps_until_the_other_losses_fall():
 
     gradient, params = jnp.array([-1.0, -0.1]), jnp.zeros(2)
     for backtracks, step in ((11, 0.0), (12, 0.8**11)):
-        optimizer = pp.optim.natural_gradient(max_kl=0.5, damping=0.0, backtracks=backtracks)
-        update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses)
+        optimizer = pp.optim.natural_gradient(pp.linear_schedule(1.0, 0.0, 2), damping=0.0, backtracks=backtracks)
+        update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses, step=1)
         np.testing.assert_allclose(update, [step, 0.0], rtol=1e-6)
 
 
