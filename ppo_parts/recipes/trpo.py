@@ -31,7 +31,9 @@ class Config(training.Config):
     total_timesteps: int = 1_000_000
     num_envs: int = 8
     num_steps: int = 256
-    max_kl: Annotated[float, Range(0), "largest divergence of an update of the actor, annealed linearly to 0"] = 0.02
+    max_kl: Annotated[
+        float, Range(0, open_low=True), "largest divergence of an update of the actor, annealed linearly to 0"
+    ] = 0.02
     learning_rate: Annotated[float, "learning rate of the critic"] = 1e-3
     gamma: float = 0.99
     gae_lambda: float = 0.95
