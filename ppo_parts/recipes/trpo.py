@@ -3,9 +3,8 @@
     python -m ppo_parts.recipes.trpo --env-id gym:Hopper-v5
     python -m ppo_parts.recipes.trpo --env-id gym:Walker2d-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
-The hyperparameters are those of rl-baselines3-zoo, but for the trust region, which does not shrink there: with a
-constant `max_kl` of 0.01, policies of Hopper became worse in the second half. Rollouts and environments are those of
-`mujoco_ppo`. docs/results.md has the results, beside those of PPO.
+The hyperparameters are those of rl-baselines3-zoo, but for the trust region: here it shrinks to 0 from twice its size.
+Rollouts and environments are those of `mujoco_ppo`. docs/results.md has the results, beside those of PPO.
 Install it with `pip install --editable ".[train,gymnasium]"`.
 
 Reference: Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477.

@@ -94,6 +94,17 @@ def of_humanoid():
     yield "four of the 20 end below 150; now one does."
 
 
+def of_trpo():
+    yield "docs/results.md"
+    runs = {(x["task"], x["variant"]): x for x in _tables.read_whole_runs() if x["env_steps"] < 2_000_000}
+    for task in ("Hopper", "Walker2d"):
+        last = (_pages.show_interval(runs[f"{task}-v5", name]["last_evaluation"]) for name in ("trpo", "recipe"))
+        yield "{} instead of {} on {}".format(*last, task)
+    curve = results("retired", "trpo_constant_region")["curve"]
+    means = {row["env_steps"]: np.mean(row["evaluation"]) for row in curve}
+    yield f"{means[348_160]:,.0f} after 350,000 steps, but {means[749_568]:,.0f} after 750,000"
+
+
 def of_choices():
     yield "docs/study.md"
     tasks = {task: results("study", task)["arms"] for task in ("acrobot", "pendulum", "breakout")}
@@ -218,7 +229,7 @@ def of_tasks():
     assert speed["q1"] < 1 < speed["q3"]
 
 
-@pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_choices, of_tasks])
+@pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_trpo, of_choices, of_tasks])
 def test_claims(claims):
     """Line breaks, the kind of minus, and, in numbers without them, commas do not matter."""
     missing, text = [], ""
