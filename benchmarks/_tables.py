@@ -186,7 +186,7 @@ def tabulate_mujoco(link: Link) -> Rows:
     for task, (one, three, others, more) in PUBLISHED.items():
         name = variants.get(task, "recipe")
         first, last = (found.get((task, name, millions), "") for millions in (1, 3))
-        natural = found.get((task, "trpo" if name == "recipe" else f"trpo_{name}", 1), "")
+        natural = found.get((task, "trpo", 1), "")
         yield [task, first, natural, one, others, last, three, more]
         if task == "Humanoid-v5":
             runs = read_preset_runs()

@@ -53,7 +53,6 @@ VARIANTS = {
     "tianshou": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["tianshou"]),
     "long_horizon": Variant(mujoco_ppo.make_train, Config(gamma=0.9999, gae_lambda=0.995, log_std=0.0)),
     "trpo": Variant(trpo.make_train, trpo.Config()),
-    "trpo_long_horizon": Variant(trpo.make_train, trpo.Config(gamma=0.9999, gae_lambda=0.995)),
     "lambda_0.95": Variant(mujoco_ppo.make_train, Config(gae_lambda=0.95)),
     "log_std_-0.5": Variant(mujoco_ppo.make_train, Config(log_std=-0.5)),
     "refresh_rollout": Variant(lambda c: with_parts(c, refresh="rollout")),
