@@ -233,8 +233,8 @@ def natural_gradient(
         backtracks: how many numbers j to try.
 
     Returns:
-        An optax transformation, to be used alone, for `full_batch` or few large minibatches. Train the critic in a phase
-        of its own (`phases`), with another optimizer.
+        An optax transformation, to be used alone, for `full_batch` or few large minibatches. Train the critic in a
+        phase of its own (`phases`), with another optimizer.
 
     Example:
         >>> import optax, ppo_parts as pp
