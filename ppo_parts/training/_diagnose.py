@@ -45,9 +45,13 @@ class Evidence:
         self.config = read_fields(config)
         self.epochs = self.setting("update_epochs", "actor_epochs")
 
+    def find(self, name: str) -> str | None:
+        """Return the name of a metric, which that of a phase may precede; None without it."""
+        return name if name in self.metrics else next((x for x in self.metrics if x.endswith(f"/{name}")), None)
+
     def series(self, name: str) -> np.ndarray:
-        """Return the known values of a metric, medians over the seeds; the name of a phase may precede it."""
-        found = name if name in self.metrics else next((x for x in self.metrics if x.endswith(f"/{name}")), None)
+        """Return the known values of a metric, medians over the seeds; see `find`."""
+        found = self.find(name)
         x = np.asarray(np.nan) if found is None else self.metrics[found]
         x = x.reshape(1, -1) if name.startswith("probe/") or not x.ndim else x.reshape(len(x), -1)
         return np.nanmedian(x[np.isfinite(x).any(axis=1)], axis=1)
@@ -170,8 +174,8 @@ def first_policy_losses(run: Evidence) -> float:
 
 def is_first_step(run: Evidence) -> bool:
     """Return whether the loss is always that before the first step, which is 0 for standardized advantages."""
-    name = next((x for x in run.metrics if x.endswith("policy_loss")), "policy_loss")
-    return run.early(name.replace("policy_loss", "minibatches")) == 1
+    found = run.find("policy_loss")
+    return found is not None and run.early(found.replace("policy_loss", "minibatches")) == 1
 
 
 def entropy_lost(run: Evidence) -> float:

@@ -298,7 +298,7 @@ def test_sam_equals_a_loop_by_hand():
 @pytest.mark.parametrize(("max_kl", "damping", "backtracks"), [(1e-3, 0.1, 0), (0.02, 1e-3, 1)])
 def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
     """With the Hessian as a matrix; the step with the larger radius is shortened."""
-    params, n = linear_params(), 0
+    params = linear_params()
     batch = double(behavior=params)
     batch = batch.replace(behavior=pp.distributions.Categorical(batch.obs @ params["policy"]))
     surrogate = pp.policy_loss(pp.functional.importance_weighted_surrogate)
@@ -315,7 +315,7 @@ def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
 
     damped = jax.hessian(kl)(old).reshape(old.size, old.size) + damping * np.eye(old.size)
     x = np.linalg.solve(damped, jax.grad(objective)(old).ravel())
-    step = (np.sqrt(2 * max_kl / (x @ damped @ x)) * x).reshape(old.shape)
+    step, n = (np.sqrt(2 * max_kl / (x @ damped @ x)) * x).reshape(old.shape), 0
     while not (kl(old - step) <= max_kl and objective(old - step) < objective(old)):
         step, n = 0.8 * step, n + 1
     assert n == backtracks

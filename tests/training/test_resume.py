@@ -246,9 +246,9 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
 
     go(train, None, "", resume=folder, program=Untrained)
     assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
-    for name in ("result.json", "metrics.jsonl"):
-        (folder / name).write_bytes(b"{")
-        with pytest.warns(RuntimeWarning, match=f"{name} is damaged"):
+    for name, content in (("result.json", b"{"), ("metrics.jsonl", b"{"), ("metrics.jsonl", None)):
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        with pytest.warns(RuntimeWarning, match=f"{name} is {'missing' if content is None else 'damaged'}"):
             go(train, None, "", resume=folder)
         after = json.loads((folder / "result.json").read_text())
         assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
