@@ -178,13 +178,16 @@ class Batch:
     reductions: tuple[tuple[str, MetricReduction], ...] = dataclasses.field(default=(), metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
 
+    def __new__(cls, *_: Any, **fields: Any) -> Batch:
+        """Raise for a name that is not a field; `dataclasses` then makes the batch."""
+        if unknown := fields.keys() - cls.__dataclass_fields__.keys():
+            known, name = ", ".join(cls.__dataclass_fields__), min(unknown)
+            hint = ": pass terminated, and truncated for time limits" if name in ("done", "dones") else ""
+            raise UserTypeError(f"a Batch has no field {name!r}{hint}; its fields are {known}")
+        return super().__new__(cls)
+
     def replace(self, **changes: Any) -> Batch:
         """Return a copy with some fields changed."""
-        if unknown := changes.keys() - {field.name for field in dataclasses.fields(self)}:
-            raise UserTypeError(
-                f"Batch.replace: a Batch has no field {min(unknown)!r}; its fields are "
-                f"{', '.join(field.name for field in dataclasses.fields(self))}"
-            )
         return dataclasses.replace(self, **changes)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
