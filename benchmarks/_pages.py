@@ -45,7 +45,7 @@ def show_iqm(found: dict[str, Any], digits: int = 1) -> str:
 def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
     """The difference of two means over seeds, and its 95 % interval: Welch's t; the seeds are not paired.
 
-    `detectable` is the size of a difference that as many seeds show with a power of 80 %.
+    `detectable` is the size of a difference that this many seeds detect with a power of 80 %.
 
     Reference: Welch 1947, doi:10.1093/biomet/34.1-2.28.
     """

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from filelock import FileLock
 
 from ppo_parts._base.command_line import positive, seed
 from ppo_parts.training._files import make_plain, write_whole
@@ -60,10 +61,11 @@ def store(address: str | Path, record: Record) -> None:
     file, _, name = str(address).partition("#")
     path = ROOT / file  # `file`, if it is absolute
     name = name or path.stem
-    records = read(path) | {name: {"name": name} | make_plain(record)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    with FileLock(path.with_name(f".{path.name}.lock")):  # other benchmarks may add records to this file
+        records = read(path) | {name: {"name": name} | make_plain(record)}
+        lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
+        write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def find(address: str) -> Record | None:

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import re
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,8 +26,6 @@ from ppo_parts.recipes import atari_ppo
 from . import hosts
 from ._runs import select_seeds
 from ._shared import claim, make_parser, write
-
-THEIR_PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
@@ -62,14 +56,6 @@ def train_cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[st
     return {"seed": config.seed, "steps_per_second": hosts.read_speed(printed), "games": rows}
 
 
-def list_versions(python: str, script: str) -> dict[str, str]:
-    """Return the packages that CleanRL's script runs with, and its digest."""
-    command = [python, "-m", "pip", "list", "--format=json"]
-    installed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    found = {package["name"]: package["version"] for package in installed if package["name"] in THEIR_PACKAGES}
-    return found | {"sha256 of the script": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
-
-
 def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, address: str) -> None:
     """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
     programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": train_ours}
@@ -77,7 +63,6 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
     result["env_steps"] = config.num_updates * config.num_envs * config.num_steps
     if script:
         programs["cleanrl"] = functools.partial(train_cleanrl, *script)
-        result["cleanrl_versions"] = list_versions(*script)
     runs = result["runs"] = {program: [] for program in programs}
     for seed, program in itertools.product(seeds, programs):
         run = programs[program](dataclasses.replace(config, seed=seed))

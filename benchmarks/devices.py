@@ -79,7 +79,7 @@ def read_collectives(compiled: Any) -> list[Collective]:
 
 
 def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
-    """Compile a rollout and an update for so many devices, and count; `one_shard`: samplers mix what devices hold."""
+    """Compile a rollout and an update for this many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
     program = training.Program(train, 0, training.RunOptions(num_devices=num_devices))
     if one_shard:

@@ -29,13 +29,13 @@ import ppo_parts as pp
 from ppo_parts import distributions, envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, pufferlib_ppo
 from ppo_parts.recipes.cleanrl_ppo import Config
-from ppo_parts.training._files import make_plain
+from ppo_parts.training._files import make_plain, replace_file
 
 from ._runs import make_keys, vectorize
 from ._shared import COMMIT, make_parser, write
 
 Numbers = Mapping[str, Any]
-Judged = tuple[str, list[str], bool]  # what was planted, what was found, and if it harmed (or a healthy run idled)
+Judged = tuple[str, list[str], bool]  # what was planted and found, and whether it did harm (or a healthy run idled)
 NORMAL = {
     "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
     "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
@@ -67,22 +67,22 @@ DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
 BOXED = dataclasses.replace(
     DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
 )
-ONLY_BOXED = (
-    "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
-    "evaluation_apart (statistics)", "log_prob_wrong", "actions_narrow",
-)  # fmt: skip
-ONLY_DISCRETE = ("softmax_twice",)
-ONLY_OF_SEVERAL = ("action_unused",)  # components of the action
-ONLY_ENDLESS = ("reward_constant",)
-ONLY_ENDING = ("end_as_time_limit",)
+NEEDS = {
+    **dict.fromkeys((
+        "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
+        "evaluation_apart (statistics)", "log_prob_wrong", "actions_narrow",
+    ), "boxed actions"),
+    "softmax_twice": "discrete actions", "action_unused": "several actions", "value_dominates": "a shared trunk",
+    # With normalized rewards, raw advantages do no harm, as in mujoco_ppo.
+    "advantage_not_standardized": "discrete actions", "memory_not_reset": "a memory",
+    "reward_constant": "a fixed end", "end_as_time_limit": "early ends",
+}  # fmt: skip
+"""What a run must have so that a fault can be planted in it."""
 ENDLESS = (
     "Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar",
     "gym:Pusher-v5", "gym:Reacher-v5",
 )  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
-ONLY_RAW = ("advantage_not_standardized",)  # with normalized rewards, raw advantages do no harm, as in mujoco_ppo
-ONLY_SHARED = ("value_dominates",)
-ONLY_WITH_MEMORY = ("memory_not_reset",)
 COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
 TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 
@@ -262,13 +262,13 @@ def run_faults(
 ) -> dict[str, Any]:
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
-    kinds = [
-        (base.normalize_env, ONLY_BOXED), (not base.normalize_env, ONLY_DISCRETE + ONLY_RAW), (shared, ONLY_SHARED),
-        (False, ONLY_WITH_MEMORY), (math.prod(envs.make(env_id).action_space.shape) > 1, ONLY_OF_SEVERAL),
-        (env_id in ENDLESS, ONLY_ENDLESS), (env_id not in ENDLESS, ONLY_ENDING),
-    ]  # fmt: skip
-    left_out = {name for applies, only in kinds if not applies for name in only}
-    names = [name for name in FAULTS if name not in left_out for _ in range(seeds)] + ["healthy"] * healthy
+    has = {
+        "boxed actions": base.normalize_env, "discrete actions": not base.normalize_env, "a shared trunk": shared,
+        "several actions": math.prod(envs.make(env_id).action_space.shape) > 1, "a memory": False,
+        "a fixed end": env_id in ENDLESS, "early ends": env_id not in ENDLESS,
+    }  # fmt: skip
+    planted = [name for name in FAULTS if name not in NEEDS or has[NEEDS[name]]]
+    names = [name for name in planted for _ in range(seeds)] + ["healthy"] * healthy
     changed = [(dataclasses.replace(base, **changes), [name] * seeds) for name, changes in SETTINGS.items()]
     return join_lanes([run_lanes(*each, first_seed, shared) for each in [(base, names), *changed]])
 
@@ -300,7 +300,7 @@ def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     """Run lanes whose policy has a memory."""
     base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
     changed = [(dataclasses.replace(base, **changes), [name] * 3) for name, changes in SHORT.items()]
-    rows = [(base, [*ONLY_WITH_MEMORY, "healthy"] * 3), *changed]
+    rows = [(base, ["memory_not_reset", "healthy"] * 3), *changed]
     return join_lanes([run_lanes(*row, first_seed, shared=True, memory=True) for row in rows])
 
 
@@ -382,7 +382,9 @@ def read_runs(name: str, program: Callable[[], dict[str, Any]], folder: Path) ->
     path = folder / f"{re.sub('[^A-Za-z0-9_]+', '-', name)}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **program(), commit=COMMIT)
+        runs = program()
+        with replace_file(path) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **runs, commit=COMMIT)
     return dict(np.load(path))
 
 

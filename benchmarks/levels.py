@@ -37,7 +37,7 @@ def compute_distance(card: Any, level: Any) -> jax.Array:
 
 
 def select_held_out(card: Any) -> tuple[Any, float]:
-    """Random levels with a long way to the goal, and the share of random levels that are so hard."""
+    """Random levels with a long way to the goal, and the share of random levels that are this hard."""
     pool = jax.vmap(card.random_level)(jax.random.split(jax.random.key(2**20), 2**14))
     far = np.asarray(jax.jit(jax.vmap(lambda level: compute_distance(card, level)))(pool))
     rows = np.flatnonzero((far >= HARD) & (far < card.CELLS))

@@ -51,7 +51,8 @@ def compare(old: Any, new: Any) -> list[str]:
     both, gone = [path for path in before if path in after], [path for path in before if path not in after]
     differ = [path for path in both if before[path] != after[path]]
     said = [f"{len(both) - len(differ)} of {len(both)} numbers are equal"]
-    said += [f"{len(gone)} are missing, of {', '.join(sorted({path.partition('/')[0] for path in gone}))}"] * bool(gone)
+    if gone:
+        said.append(f"{len(gone)} are missing, of {', '.join(sorted({path.partition('/')[0] for path in gone}))}")
     told = [path for path in differ if path.rpartition("/")[2] in ("mean", "iqm", "median")] or differ[:10]
     return [*said, *(f"  {path}: {before[path]:.6g}, now {after[path]:.6g}" for path in told)]
 
@@ -60,7 +61,7 @@ def parse_records(text: bytes) -> list[Record]:
     """The records of a file of JSON lines, or of one record without a name, the older format; of other files none."""
     found: list[Any] = []
     for pieces in ([text], text.splitlines()):
-        with contextlib.suppress(ValueError):  # no JSON, or no text
+        with contextlib.suppress(ValueError):  # not JSON, or not text
             found = [json.loads(piece) for piece in pieces]
             break
     return [each for each in found if isinstance(each, dict) and "results" in each]

@@ -140,7 +140,7 @@ def is_installed(name: str) -> bool:
 def make_programs(
     env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None
 ) -> dict[str, Callable[[jax.Array], Any]]:
-    """`train(key)` of everybody who can take part in a setting."""
+    """`train(key)` of every program that can take part in a setting."""
     common = {"env_id": env_id, "total_timesteps": updates * num_envs * STEPS, "num_envs": num_envs, "num_steps": STEPS}
     config = cleanrl_ppo.Config(**common)
     found: dict[str, Callable[[jax.Array], Any]] = {"cleanrl": cleanrl_ppo.make_train(config)}

@@ -32,7 +32,7 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """What an update by hand carries on; the states of the optimizers have the names of their phases."""
+    """The carry of a handwritten update; the states of the optimizers have the names of their phases."""
 
     params: Any
     opt_state: Any

@@ -16,7 +16,7 @@ from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_takes
 from .._base.trees import without_weak_types
 from ..functional._common import unsqueeze
-from ._env import Array, Env, Transition, check_items, check_like
+from ._env import Array, Env, Transition, check_items, check_like, describe
 from ._rendering import as_frame
 from ._spaces import check_space
 
@@ -177,9 +177,10 @@ def auto_reset(
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)
+        swapped = describe(fresh[::-1]) == describe(old)
+        remedy = ": reset returns (state, obs), in this order" if swapped else ""
         for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
-            says = f"auto_reset: step must return {name} like that of reset"
-            check_like(says, of_step, of_reset, ": reset returns (state, obs), in this order")
+            check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset, remedy)
         return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:

@@ -138,10 +138,8 @@ class _EnvPool:
         return self.envs.reset()
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        obs, *fields, info = self.envs.step(action)
-        order = np.argsort(info["env_id"])
-        obs, reward, terminated, truncated = jax.tree.map(lambda x: x[order], (obs, *fields))
-        info = {name: x[order] for name, x in info.items() if np.shape(x)[:1] == order.shape}
+        obs, reward, terminated, truncated, info = self.envs.step(action)  # in order, as all of them are stepped
+        info = {name: x for name, x in info.items() if np.shape(x)[:1] == (self.num_envs,)}
         if len(over := np.flatnonzero(terminated | truncated)):
             final = [jax.tree.map(lambda x, i=i: x[i], obs) for i in range(self.num_envs)]
             info = {**info, "final_obs": final, "final_info": info}

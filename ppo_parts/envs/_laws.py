@@ -195,7 +195,7 @@ def masks(played: Played) -> Iterator[str]:
     def is_closed(space: Any, available: Any) -> Any:
         return None if available is None else ~is_choice_open(count_options(space), available)
 
-    remedy = "one must be available wherever the policy acts, also in the first observation of the next episode"
+    remedy = "one must be available wherever the policy acts, including in the first observation of the next episode"
     for closed in jax.tree.leaves(map_space(is_closed, played.env.action_space, seen)):
         yield from _report(closed, f"obs.available leaves no action {{0}}: of each choice, at least {remedy}")
 

@@ -275,7 +275,7 @@ def _sample(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 
 def _write_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batch:
-    """Write the estimates of each step, and of the observation that followed: the last, a final or that of a step."""
+    """Write the estimates of each step, and of the observation that followed: the next, a final one, or the last."""
 
     def following(x: Array, last: Array, final: Array) -> Array:
         return next_values(x, last, batch.truncated, final)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -73,8 +75,13 @@ def evaluate_text(x: Any) -> Any:
 def _evaluate(text: str) -> Any:
     nodes = [*ast.walk(ast.parse(text, mode="eval"))]
     names = {x.id for x in nodes if isinstance(x, ast.Name)} - {x.arg for x in nodes if isinstance(x, ast.arg)}
+    names -= {*dir(builtins)}
+    for path in {ast.unparse(x) for x in nodes if isinstance(x, ast.Attribute)}:
+        if path.partition(".")[0] in names:  # importing a package does not import its submodules
+            with contextlib.suppress(ImportError, AttributeError, ValueError):
+                pkgutil.resolve_name(path)
     try:
-        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names - {*dir(builtins)}})
+        return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names})
     except ModuleNotFoundError as error:
         raise UserValueError(
             f"compare_update: {error.name!r} in the text is neither one of {', '.join(MODULES)} nor a module: write "

@@ -27,7 +27,7 @@ class UpdateComparison:
         first: the first one that differs; None: none does.
         changes: the changes that remove differences, in the order in which they were found.
         left: the first difference that remains after them; None: they explain the whole record.
-        update: the update after these changes, as Python text; empty if the chain was no text.
+        update: the update after these changes, as Python text; empty if the chain was not given as text.
     """
 
     compared: tuple[str, ...]

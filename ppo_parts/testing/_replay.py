@@ -126,7 +126,7 @@ class Replay:
         return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
 
     def compare(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
-        """Compare everything up to a stage; that of the optimizer in so many steps."""
+        """Compare everything up to a stage; that of the optimizer in `steps` steps."""
         stages, chain = STAGES[: STAGES.index(upto) + 1], dataclasses.replace(update, optimizer=())
         found = self.policy + self.run_rollout(chain)[1]
         wanted = [x for x in OF_MINIBATCH if x in self.record and STAGE_OF[x] in stages]
@@ -262,7 +262,7 @@ class Replay:
         return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
 
     def _run_optimizer(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
-        """Return the parameters after each of so many steps, from those recorded before it.
+        """Return the parameters after each of `steps` steps, from those recorded before it.
 
         Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
         """

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from .._base.checked import checked
 from .._base.command_line import whole_number
@@ -169,6 +169,8 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
             raise UserValueError(f"{path} cannot name another file, {value}: write its options here")
         if hints.get(field) is bool and not isinstance(value, bool):
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
+        if value is None and field in hints and type(None) not in get_args(hints[field]):
+            raise UserValueError(f"must have a value in {path}: leave it out for the default", argument=field)
         several = isinstance(value, list) and get_origin(hints.get(field)) is tuple
         if isinstance(value, list | dict) and field in hints and not several:
             raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)

@@ -165,7 +165,7 @@ class RunOptions:
     checkpoint: Annotated[Literal["latest", "best"] | int, "checkpoint to continue from, or its update"] = "latest"
     num_seeds: Annotated[int, Range(1), "train this many seeds (seed, seed + 1, ...) in one compiled program"] = 1
     num_devices: Annotated[
-        int | None, Range(1), "devices that share environments, or several seeds; None: one; all if --distributed"
+        int | None, Range(1), "devices to divide environments or seeds over; None: one, or all if --distributed"
     ] = None
     distributed: Annotated[bool, "one of several processes that train together (Slurm, torchrun, TPUs, ...)"] = False
     heartbeat_timeout: Annotated[
@@ -212,7 +212,7 @@ def validate(options: RunOptions, train: Train) -> None:
     if resume is not None:
         continues = f"and resume continues {resume}"
         if name is not None and resume.name != Path(name).name:
-            refuse("name", f"is for new runs, got {name!r}, {continues} where it is")
+            refuse("name", f"names only new runs, got {name!r}, {continues} in place")
         if directory != RunOptions.directory and directory.resolve() not in resume.resolve().parents:
             refuse("directory", f"is for new runs, got {directory}, {continues}: leave it out")
         if options.init_from is not None:

@@ -41,13 +41,19 @@ class Evidence:
     """Reads metrics and settings, as in `diagnose`. What is unknown is NaN, and no comparison with NaN is true."""
 
     def __init__(self, metrics: Mapping[str, Any], config: Any = None) -> None:
-        self.metrics = {name: np.asarray(x, float) for name, x in metrics.items()}
+        try:
+            arrays = {name: np.asarray(x, float) for name, x in metrics.items()}
+        except (TypeError, ValueError) as error:
+            raise UserValueError(f"must be numbers or arrays: {error}", where="diagnose", argument="metrics") from None
+        self.metrics = {name: x for name, x in arrays.items() if x.size}
         self.config = read_fields(config)
         self.epochs = self.setting("update_epochs", "actor_epochs")
 
     def find(self, name: str) -> str | None:
         """Return the name of a metric, which that of a phase may precede; None without it."""
-        return name if name in self.metrics else next((x for x in self.metrics if x.endswith(f"/{name}")), None)
+        apart = ("evaluation/", "population/", "probe/", "nonfinite/")
+        of_phases = (x for x in self.metrics if x.endswith(f"/{name}") and not any(each in x for each in apart))
+        return name if name in self.metrics else next(of_phases, None)
 
     def series(self, name: str) -> np.ndarray:
         """Return the known values of a metric, medians over the seeds; see `find`."""
@@ -90,7 +96,7 @@ class Evidence:
         return self.progress() * (len(self.series("episode_return")) / 14) ** 0.5
 
     def rose(self, errors: float = 3) -> bool:
-        """Return whether the return rose by so many standard errors."""
+        """Return whether the return rose by this many standard errors."""
         return self.rise() > errors
 
 

@@ -59,7 +59,7 @@ def evaluate_episodes(
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Only the first episode of each environment counts, so that short episodes are not over-represented. It is pure.
+    Only the first episode of each environment counts, so that short episodes are not over-represented. A pure function.
 
     Args:
         env: `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.

@@ -30,7 +30,7 @@ from ._train import Train, TrainState
 
 
 class RunFolder:
-    """A run on the disk. Many processes may read it; only the one that holds its lock writes to it, see `open_run`.
+    """A run on disk. Many processes may read it; only the one that holds its lock writes to it, see `open_run`.
 
     Whenever the writer dies, the folder contains a run that can be resumed. No results are deleted: files that the run
     cannot continue from are moved to `aside/`. `result.json` marks the run as complete. `stored` is `config.json`.

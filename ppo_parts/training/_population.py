@@ -44,7 +44,7 @@ class PopulationState(NamedTuple):
 
     @property
     def scores(self) -> Array:
-        """The mean of the metric since the last selection, or else at it, `[members]`; -inf if there was no value."""
+        """The mean of the metric since the last selection, or the `score`, `[members]`; -inf without either."""
         scores = jnp.where(self.number > 0, self.total / jnp.maximum(self.number, 1), self.score)
         return jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 
@@ -105,7 +105,7 @@ class Population(Train):
         record = {f"population/{name}": x for name, x in state.hyperparameters.items()}
         state = state._replace(members=members, total=total, number=number)
         done = members.learner.step[0]
-        due = (done % self.every == 0) & (done <= self.num_updates - self.every)  # as many decide which is best
+        due = (done % self.every == 0) & (done <= self.num_updates - self.every)  # as many then decide which is best
         state, parent = jax.lax.cond(due, self.select, lambda state: (state, jnp.arange(self.members)), state)
         record[PARENT] = parent.astype(jnp.float32)
         return state, jax.vmap(join_metrics)(metrics, jax.vmap(Metrics.of)(record))

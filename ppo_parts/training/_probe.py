@@ -24,7 +24,7 @@ from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
 STEPS, ROLLOUTS = 1024, 4
-"""Observations, rewards and ends are measured in so many steps and at least so many rollouts, all else in the last."""
+"""Observations, rewards and ends are measured over at least this many steps and rollouts, the rest in the last one."""
 NEAR = 0.005
 """Actions closer to a bound than this share of the range are at it."""
 
@@ -52,7 +52,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `same_envs`: the share of environments with the observations of the first one, which are not all the same.
         * `obs_rms`, `obs_std`: the largest root mean square and standard deviation of an input.
         * `obs_seen`: the number of observations in running statistics, divided by that of all.
-        * `action_at_bound`: the share of components within 1 % of a bound or beyond it.
+        * `action_at_bound`: the share of components closer to a bound than 0.5 % of the range, or beyond it.
         * `action_beyond`: the share of components beyond a bound.
         * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; the mean
           over the components.

@@ -183,7 +183,7 @@ def count_devices(options: RunOptions) -> int:
         simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
         _refuse_devices(f"must be at most the {there} that JAX finds, got {number}; {simulated}")
     if processes > 1 and number != there:
-        _refuse_devices(f"must be the {there} of the {processes} processes, got {number}: leave it out")
+        _refuse_devices(f"must be {there}, all devices of the {processes} processes, got {number}: leave it out")
     return number
 
 

@@ -112,7 +112,7 @@ def make_tag(name: str) -> str:
 def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
     """Write TensorBoard's event file, which hides the events of an earlier process after these steps."""
     first = env_steps + 1
-    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # not only the second
+    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # not only the time in seconds
     with require_package("tensorboardX", "train").SummaryWriter(str(folder.path), **about) as writer:
 
         def write(record: dict[str, float], step: int) -> None:
@@ -125,7 +125,7 @@ def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def open_weights_and_biases(folder: RunFolder) -> Iterator[Write]:
-    """Log to a run of Weights & Biases, with the name and the configuration of the run on the disk.
+    """Log to a run of Weights & Biases, with the name and the configuration of the run on disk.
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
     already written are not written again, because their steps are not later than its last one.

@@ -97,9 +97,12 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
         parse = _find_parser(get_type_hints(type(config))[name])
         entries = set(given) if isinstance(given, Mapping) else set()
         in_range = {"low", "high"} <= entries <= {"low", "high", "log", "step"}
-        if entries != {"choices"} and not (parse and in_range):
+        chosen = entries == {"choices"} and isinstance(given["choices"], list | tuple)
+        if not chosen and not (parse and in_range):
             ranges = "" if parse is None else ", or with low and high, and perhaps log and step"
-            raise UserValueError(f"must be a mapping with choices{ranges}, got {given!r}", where="sweep", argument=name)
+            raise UserValueError(
+                f"must be a mapping with a list of choices{ranges}, got {given!r}", where="sweep", argument=name
+            )
         check_as("sweep", f"log of {name}", given.get("log", False), bool)
         try:
             if parse and in_range:

@@ -56,8 +56,8 @@ def bootstrap(
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds.
 
-    That of a mean of few seeds is too narrow: with ten, at 95 %, it misses one normal mean in ten or so.
-    `summary` has an exact one.
+    For few seeds it is too narrow: with ten of them, a 95 % interval misses the mean of normal data about one time in
+    ten. `summary` has an exact one.
     """
     x = _check_numbers("bootstrap", x)
     check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +209,12 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
     assert claim("another other") == [f"{records}#another", f"{records}#other"]
     with pytest.raises(SystemExit, match=f"#mine names one record, but the run writes 2: give --json {path}"):
         claim("--json", f"{path}#mine", "a b")
+
+
+def test_benchmarks_that_run_at_the_same_time_keep_their_records(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: _shared.store(f"{tmp_path}/x.jsonl#{i}", {"results": i}), range(40)))
+    assert len(_shared.read(tmp_path / "x.jsonl")) == 40
 
 
 RECORDED = """learning acrobot cartpole --seeds 1; kuhn --seeds 1; mujoco Hopper-v5 --seeds 1; levels; study breakout

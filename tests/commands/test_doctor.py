@@ -144,8 +144,13 @@ def test_one_number_is_enough(metric, value, names):
 
 def test_nothing_is_found_in_a_healthy_run():
     assert training.diagnose(HEALTHY, CONFIG) == []
+    without = {name: x for name, x in HEALTHY.items() if name not in ("entropy", "episode_return")}
+    apart = {"nonfinite/loss/entropy": np.zeros(UPDATES), "evaluation/episode_return": FADING, "approx_kl": np.zeros(0)}
+    assert training.diagnose(without | apart, CONFIG) == []  # none of them is the metric of a phase
     assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.97}, CONFIG) == []  # because returns rise
     assert training.diagnose({}) == []
+    with pytest.raises(ValueError, match=r"diagnose: metrics must be numbers or arrays: .*inhomogeneous"):
+        training.diagnose({"entropy": [[1.0, 2.0], [3.0]]})
     assert training.diagnose({"bounds_loss": np.zeros((9, 2)), "loss": np.arange(18.0).reshape(9, 2)}) == []
     # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
     fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))

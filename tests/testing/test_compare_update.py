@@ -94,6 +94,13 @@ def test_choices_read_numbers_that_are_expressions():
         assert evaluate_text(update.change(*CHOICES).find("value_loss")).name == "value_loss"
 
 
+def test_parts_of_a_package_are_found(tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package/own.py").write_text("import ppo_parts as pp\nscale = pp.identity\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert evaluate_text("pp.chain(own_package.own.scale())").name == "chain"
+
+
 def test_a_call_inside_another_one_is_exchanged():
     update = Update(read_calls("pp.chain(parts.normalized_values(pp.vtrace(gamma=0.9)), pp.full_batch())"), ())
     more = update.swap(update.find("vtrace"), *read_calls("pp.chain(parts.scale_reward(2.0), pp.vtrace(gamma=0.5))"))

@@ -188,6 +188,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         ("num_envs: 8\nnum-envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
         ("config: other.yaml", ".*mine.yaml cannot name another file, other.yaml: write its options here"),
         ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
+        ("directory: null", "--directory must have a value in .*mine.yaml: leave it out for the default"),
         ("hidden: {a: 4}", "--hidden must be one value in .*mine.yaml, got {'a': 4}"),
     ):
         path.write_text(content)
