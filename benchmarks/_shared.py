@@ -83,7 +83,7 @@ def place(options: argparse.Namespace, *names: str) -> list[str]:
 
 
 def claim(options: argparse.Namespace, *names: str) -> list[str]:
-    """The same; exit if there is such a record already, unless `--json` says where to write."""
+    """Return these addresses; exit if one has a record already, unless `--json` says where to write."""
     addresses = place(options, *names)
     for address in addresses if options.json is None else ():
         if found := find(address):

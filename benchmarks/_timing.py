@@ -42,9 +42,9 @@ def repeat(method: Callable[..., Any], numbered: bool = False) -> Callable[..., 
     def run(n: Any, *args: Any) -> Any:
         def body(i: Any, carry: Any) -> Any:
             args, _ = jax.lax.optimization_barrier(carry)
-            return args, method(*args, *[i] * numbered)
+            return args, method(*args, *([i] if numbered else ()))
 
-        shapes = jax.eval_shape(method, *args, *[0] * numbered)
+        shapes = jax.eval_shape(method, *args, *([0] if numbered else ()))
         start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), shapes)
         return jax.lax.fori_loop(0, n, body, (args, start))[1]
 

@@ -100,7 +100,7 @@ def exploit(table: np.ndarray) -> float:
         for choices in itertools.product((0.0, 1.0), repeat=CARDS * len(nodes)):
             response = np.zeros((CARDS, NODES))
             response[:, nodes] = np.reshape(choices, (CARDS, -1))
-            returns.append(seat * compute_return(*(response, table)[::seat]))
+            returns.append(seat * compute_return(*((response, table) if seat == 1 else (table, response))))
         best.append(max(returns))
     return float(np.mean(best))
 

@@ -175,7 +175,9 @@ FAMILIES = (
         won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
     ),
     # These are endless except for the time limit.
-    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), lambda env, inner: True, True),
-    _Family(frozenset({"MABraxEnv"}), lambda env, inner: inner.info["truncation"] > 0, True),
+    _Family(
+        frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), timed_out=lambda env, inner: True, end_together=True
+    ),
+    _Family(frozenset({"MABraxEnv"}), timed_out=lambda env, inner: inner.info["truncation"] > 0, end_together=True),
     _Family(frozenset({"SwitchRiddle"}), end_together=True, available=_available_in_the_room),
 )

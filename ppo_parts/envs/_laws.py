@@ -418,8 +418,8 @@ def _where_close(one: Any, other: Any) -> np.ndarray:
 def _report(wrong: Any, says: str, *values: Any, **names: Any) -> Iterator[str]:
     """Yield what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
     if wrong.any():
-        place = t, n, *_ = tuple(np.argwhere(wrong)[0])
-        yield says.format(f"in step {t} of environment {n}", *(x[place].item() for x in values), **names)
+        place = tuple(np.argwhere(wrong)[0])
+        yield says.format("in step {} of environment {}".format(*place), *(x[place].item() for x in values), **names)
 
 
 def _sum_episodes(x: Any, ended: np.ndarray) -> np.ndarray:

@@ -188,8 +188,8 @@ def rollout(
         returned = "Transition(..., info={'NAME': ...}) in each step"
         check_entries("keep_info", keep_info, out.info, "the environment's info", returned)
         carry = carry_after(policy, output, action)
-        final: Any = (out.final_obs, carry, own_keys)
-        if shards == 1:
+        final: Any = out.final_obs, carry, own_keys
+        if shards == 1:  # otherwise `collect` estimates those of all steps
             final = estimate_if_any(out.truncated, params, final)
         fields: dict[str, Any] = {name: getattr(out, name) for name in ("reward", "terminated", "truncated", "mask")}
         fields["extras"] = {name: out.info[name] for name in keep_info} | own_keys

@@ -69,7 +69,7 @@ def read(record: Any) -> dict[str, Any]:
             what = {"terminated": "1 where step t ended the episode, [T, N]", "params": "the tree before the update"}
             raise UserValueError(f"compare_update: the record lacks {name!r}: add {what.get(name, 'it, [T, N, ...]')}")
     for name in (*PER_STEP, "advantage", "target", "last_done"):
-        shape = found["reward"].shape[name == "last_done" :]
+        shape = found["reward"].shape[1:] if name == "last_done" else found["reward"].shape
         if name in found and found[name].shape != shape:
             got = found[name].shape
             raise ShapeError(f"compare_update: {name!r} has shape {got}, expected {shape} beside this 'reward'")
@@ -92,7 +92,8 @@ def _check_steps(record: dict[str, Any]) -> None:
             f"compare_update: the record has {of_minibatches[0]!r}, recorded per minibatch, but lacks "
             "their rows: add 'indices' [E, K, M], t * N + n of each element"
         )
-    size = np.prod(record["reward"].shape[name == "segments" : 2])
+    num_steps, num_envs = record["reward"].shape[:2]
+    size = num_envs if name == "segments" else num_steps * num_envs
     if indices is not None and not np.all(exists := (indices >= 0) & (indices < size)):
         raise UserValueError(f"compare_update: {name!r} must lie in [0, {size - 1}], got {indices[~exists][0]}")
     if has_no_steps(record, "gradient"):

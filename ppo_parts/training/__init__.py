@@ -3,7 +3,7 @@
 The command line, `_cli` and `_config`, calls the loop, `_run`, which has the updates computed by `_program` from the
 step in `_train`, keeps them in the folder, `_folder`, `_stored`, `_files` and `_checkpoint`, and reports them by
 `_reports`, with `_statistics`. Searches, `_search` and `_population`, train many runs.
-`_processes` has signals and ranks.
+`_processes` has signals and ranks. `_evaluate` plays episodes; `_diagnose`, with `_probe`, explains what is wrong.
 """
 
 from ..functional._common import Range as Range

@@ -103,37 +103,44 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
     kept = jax.eval_shape(train.rollout.collect, state.key, state.learner.params, state.rollout)[1]
     features = jax.eval_shape(_flatten_obs, kept)
 
-    def collect(carry: tuple[Any, ...], key: Array) -> tuple[tuple[Any, ...], tuple[Array, ...]]:
+    def collect(carry: tuple[Any, ...], key: Array) -> tuple[tuple[Any, ...], dict[str, Array]]:
         before, _, inputs, rewards, same = carry
         after, batch, metrics = train.rollout.collect(key, state.learner.params, before)
         obs, size = _flatten_obs(batch), jnp.abs(batch.reward)
         inputs, rewards = inputs.updated(obs.reshape(-1, obs.shape[-1])), rewards.updated(batch.reward.reshape(-1))
         same &= jnp.all(obs[:, 1:] == obs[:, :1], axis=(0, 2))
-        sums = (jnp.sum(x) for x in (batch.terminated, batch.truncated, batch.reward, size))
-        measured = jnp.max(size), metrics["episode_length"], _measure_jump_at_end(batch), _measure_value_at_end(batch)
-        return (after, batch, inputs, rewards, same), (*sums, *measured)
+        measured = {
+            "terminated": jnp.sum(batch.terminated),
+            "truncated": jnp.sum(batch.truncated),
+            "reward": jnp.sum(batch.reward),
+            "size": jnp.sum(size),
+            "largest": jnp.max(size),
+            "length": metrics["episode_length"],
+            "jump_at_end": _measure_jump_at_end(batch),
+            "value_at_end": _measure_value_at_end(batch),
+        }
+        return (after, batch, inputs, rewards, same), measured
 
     keys = jax.random.split(state.key, max(ROLLOUTS, -(-STEPS // len(kept.reward))))
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept)
     moments = Moments.of(jnp.zeros(features.shape[-1])), Moments.of(jnp.zeros(()))
     start = state.rollout, empty, *moments, jnp.ones(features.shape[1] - 1, bool)
-    (_, batch, inputs, rewards, same), measured = jax.lax.scan(collect, start, keys)
-    terminated, truncated, reward, sizes, largest, length, jump, value_at_end = measured
-    leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda x: isinstance(x, Moments))
-    seen = [jnp.min(x.seen) for x in leaves if isinstance(x, Moments)] or [jnp.asarray(jnp.nan)]
+    (_, batch, inputs, rewards, same), x = jax.lax.scan(collect, start, keys)
+    leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda leaf: isinstance(leaf, Moments))
+    seen = [jnp.min(leaf.seen) for leaf in leaves if isinstance(leaf, Moments)] or [jnp.asarray(jnp.nan)]
     return batch, {
         "same_envs": jnp.mean(same) * jnp.any(inputs.var > 0),
         "obs_rms": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.mean**2 + inputs.var)), jnp.nan),
         "obs_std": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.var)), jnp.nan),
         "obs_seen": jnp.min(jnp.stack(seen)) / (state.learner.step * math.prod(batch.reward.shape[:2])),
-        "terminated": jnp.sum(terminated),
-        "truncated": jnp.sum(truncated),
-        "length_spread": 1 - jnp.nanmin(length) / jnp.nanmax(length),
-        "reward_balance": jnp.sum(reward) / jnp.sum(sizes),
-        "reward_size": jnp.max(largest),
-        "reward_spread": jnp.sqrt(rewards.var) / jnp.max(largest),
-        "jump_at_end": jnp.nanmean(jump),
-        "value_at_end": jnp.nanmean(value_at_end),
+        "terminated": jnp.sum(x["terminated"]),
+        "truncated": jnp.sum(x["truncated"]),
+        "length_spread": 1 - jnp.nanmin(x["length"]) / jnp.nanmax(x["length"]),
+        "reward_balance": jnp.sum(x["reward"]) / jnp.sum(x["size"]),
+        "reward_size": jnp.max(x["largest"]),
+        "reward_spread": jnp.sqrt(rewards.var) / jnp.max(x["largest"]),
+        "jump_at_end": jnp.nanmean(x["jump_at_end"]),
+        "value_at_end": jnp.nanmean(x["value_at_end"]),
     }
 
 
