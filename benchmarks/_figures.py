@@ -115,52 +115,6 @@ def draw_explain(path: Path, name: str) -> None:
     save(figure, path)
 
 
-def draw_atari(path: Path, games_averaged: int = 20) -> None:
-    """A panel for each game: moving means of the returns of games, a line for each seed."""
-    by_task = group_by(read_results("atari"), "task")
-    figure, panels = make_canvas(len(by_task), width=4.6)
-    for ((task,), found), panel in zip(by_task.items(), panels, strict=True):
-        for name, who, color in (("ppo_parts", "atari_ppo", "C0"), ("cleanrl", "CleanRL", "C1")):
-            for number, run in enumerate(run for result in found for run in result["runs"][name]):
-                steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
-                steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
-                means = np.convolve(returns, np.ones(games_averaged) / games_averaged, "valid")
-                x = steps[len(steps) - len(means) :] / 1000
-                panel.plot(x, means, color=color, lw=1.2, label=None if number else f"{who}, each seed")
-        panel.set(title=task, xlabel="thousand environment steps", ylabel=f"mean return of {games_averaged} games")
-        panel.legend(fontsize=8)
-    save(figure, path)
-
-
-def draw_study(path: Path) -> None:
-    """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
-    found = read_records("study")
-    figure, panels = make_canvas(len(found), width=3.4)
-    for axes, record in zip(panels, found.values(), strict=True):
-        result = record["results"]
-        for row, (name, arm) in enumerate(result["arms"].items()):
-            iqm, (low, high) = arm["return_over_training"]["iqm"], arm["return_over_training"]["iqm_95"]
-            color = "black" if name == "plain" else "C0"
-            axes.errorbar(iqm, row, xerr=[[iqm - low], [high - iqm]], fmt="o", color=color, capsize=3)
-            if name == "plain":
-                axes.axvspan(low, high, color="black", alpha=0.08, linewidth=0)
-        config = result["config"]
-        axes.set(title=f"{config['env_id']}, {config['total_timesteps']:,} steps", xlabel="return over training")
-        axes.set_yticks(range(len(result["arms"])), result["arms"] if axes is panels[0] else [""] * len(result["arms"]))
-        axes.invert_yaxis()
-    save(figure, path)
-
-
-def draw_importance(path: Path) -> None:
-    """A bar for each hyperparameter of a search."""
-    found = read_records("population")["sweep_cartpole"]["results"]["importance"]
-    figure, (axes,) = make_canvas(1, width=7)
-    axes.barh(list(found), list(found.values()))
-    axes.set(xlabel="importance (PED-ANOVA)")
-    axes.invert_yaxis()
-    save(figure, path)
-
-
 def draw_parts(path: Path) -> None:
     """Time against the number of elements, for the two estimators and their rivals."""
     rows = read_records("parts")["cpu"]["results"]
@@ -228,9 +182,6 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "results_mujoco.png": draw_mujoco,
     "results_choices.png": draw_choices,
     "explain.png": functools.partial(draw_explain, name="stable_baselines3_rsl_rl_HalfCheetah-v5_300000"),
-    "results_atari.png": draw_atari,
-    "study.png": draw_study,
-    "sweep_cartpole.png": draw_importance,
     "parts_cpu.png": draw_parts,
     "devices.png": draw_devices,
     "pareto.png": draw_pareto,

@@ -423,15 +423,6 @@ def tabulate_hosts(link: Link, name: str) -> Rows:
         yield [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", show_quartiles(row["over_recipe"])]
 
 
-def tabulate_sources(link: Link) -> str:
-    """A sentence: how many records say where they come from."""
-    records = [record for path in RESULTS.glob("*.jsonl") for record in read(path).values()]
-    known = [each for each in records if {"command", "commit", "hardware", "versions"} <= each.keys()]
-    changed = sum(bool(each["uncommitted"]) for each in known)
-    text = f"{len(known)} of {len(records)} records have command, commit, hardware and versions; "
-    return f"{text}{changed} name uncommitted changes."
-
-
-BLOCKS: dict[str, Callable[..., Rows | str]] = {
+BLOCKS: dict[str, Callable[..., Rows]] = {
     name.removeprefix("tabulate_"): each for name, each in [*globals().items()] if name.startswith("tabulate_")
 }

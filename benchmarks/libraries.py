@@ -13,10 +13,10 @@ from ppo_parts.recipes import library_ppo
 
 from .mujoco import Variant, run
 
-LIBRARIES = [name for name in library_ppo.PRESETS if name != "playground"]
 VARIANTS = {
-    name: Variant(library_ppo.make_train, library_ppo.PRESETS[name], contact_forces=name != "humanoid")
-    for name in LIBRARIES
+    name: Variant(library_ppo.make_train, preset, contact_forces=name != "humanoid")
+    for name, preset in library_ppo.PRESETS.items()
+    if name != "playground"
 }
 
 

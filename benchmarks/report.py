@@ -29,8 +29,7 @@ def fill(page: str, folder: Path) -> str:
         return f"[{text}]({first})" + "".join(f" [+]({address})" for address in further)
 
     def block(found: re.Match[str]) -> str:
-        made = BLOCKS[found[1]](link, *(found[2] or "").split())
-        lines = [made] if isinstance(made, str) else make_table(*made)
+        lines = make_table(*BLOCKS[found[1]](link, *(found[2] or "").split()))
         return "\n".join([f"<!-- {found[1]}{found[2] or ''} -->", *lines, "<!-- end -->"])
 
     return BLOCK.sub(block, page)
@@ -38,13 +37,11 @@ def fill(page: str, folder: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--no-figures", action="store_true", help="only the tables")
-    options = parser.parse_args()
+    make_parser(__doc__).parse_args()
     for path in PAGES:
         text = path.read_text()
         if (now := fill(text, path.parent)) != text:
             path.write_text(now)
             print(f"wrote {path.relative_to(ROOT)}")
-    for name, draw in {} if options.no_figures else _figures.FIGURES.items():
+    for name, draw in _figures.FIGURES.items():
         draw(ROOT / "docs/img" / name)

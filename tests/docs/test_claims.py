@@ -126,8 +126,11 @@ def of_choices():
     runs = [results("population", f"acrobot_{seed}")["arms"].values() for seed in (101, 201)]
     pairs = np.concatenate([np.subtract(*(arm["per_seed"] for arm in run)) for run in runs])
     yield f"one pair with {np.max(pairs):+.0f} makes the difference; the median is {np.median(pairs):.1f}."
-    found = results("population", "sweep_cartpole")["confirmation"]
-    best, default = (_pages.show_interval(found[which], 0) for which in ("best", "default"))
+    sweep = results("population", "sweep_cartpole")
+    best, default = (_pages.show_interval(sweep["confirmation"][which], 0) for which in ("best", "default"))
+    first, second, third, *_ = (f"`{name}` ({x:.2f})" for name, x in sweep["importance"].items())
+    yield f"were {first}, {second}"
+    yield f"and {third}"
     yield f"returns {best} with ten other seeds, the defaults {default};"
     yield "docs/results.md"
     (found,) = _tables.compare_runs("mujoco", mujoco.VARIANTS)
