@@ -467,19 +467,12 @@ REFUSED_BY_PYTHON = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "says", "call"),
-    [
-        pytest.param(error, says, call, id=says)
-        for error, rows in (
-            (ValueError, VALUE_ERRORS),
-            (TypeError, TYPE_ERRORS),
-            (pp.errors.ShapeError, SHAPE_ERRORS),
-            ((TypeError, KeyError, AttributeError), REFUSED_BY_PYTHON),
-        )
-        for says, call in rows.items()
-    ],
-)
+TABLES = {ValueError: VALUE_ERRORS, TypeError: TYPE_ERRORS, pp.errors.ShapeError: SHAPE_ERRORS}
+TABLES[TypeError, KeyError, AttributeError] = REFUSED_BY_PYTHON
+ROWS = [(error, says, call) for error, rows in TABLES.items() for says, call in rows.items()]
+
+
+@pytest.mark.parametrize(("error", "says", "call"), ROWS, ids=[says for _, says, _ in ROWS])
 def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
         call() if callable(call) else update(*call)

@@ -88,17 +88,15 @@ def test_a_hyperparameter_may_be_a_field():
 
 
 DRAWN = pp.segment_minibatches(2, num_epochs=2, refresh="minibatch")
-
-
-@pytest.mark.parametrize(
-    ("shards", "estimators", "weights", "critic"),
-    [
-        (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
-        (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
-        (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
-        (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream for itself
-    ],
+STREAMS = (
+    (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
+    (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
+    (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
+    (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream for itself
 )
+
+
+@pytest.mark.parametrize(("shards", "estimators", "weights", "critic"), STREAMS)
 def test_streams_are_estimated_and_learned_separately(shards, estimators, weights, critic):
     """Two streams, one of them twice the other, do what that one does: estimates are linear, and errors are squared."""
 
@@ -306,14 +304,14 @@ def stopping(discard, **declared):
     return part(update, "undeclared", **declared)
 
 
-@pytest.mark.parametrize(
-    "stops",
-    [
-        (pp.early_stop("clip_fraction", -1.0),),  # any metric
-        (stopping(True, provides=("stop",)),),
-        (pp.kl_early_stop(0.0), stopping(False)),  # the second cannot take the first one back
-    ],
+STOPS = (
+    (pp.early_stop("clip_fraction", -1.0),),  # any metric
+    (stopping(True, provides=("stop",)),),
+    (pp.kl_early_stop(0.0), stopping(False)),  # the second cannot take the first one back
 )
+
+
+@pytest.mark.parametrize("stops", STOPS)
 def test_a_stop_is_honoured_and_what_it_discards_is_not_amended(stops):
     amending = part(name="amending", amend=lambda params, *rest: jax.tree.map(jnp.zeros_like, (params, rest[0])))
     state, metrics = run(pp.chain(GAE, pp.full_batch(3), SURROGATE, amending, *stops))
@@ -403,23 +401,18 @@ def test_within_prefixes_losses_as_it_does_metrics():
         losses(second, second)
 
 
-@pytest.mark.parametrize(
-    ("inner", "read", "after", "message"),
-    [
-        (GAE, dict.fromkeys(("value", "next_value"), "extras.x"), True, "gae would .* with current.value of another"),
-        (GAE, {"current.value": "extras.x"}, False, r"gae reads current\.value, which exists only after the sampler"),
-        (GAE, {"reward": "extras.y"}, False, r"gae reads extras\.y, which the batch does not have"),
-    ],
-)
-def test_a_lens_reads_what_there_is_and_both_values_of_a_critic(inner, read, after, message):
+def test_a_lens_reads_what_there_is_and_both_values_of_a_critic():
     """After a sampler a part reads current.value, too, which a lens on "value" alone would leave as it is."""
-    batch = rollout(masked=False)
-    batch = batch.replace(extras={"x": batch.value + 100})
-    current = pp.Current(evaluate(make_params(), batch)[0], batch.log_prob, batch.value) if after else None
-    write = {"write": {"advantage": "advantage"}} if inner is GAE else {}
-    lens = pp.within(inner, name="cost", read=read, **write)
-    with pytest.raises(pp.errors.UserValueError, match=f"within 'cost': .*{message}"):
-        lens.update(batch.replace(current=current), lens.init(make_params()), CONTEXT)
+    batch = rollout(masked=False).add_extras(x=jnp.zeros((TIME, SEGMENTS)))
+    evaluated = pp.Current(evaluate(make_params(), batch)[0], batch.log_prob, batch.value)
+    for read, current, says in (
+        (dict.fromkeys(("value", "next_value"), "extras.x"), evaluated, "gae would .* with current.value of another"),
+        ({"current.value": "extras.x"}, None, r"gae reads current\.value, which exists only after the sampler"),
+        ({"reward": "extras.y"}, None, r"gae reads extras\.y, which the batch does not have"),
+    ):
+        lens = pp.within(GAE, name="cost", read=read, write={"advantage": "advantage"})
+        with pytest.raises(pp.errors.UserValueError, match=f"within 'cost': .*{says}"):
+            lens.update(batch.replace(current=current), lens.init(make_params()), CONTEXT)
 
 
 def test_a_lens_declares_what_its_part_does():
@@ -562,9 +555,8 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE, part, *after), optax.sgd(1.0))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
+def test_a_change_for_the_losses_after_it_is_accepted():
+    for parts in (
         (ENTROPY, PENALTY, VALUE, PERTURBED, SURROGATE),
         (PENALTY, AVERAGE, SURROGATE),
         (SURROGATE, NORMALIZE, pp.clipped_surrogate(clip_eps=0.1, name="second")),
@@ -574,26 +566,19 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
         (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
         (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), SECOND),
-    ],
-)
-def test_a_change_for_the_losses_after_it_is_accepted(parts):
-    pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
+    ):
+        pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (pp.stateless(lambda b: b, name="odd", provides=("current",)), GAE, pp.full_batch()),  # but not a sampler
-        (GAE, pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",)), pp.full_batch()),
-        *(
-            (GAE, pp.stateless(lambda b: b, reads=(), provides=(field,)), pp.full_batch())
-            for field in ("carry", "mask", "next_obs")  # which a network may read
-        ),
-        (MADE, pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",)), GAE, pp.full_batch()),
-    ],
-)
-def test_a_part_may_write_what_others_read(parts):
-    assert "minibatches" in jax.eval_shape(lambda batch: run(pp.chain(*parts, SURROGATE), batch), rollout())[1]
+def test_a_part_may_write_what_others_read():
+    """The policy may read fields that no part does."""
+    written = [pp.stateless(lambda b: b, reads=(), provides=(name,)) for name in ("carry", "mask", "next_obs")]
+    double = pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",))
+    of_extras = pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",))
+    odd = pp.stateless(lambda b: b, name="odd", provides=("current",))  # but not a sampler
+    for head in ((odd, GAE), *((GAE, writes) for writes in (double, *written)), (MADE, of_extras, GAE)):
+        pipeline = pp.chain(*head, pp.full_batch(), SURROGATE)
+        assert "minibatches" in jax.eval_shape(lambda batch, pipeline=pipeline: run(pipeline, batch), rollout())[1]
 
 
 def test_print_shows_stages_and_fields():
