@@ -21,16 +21,8 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _probe
 from ppo_parts.training._diagnose import RULES
-from ppo_parts.training._probe import (
-    _change_actions,
-    _compare_agents,
-    _measure_direction,
-    _measure_distance_to_bounds,
-    _measure_score,
-    _measure_softmax_twice,
-    _measure_value_at_end,
-)
 from tests import recipe
 
 UPDATES = 100
@@ -62,6 +54,10 @@ FIXED = {"episode_length": np.full(UPDATES, 200.0)}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
 NO_ENDS = {"probe/terminated": 0.0, "probe/truncated": 40.0}
+CONSTANT = {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/reward_balance": -1.0}
+CONSTANT |= {"episode_return": -FIXED["episode_length"]}
+SHORTER = {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
+SHORTER |= {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0}
 PLANTED = {  # by rule: metrics, and settings
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
@@ -71,20 +67,9 @@ PLANTED = {  # by rule: metrics, and settings
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
     "action_unused": ({"probe/action_effect": 0.0}, {}),
-    "reward_constant": (
-        NO_ENDS
-        | FIXED
-        | FLAT
-        | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/reward_balance": -1.0}
-        | {"episode_return": -FIXED["episode_length"]},
-        {},
-    ),
+    "reward_constant": (NO_ENDS | FIXED | CONSTANT, {}),
     "end_as_time_limit": (NO_ENDS, {}),
-    "end_rewarded": (
-        {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
-        | {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0},
-        {},
-    ),
+    "end_rewarded": (SHORTER, {}),
     "update_reversed": (FLAT | {"probe/update_direction": -0.05}, {}),
     "updates_few": ({name: x[:5] for name, x in HEALTHY.items() if np.ndim(x)} | {"episode_return": np.ones(5)}, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
@@ -121,9 +106,8 @@ PLANTED = {  # by rule: metrics, and settings
 }
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "names"),
-    [
+def test_one_number_is_enough():
+    for metric, value, names in (
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
         ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
@@ -134,12 +118,10 @@ PLANTED = {  # by rule: metrics, and settings
         ("clip_coef", 1e-3, ["clip_small"]),
         ("vf_coef", 500.0, ["value_dominates"]),
         ("target_kl", 1e-5, ["learning_rate_small"]),
-    ],
-)
-def test_one_number_is_enough(metric, value, names):
-    flat = FLAT if metric == "entropy" else {}
-    metrics, config = {**HEALTHY, **flat, metric: value}, {**ADAPTIVE, metric: value}  # one of the two ignores it
-    assert [found.name for found in training.diagnose(metrics, config)] == names
+    ):
+        flat = FLAT if metric == "entropy" else {}
+        metrics, config = {**HEALTHY, **flat, metric: value}, {**ADAPTIVE, metric: value}  # one of the two ignores it
+        assert [found.name for found in training.diagnose(metrics, config)] == names, metric
 
 
 def test_nothing_is_found_in_a_healthy_run():
@@ -251,13 +233,11 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
-    rollout, learner = (
-        train.rollout._replace(collect=collect),
-        train.learner._replace(update=lambda key, state, batch: (state, None)),
-    )
+    changed = {"policy": dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)}
+    changed |= {"rollout": train.rollout._replace(collect=collect)}
+    changed |= {"learner": train.learner._replace(update=lambda key, state, batch: (state, None))}
     faulty = copy.copy(train)  # `dataclasses.replace` traces it
-    for name, x in {"policy": policy, "rollout": rollout, "learner": learner}.items():
+    for name, x in changed.items():
         object.__setattr__(faulty, name, x)
 
     @jax.jit
@@ -290,7 +270,7 @@ def test_a_probe_sees_that_updates_go_the_wrong_way():
     reverse = copy.copy(train)
     object.__setattr__(reverse, "learner", train.learner._replace(update=go_back))
     factors = {"gamma": 0.99, "gae_lambda": 0.95}
-    right, wrong = (_measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
+    right, wrong = (_probe._measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
     assert right > 0.01
     assert wrong < -0.01
 
@@ -304,7 +284,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
-        assert _measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
+        assert _probe._measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
 
 
 def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
@@ -326,10 +306,10 @@ def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
         state = train.init(key)
         batch = train.rollout.collect(key, state.learner.params, state.rollout)[1]
         given = state.learner.params, batch.replace(action=3 * batch.action)
-        return training.probe(train, state, config), _measure_score(train, *given), given
+        return training.probe(train, state, config), _probe._measure_score(train, *given), given
 
     found, wide, given = probe(jax.random.key(0))
-    np.testing.assert_allclose(_measure_score(train, *given), wide, rtol=1e-3)  # also without jit
+    np.testing.assert_allclose(_probe._measure_score(train, *given), wide, rtol=1e-3)  # also without jit
     assert found["probe/action_effect"] == found["probe/reward_spread"] == found["probe/length_spread"] == 0
     assert found["probe/score"] < 3 < 10 < wide
 
@@ -358,7 +338,7 @@ def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
     config = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], num_envs=2, num_steps=64, total_timesteps=128)
     train = cleanrl_ppo.make_train(config, env)
     state = jax.jit(train.init)(jax.random.key(0))
-    assert (jax.jit(lambda state: _change_actions(train, state))(state) > 0) == all(weights)
+    assert (jax.jit(lambda state: _probe._change_actions(train, state))(state) > 0) == all(weights)
 
 
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
@@ -370,22 +350,20 @@ def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
         (constant, False, True),
     ):  # fmt: skip
         distribution = pp.distributions.Categorical(given)
-        assert (_measure_softmax_twice(distribution) > 0.5) == softmax_twice
+        assert (_probe._measure_softmax_twice(distribution) > 0.5) == softmax_twice
         train = types.SimpleNamespace(env=types.SimpleNamespace(num_agents=2))
         batch = pp.Batch(action=distribution.sample(seed=jax.random.key(1)))
-        assert (_compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
+        assert (_probe._compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
         train.env.num_agents = 1
-        assert np.isnan(_compare_agents(train, batch, pp.Output(distribution)))
+        assert np.isnan(_probe._compare_agents(train, batch, pp.Output(distribution)))
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
-    space = envs.Dict(
-        {"box": envs.Box((2,), -1.0, np.array([3.0, -1.0])), "choice": envs.Discrete(2), "free": envs.Box(())}
-    )
+    space = {"box": envs.Box((2,), -1.0, np.array([3.0, -1.0])), "choice": envs.Discrete(2), "free": envs.Box(())}
     action = {"box": jnp.array([[2.0, -1.0], [-1.2, -1.0]]), "choice": jnp.zeros(2, int), "free": jnp.zeros(2)}
-    found = _measure_distance_to_bounds(space, action, (2,))
+    found = _probe._measure_distance_to_bounds(envs.Dict(space), action, (2,))
     np.testing.assert_allclose(found, [[0.25, 0.0], [-0.05, 0.0]], atol=1e-6)
-    assert np.isnan(jnp.mean(_measure_distance_to_bounds(space.spaces["free"], action["free"], (2,)) < 0))
+    assert np.isnan(jnp.mean(_probe._measure_distance_to_bounds(space["free"], action["free"], (2,)) < 0))
 
 
 def status(*arguments) -> int:

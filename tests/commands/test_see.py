@@ -24,9 +24,7 @@ from ppo_parts.training import _statistics
 from ppo_parts.training._files import format_rows, replace_file
 from ppo_parts.training._stored import name_recipe
 from tests import recipe
-from tests.runs import measuring
-
-QUIET = {"tensorboard": False, "progress": False}
+from tests.runs import go, measuring
 
 
 @pytest.fixture
@@ -61,16 +59,14 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     assert name_recipe(config) == "ppo_parts.recipes.cleanrl_ppo"
 
 
-@pytest.mark.parametrize(
-    ("module", "env_id", "named"),
-    [
-        ("spy", "CartPole-v1", "the recipe spy"),
-        ("spy.recipes", "CartPole-v1", "the recipe spy.recipes"),
-        ("ppo_parts.recipes_of.spy", "CartPole-v1", "the recipe ppo_parts.recipes_of.spy"),
-        ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
-        ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
-    ],
-)
+ELSEWHERE = [(x, "CartPole-v1", f"the recipe {x}") for x in ("spy", "spy.recipes", "ppo_parts.recipes_of.spy")]
+ELSEWHERE += [
+    ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
+    ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
+]
+
+
+@pytest.mark.parametrize(("module", "env_id", "named"), ELSEWHERE)
 def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, module, env_id, named):
     """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
     path = bare(recipe=module, config=dataclasses.asdict(cleanrl_ppo.Config(env_id=env_id)))
@@ -336,8 +332,9 @@ def test_videos_are_written_by_ffmpeg(tmp_path):
 
 def test_runs_are_tracked(tmp_path, monkeypatch):
     """A resumed run continues the same one; and a missing package is reported before a folder is made."""
-    config, options = recipe.Config(), {"directory": tmp_path, "track": True, "log_every": 1, **QUIET}
-    train, new = recipe.make_train(config), training.RunOptions(name="a", **options)
+    config, options = recipe.Config(), {"track": True, "log_every": 1, "checkpoint_every": 1}
+    program = measuring(episode_return=6.0, episodes=1.0)
+    run = functools.partial(go, recipe.make_train(config), tmp_path, "a", config, program, **options)
     runs, records, finished = [], [], []
 
     def init(**settings):
@@ -348,16 +345,14 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
     stop, fail = (mock.Mock(side_effect=error) for error in (training.StopRun, ZeroDivisionError))
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
-        training.run(train, config, new)
+        run()
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    program = measuring(episode_return=6.0, episodes=1.0)
-    training.run(train, config, new, on_rows=stop, make_program=program)
-    resume = training.RunOptions(resume=tmp_path / "a", **options)
+    run(on_rows=stop)
     with pytest.raises(ZeroDivisionError):
-        training.run(train, config, resume, on_rows=fail, make_program=program)
-    training.run(train, config, resume, make_program=program)
+        run(resume=tmp_path / "a", on_rows=fail)
+    run(resume=tmp_path / "a")
     first, second, _ = runs
     assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
     assert first["config"]["env_id"] == "walk"
