@@ -50,20 +50,12 @@ def _double(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=2 * batch.reward)
 
 
-def _halves(key, batch, epoch):
-    return jnp.arange(batch.log_prob.size).reshape(2, -1)
-
-
 def _draw(key):
     return 0.1 * jax.random.normal(key, (OBS, 2))
 
 
 def _embed(network, obs):
     return jnp.tanh(obs @ network)
-
-
-def _whole_item(item, batch, context):
-    return item, None
 
 
 _ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
@@ -134,7 +126,7 @@ CASES = (
     rollout(pp.full_batch),
     rollout(pp.prioritized_sampler, 2, alpha=0.8, beta=0.4),
     rollout(pp.time_chunks, 2, length=3, burn_in=1),
-    rollout(pp.sampler, "sampler", _halves, _whole_item, num_minibatches=2, axis="step"),
+    rollout(pp.sampler, "sampler", lambda *_: _ROWS, lambda item, *_: (item, None), num_minibatches=2, axis="step"),
     rollout(pp.given_indices, _ROWS),
     rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )

@@ -11,7 +11,6 @@ from flax.core import FrozenDict
 from jax.experimental import checkify
 
 import ppo_parts as pp
-from ppo_parts import distributions
 from ppo_parts._base.hyperparameters import spread_nan
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core import common
@@ -36,7 +35,7 @@ def test_context_evaluate_always_returns_an_output(size):
     def recurrent(params, batch):
         distribution, value = evaluate(params, batch)
         carry = jnp.zeros((SEGMENTS, 2)) if batch.carry is None else batch.carry + 1
-        return distributions.Categorical(distribution.logits), value, carry
+        return pp.distributions.Categorical(distribution.logits), value, carry
 
     def look(batch, state, context):
         output = context.evaluate(context.params, batch)

@@ -1,16 +1,8 @@
-"""jaxagents' IPPO, number by number, from our functions, chain, phases and learner.
+"""jaxagents' IPPO, number by number (see `golden_traces.py`).
 
-Only rollouts, first parameters and the order of the trajectories are taken from the recordings (see
-`golden/jaxdem_jaxagents/`); all else comes out of one `learner.update` per case, in a free run over both phases.
-
-The peer's choices are settings here:
-
-* it standardizes advantages over the trajectories of the minibatch: `advantage_normalize(axis=1)`, time being axis 0;
-* it runs `actor_epochs - 1` actor epochs at most, so that is how many are given;
-* its stop goes by the *sum* of k1 over the last minibatch of an epoch;
-* its value loss has no half: `value_loss(coef=2 * vf_coeff)`;
-* its actors share one network and one loss, but have a log-probability, an advantage and a value each: a third axis;
-* it drops truncations, and goes on across the reset with the value of the state after it: `truncated=None`.
+The peer's choices are settings here, which docs/fidelity.md lists. Its actors share one network and one loss, but have
+a log-probability, an advantage and a value each: a third axis. It drops truncations, and goes on across the reset with
+the value of the state after it: `truncated=None`.
 
 One deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
 """
