@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import json
 import re
 import runpy
@@ -11,11 +10,11 @@ import sys
 import types
 import unittest.mock
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import ppo_parts as pp
 from ppo_parts import envs, training
@@ -24,6 +23,7 @@ from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _probe
 from ppo_parts.training._diagnose import RULES
 from tests import recipe
+from tests.envs.common import Scripted, host
 
 UPDATES = 100
 HEALTHY = {
@@ -314,27 +314,14 @@ def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
     assert found["probe/score"] < 3 < 10 < wide
 
 
-class Mass(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Box(-1, 1, (2,))
-
-    def __init__(self, weights):
-        self.weights = weights
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = self.np_random.uniform(size=1)
-        return self.x.astype(np.float32), {}
-
-    def step(self, action):
-        self.x += self.weights @ action
-        return self.x.astype(np.float32), 1.0, False, False, {}
-
-
 @pytest.mark.parametrize("weights", [(0.1, 0.1), (0.1, 0.0), (0.0, 0.1)], ids=str)
 def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
-    mode = gymnasium.vector.AutoresetMode.SAME_STEP
-    make = functools.partial(Mass, np.array(weights))
-    env = envs.from_gymnasium(lambda n: gymnasium.vector.SyncVectorEnv([make] * n, autoreset_mode=mode))
+    def see(env):
+        env.x = env.np_random.uniform(size=1) if env.time == 0 else env.x + np.array(weights) @ env.arrived[-1]
+        return env.x
+
+    settings = {"obs_space": spaces.Box(-9, 9, (1,)), "action_space": spaces.Box(-1, 1, (2,))}
+    env = host(*[lambda: Scripted(10**6, see=see, reward=1.0, **settings)] * 2)
     config = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], num_envs=2, num_steps=64, total_timesteps=128)
     train = cleanrl_ppo.make_train(config, env)
     state = jax.jit(train.init)(jax.random.key(0))

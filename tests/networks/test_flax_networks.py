@@ -225,9 +225,7 @@ def test_a_central_critic_sees_what_all_agents_see_of_any_shape():
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
     for space in (envs.Box((2, 3)), envs.Discrete(5)):
-        policy = networks.multi_agent_actor_critic(
-            env(BOX, num_agents=2)._replace(observation_space=space), hidden=(4,)
-        )
+        policy = networks.multi_agent_actor_critic(AGENTS._replace(observation_space=space), hidden=(4,))
         obs = jnp.zeros((7, 2, *space.shape), getattr(space, "dtype", jnp.float32))
         assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
 
