@@ -139,9 +139,7 @@ def test_an_update_is_differentiable():
 
 
 def test_gradient_metrics_are_reported():
-    def norms(gradient):
-        return {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}
-
+    norms = lambda gradient: {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}  # noqa: E731
     _, metrics = run(pp.chain(GAE, pp.full_batch(), SURROGATE, VALUE), gradient_metrics=norms)
     whole = jnp.hypot(metrics["grad_norm_policy"], metrics["grad_norm_value"])
     np.testing.assert_allclose(metrics["grad_norm"], whole, rtol=1e-5)
@@ -297,10 +295,7 @@ def test_losses_and_metrics_are_reduced_as_they_say():
 
 
 def stopping(discard, **declared):
-    def update(batch, state, context):
-        return batch.replace(stop=None).add_stop(discard=discard), state
-
-    return part(update, "undeclared", **declared)
+    return part(lambda b, s, c: (b.replace(stop=None).add_stop(discard=discard), s), "undeclared", **declared)
 
 
 STOPS = (
@@ -387,9 +382,7 @@ def test_within_prefixes_losses_as_it_does_metrics():
     assert set(both) == {"value", "second/value"}
     np.testing.assert_array_equal(both["second/value"], both["value"])
 
-    def doubled(batch):
-        return batch.replace(losses={"value": 2 * batch.losses["value"]})
-
+    doubled = lambda batch: batch.replace(losses={"value": 2 * batch.losses["value"]})  # noqa: E731
     twice = pp.stateless(doubled, requires=("losses",), provides=("losses",), place="after_sampler")
     inside = losses(VALUE, pp.within(pp.chain(VALUE, twice), name="second"))
     np.testing.assert_array_equal(inside["second/value"], 2 * inside["value"])

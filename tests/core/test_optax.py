@@ -94,8 +94,6 @@ def updated(each, batch):
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_step_says_what_to_do(name):
-    def step(batch):
-        return run(pp.chain(pp.full_batch(), VALUE), batch, optimizer=catalogue()[name])
-
+    step = lambda batch: run(pp.chain(pp.full_batch(), VALUE), batch, optimizer=catalogue()[name])  # noqa: E731
     with jax.numpy_rank_promotion("allow"), pytest.raises(TypeError, match=ERRORS[name]):
         jax.eval_shape(step, rollout().replace(target=rollout().value))
