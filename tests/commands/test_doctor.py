@@ -48,7 +48,6 @@ CONFIG = {
     "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "gamma": 0.99, "clip_coef": 0.2,
     "ent_coef": 0.01,
 }  # fmt: skip
-ADAPTIVE = CONFIG | {"adapt_each_epoch": False}
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
 FIXED = {"episode_length": np.full(UPDATES, 200.0)}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
@@ -106,8 +105,13 @@ PLANTED = {  # by rule: metrics, and settings
 }
 
 
+def find(metrics, **settings):
+    """The names of what is found in a healthy run in which these metrics and settings are others."""
+    return [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})]
+
+
 def test_one_number_is_enough():
-    for metric, value, names in (
+    for name, value, found in (
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
         ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
@@ -119,45 +123,40 @@ def test_one_number_is_enough():
         ("vf_coef", 500.0, ["value_dominates"]),
         ("target_kl", 1e-5, ["learning_rate_small"]),
     ):
-        flat = FLAT if metric == "entropy" else {}
-        metrics, config = {**HEALTHY, **flat, metric: value}, {**ADAPTIVE, metric: value}  # one of the two ignores it
-        assert [found.name for found in training.diagnose(metrics, config)] == names, metric
+        changed = {name: value}  # of metrics or settings: the others ignore it
+        assert find((FLAT if name == "entropy" else {}) | changed, adapt_each_epoch=False, **changed) == found, name
 
 
 def test_nothing_is_found_in_a_healthy_run():
-    assert training.diagnose(HEALTHY, CONFIG) == []
-    assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.97}, CONFIG) == []  # because returns rise
+    assert find({}) == find({"probe/action_at_bound": 0.97}) == []  # because returns rise
     assert training.diagnose({}) == []
     assert training.diagnose({"bounds_loss": np.zeros((9, 2)), "loss": np.arange(18.0).reshape(9, 2)}) == []
     # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
     fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))
-    game = {**HEALTHY, **fixed, **small, "probe/reward_size": 0.005}
-    answers = {"probe/no_effect": 1.0, "probe/value_error": 1.5}
-    assert training.diagnose({**game, **answers}, {**CONFIG, "gamma": 0.5}) == []
-    assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
-    rare = {**HEALTHY, **SMALL, "probe/reward_size": 1.0}
-    assert training.diagnose(rare, CONFIG) == []
-    learned = {**HEALTHY, **SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}
-    assert training.diagnose(learned, CONFIG) == []  # the value function's errors do not hide the rewards
+    game = {**fixed, **small, "probe/reward_size": 0.005, "probe/value_error": 1.5}
+    assert find({**game, "probe/no_effect": 1.0}, gamma=0.5) == []
+    assert find({**game, "probe/value_at_end": 0.1}) == []  # a clock
+    assert find({**SMALL, "probe/reward_size": 1.0}) == []
+    # The value function's errors do not hide the rewards.
+    assert find({**SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}) == []
     still = {"episode_return": -np.geomspace(8, 0.03, UPDATES), "probe/reward_size": 1e-4, "probe/reward_balance": -1.0}
     still["evaluation/episode_return"] = np.zeros(UPDATES)
-    assert training.diagnose({**HEALTHY, **still}, CONFIG) == []  # the policy avoids the costs of its actions
-    solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
-    assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
-    assert training.diagnose({**solved, **FIXED}, CONFIG) == []  # nor has one, in a run that began with such a policy
+    assert find(still) == []  # the policy avoids the costs of its actions
+    solved = {**NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
+    assert find(solved) == []  # each step is paid, and no episode ends before its limit
+    assert find({**solved, **FIXED}) == []  # nor has one, in a run that began with such a policy
     one_step = {"critic/minibatches": 320.0, "actor/minibatches": 1.0, "actor/policy_loss": 0.0}  # of TRPO's actor
     others = {name: x for name, x in HEALTHY.items() if name != "policy_loss"}
     assert training.diagnose(others | {name: np.full(UPDATES, x) for name, x in one_step.items()}, CONFIG) == []
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
-    assert training.diagnose({**HEALTHY, **certain, "episode_return": risen}, CONFIG) == []
-    few = {name: x[::20] for name, x in (certain | FLAT).items()}
-    assert training.diagnose(few) == []
+    assert find({**certain, "episode_return": risen}) == []
+    assert training.diagnose({name: x[::20] for name, x in (certain | FLAT).items()}) == []
     # An evaluation of few episodes says less than the many of an update.
-    lost = {**HEALTHY, "episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
-    for episodes, names in ((3.0, ["evaluation_apart"]), (300.0, [])):
-        assert [x.name for x in training.diagnose({**lost, "episodes": np.full(UPDATES, episodes)}, CONFIG)] == names
+    lost = {"episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
+    for episodes, found in ((3.0, ["evaluation_apart"]), (300.0, [])):
+        assert find({**lost, "episodes": np.full(UPDATES, episodes)}) == found
     assert PLANTED.keys() == {rule.name for rule in RULES}
 
 
@@ -171,20 +170,14 @@ def test_a_planted_fault_is_found(name):
 
 
 def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards_and_equal_environments():
-    falling = HEALTHY | {"episode_return": HEALTHY["episode_return"][::-1]}
-    assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
-    collapsed = HEALTHY | SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
-    assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
-    unpaid = collapsed | PLANTED["reward_constant"][0]
-    assert "entropy_collapsed" not in [found.name for found in training.diagnose(unpaid, CONFIG)]
-    unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
-    assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
+    assert find({"episode_return": HEALTHY["episode_return"][::-1]}) == ["reward_sign"]
+    collapsed = SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
+    assert find(collapsed) == ["entropy_collapsed"]
+    assert "entropy_collapsed" not in find(collapsed | PLANTED["reward_constant"][0])
+    assert find(SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}) == ["reward_sign"]
 
 
 def test_a_cause_takes_the_place_of_its_consequences():
-    def find(metrics):
-        return [found.name for found in training.diagnose({**HEALTHY, **metrics}, CONFIG)]
-
     small = FLAT | {"approx_kl": np.full(UPDATES, 1e-6), "probe/value_dominance": 1e5}
     assert find(small) == ["learning_rate_small", "value_dominates"]
     assert find(small | {"probe/target_rms": 2e4}) == ["reward_scale_large"]
@@ -200,9 +193,9 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert find(once) == ["reward_constant"]
     never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
     assert find(never) == ["reward_constant"]
-    slow = {**HEALTHY, **FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
-    for rate, names in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
-        assert [x.name for x in training.diagnose(slow, CONFIG | {"learning_rate": rate})] == names
+    slow = {**FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
+    for rate, found in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
+        assert find(slow, learning_rate=rate) == found
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
@@ -210,12 +203,11 @@ def test_a_cause_takes_the_place_of_its_consequences():
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
     chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
     metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
-    found = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
-    assert [x.name for x in found] == ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
+    five = ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
+    assert find(metrics, **settings) == five
     x = HEALTHY["approx_kl"]
     for seeds, names in (([x, x, 100 * x], []), ([x, 100 * x, 100 * x], ["learning_rate_large"])):
-        metrics = {"actor/approx_kl": np.stack(seeds, axis=1)}
-        assert [x.name for x in training.diagnose(metrics)] == names
+        assert [x.name for x in training.diagnose({"actor/approx_kl": np.stack(seeds, axis=1)})] == names
     (first,) = training.diagnose({"nonfinite/reward": np.eye(9)[2:4].sum(0), "nonfinite/gradient": np.eye(9)[3]})
     assert (first.value, first.cause) == (2, "in update 3: non-finite numbers arose first in reward (1 element)")
 
@@ -247,8 +239,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         return training.probe(faulty, state._replace(learner=learner), recipe.Config())
 
     found = probe(jax.random.key(0))
-    names = [x.name for x in training.diagnose(found)]
-    assert names[:1] == ["memory_not_reset"]
+    assert [x.name for x in training.diagnose(found)][:1] == ["memory_not_reset"]
     assert found["probe/log_ratio"] > 0.1
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1

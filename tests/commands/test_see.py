@@ -137,8 +137,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
 
 def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     before = sorted(path.name for path in folder.rglob("*"))
-    arguments = [str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")]
-    result = evaluate.main(arguments)
+    result = evaluate.main([str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")])
     assert result["episode_return"]["per_seed"] == [6.0, 6.0]
     assert (result["episode_length"], result["terminated"], result["truncated"]) == (3.0, 6, 0)
     assert result["info"] == {"won": 1.0}
@@ -271,8 +270,7 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("fps", "duration"), [(50, 20), (35, 30), (0.5, 2000)])
 def test_the_time_between_the_frames_of_a_gif_is_rounded(fps, duration, tmp_path):
-    frames = [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)]
-    watch.write_animation(tmp_path / "a.gif", frames, fps=fps)
+    watch.write_animation(tmp_path / "a.gif", [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)], fps=fps)
     with Image.open(tmp_path / "a.gif") as animation:
         assert animation.info["duration"] == duration
 
@@ -285,9 +283,7 @@ def test_watch_and_evaluations_carry_a_memory_and_begin_alike_whatever_the_limit
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
     assert played.episode_length.tolist() == [3, 3, 3]
 
-    def step(key, x, action):
-        return envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)
-
+    step = lambda key, x, action: envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)  # noqa: E731
     reset = lambda key: (jax.random.uniform(key), jnp.zeros(2))  # noqa: E731
     render = lambda x: np.full((2, 2, 3), 255 * x, np.uint8)  # noqa: E731
     env = envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((1,)), render=render)

@@ -479,10 +479,8 @@ def test_a_shape_error_is_a_value_error():
     assert pp.errors.ShapeError is f.ShapeError
 
 
-def test_logits_without_an_axis_of_actions_do_not_count_actions():
+def test_what_only_looks_bad_is_accepted():
+    """Logits without an axis of actions do not count actions; a carry that is None need not be in the batch."""
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
-
-
-def test_a_policy_whose_carry_is_none_needs_no_carry_in_the_batch():
     update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})

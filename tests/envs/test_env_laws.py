@@ -350,15 +350,10 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
     assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
     says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
     assert [note[: len(says)] for note in seen.notes] == [says]
-
-
-def test_real_numbers_outside_of_their_space_are_noted():
+    # Real numbers outside of their space are noted, too.
     space = envs.Box((2,), 0, np.float32([np.finfo(np.float32).max, 3]))
-    (note,) = envs.check_laws(two_places()._replace(observation_space=space), num_steps=9).notes
+    (note,) = envs.check_laws(like(observation_space=space), num_steps=9).notes
     assert re.search(r"^final_obs contains 4 in step 3 of environment 0, outside of the observation space, Box", note)
-
-
-def test_the_laws_can_be_checked_in_a_single_step():
     assert envs.check_laws(two_places(), num_envs=1, num_steps=1).episodes == 0
 
 

@@ -33,8 +33,7 @@ OTHERS = [name for name in gymnax.registered_envs if name not in TYPICAL]
 @pytest.mark.parametrize("env_id", [*TYPICAL, *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)])
 def test_every_gymnax_environment_steps(env_id):
     try:
-        env = envs.make(env_id)
-        seen = envs.check_laws(env, num_envs=2, num_steps=120)
+        seen = envs.check_laws(envs.make(env_id), num_envs=2, num_steps=120)
     except OSError as error:
         pytest.skip(f"needs a download: {error}")
     assert seen.terminated + seen.truncated == seen.episodes

@@ -48,8 +48,7 @@ def test_a_hoisted_scan_is_a_scan(seeds, generator):
 
 
 def test_only_what_needs_the_carry_stays_in_the_loop(monkeypatch):
-    program = jax.make_jaxpr(lambda start: scan_hoisted(step, start, KEYS))
-    inside = loop_of(program(jnp.ones(3)))
+    inside = loop_of(jax.make_jaxpr(lambda start: scan_hoisted(step, start, KEYS))(jnp.ones(3)))
     assert "random" not in inside
     assert "callback" in inside
     assert "iota" in inside  # constants need no memory

@@ -28,11 +28,6 @@ def time_major(x: np.ndarray) -> jax.Array:
     return jnp.asarray(x.swapaxes(0, 1))
 
 
-def per_agent(x: np.ndarray) -> jax.Array:
-    """A flag per environment as one per agent."""
-    return jnp.repeat(time_major(x)[..., None], 2, axis=-1)
-
-
 def settings(z: traces.Arrays) -> dict[str, Any]:
     """The settings of a case."""
     return {name: x.item() for name, x in traces.sub(z, "cfg/").items()}
@@ -86,7 +81,7 @@ def rollout(z: traces.Arrays) -> pp.Batch:
     """The peer's trajectories, with an axis of agents after ours."""
     names = ("obs", "action", "log_prob", "value", "reward", "next_value")
     fields = {name: time_major(z[f"traj/{name}"]) for name in names}
-    return pp.Batch(**fields, terminated=per_agent(z["traj/terminated"]))
+    return pp.Batch(**fields, terminated=jnp.repeat(time_major(z["traj/terminated"])[..., None], 2, axis=-1))
 
 
 @pytest.mark.parametrize("case", CASES)

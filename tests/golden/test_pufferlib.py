@@ -92,5 +92,4 @@ def test_learner_reproduces_pufferlib(case):
     names = ("idx", "prio_probs", "mb_prio")
     for advantages, *row in zip(found["advantages"], *(recorded[name] for name in names), strict=True):
         traces.close_priorities(advantages.T, row[0], alpha, beta, row[1], row[2][:, 0])
-    after = traces.sub(recorded, "param_after/")
-    traces.close_steps(steps, state.params, recorded, after, start, traces.ROUNDING)
+    traces.close_steps(steps, state.params, recorded, traces.sub(recorded, "param_after/"), start, traces.ROUNDING)
