@@ -124,8 +124,7 @@ import ppo_parts  # beside it
 
 def test_a_copy_works_inside_another_package(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "mylib/ppo_parts", ignore=shutil.ignore_patterns("__pycache__"))
-    printed = python(USE, tmp_path, without="ppo_parts")
-    assert printed.split() == ["True", "False", pp.__version__, pp.__version__]
+    assert python(USE, tmp_path, without="ppo_parts").split() == ["True", "False", pp.__version__, pp.__version__]
 
 
 def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, capsys):

@@ -128,8 +128,7 @@ def test_outcomes_are_those_of_the_training():
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
     found = jax.jit(functools.partial(measure_training, train))(3)
-    over_training = np.nansum(returns * episodes) / episodes.sum()
-    np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
+    np.testing.assert_allclose(found["return_over_training"], np.nansum(returns * episodes) / episodes.sum(), rtol=1e-5)
 
 
 def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):

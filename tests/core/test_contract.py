@@ -516,7 +516,6 @@ def _changed(field):
 
 PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 ENTROPY, AVERAGE = pp.entropy_bonus(coef=0.1), pp.regularizers.proximal_average(decay=0.9)
-CAPS = pp.regularizers.smoothness_loss(temporal=None)
 SECOND = pp.policy_loss(pp.functional.clip_cov, clip_eps=0.1, name="second")
 NORMALIZE = pp.advantage_normalize()
 MADE = pp.stateless(lambda b: b.add_extras(novelty=b.reward), reads=(), provides=("extras.novelty",))
@@ -530,7 +529,7 @@ TOO_LATE = [  # a part after the loss that should have used what it changes, the
     (PERTURBED, (pp.chain(OWN_REGULARIZER),), "current.log_prob"),  # nor is this, although it reads the advantage
     (PERTURBED, (pp.within(pp.chain(OWN_REGULARIZER), name="lens"),), "current.log_prob"),
     (NORMALIZE, (), "advantage"),
-    (NORMALIZE, (VALUE, CAPS), "advantage"),
+    (NORMALIZE, (VALUE, pp.regularizers.smoothness_loss(temporal=None)), "advantage"),
     (NORMALIZE, (AVERAGE, VALUE), "advantage"),
     (pp.combine_advantages({"advantage": 2.0}), (VALUE,), "advantage"),
     (pp.tokens.importance_correction(high=2.0), (VALUE,), "advantage"),

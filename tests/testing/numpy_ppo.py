@@ -74,8 +74,7 @@ def loss_and_gradient(params, rows, advantage, fault):
     of_entropy = -probability * (logits + entropy[:, None])
     of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - ENTROPY_COEF * of_entropy
     value_coef = VALUE_COEF * (0.5 if fault == "value gradient halved" else 1)
-    gradient = {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
-    return numbers, gradient
+    return numbers, {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
 
 
 def adam(params, gradient, moments, step, fault):
