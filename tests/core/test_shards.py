@@ -432,8 +432,7 @@ def check_what_devices_share(columns):
         return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
 
     own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
-    merged = lambda own, all: without_gradient(all | {"reward": own})  # noqa: E731
-    of_shared = shard_map(merged, (columnwise, P()), columnwise)
+    of_shared = shard_map(lambda own, all: without_gradient(all | {"reward": own}), (columnwise, P()), columnwise)
     tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
     assert_close(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled), 1e-5, 1e-5)
 
