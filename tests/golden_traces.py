@@ -35,7 +35,6 @@ Params = dict[str, jax.Array]
 
 
 def load(name: str) -> Arrays:
-    """A recording."""
     return dict(np.load(GOLDEN / f"{name}.npz"))
 
 

@@ -51,7 +51,6 @@ def logged(folder: Path) -> int:
 
 
 def steps(folder: Path) -> list[int]:
-    """The numbers of the checkpoints."""
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
 
 
@@ -133,7 +132,6 @@ class Crash(Exception):
 
 
 def crash() -> None:
-    """Raise it."""
     raise Crash
 
 

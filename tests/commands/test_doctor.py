@@ -345,7 +345,6 @@ def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
 
 
 def status(*arguments) -> int:
-    """The exit status of the command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
         patch.delitem(sys.modules, "ppo_parts.doctor", raising=False)  # as in a process of its own

@@ -120,7 +120,6 @@ def state(first, update=lambda state: state, **declared):
 
 
 def own_batch(seed, dtype):
-    """The example with `extras["own"]`."""
     return testing.example_batch(seed, dtype, extras={"own": testing.example_batch(seed, dtype).reward})
 
 

@@ -29,7 +29,6 @@ def time_major(x: np.ndarray) -> jax.Array:
 
 
 def settings(z: traces.Arrays) -> dict[str, Any]:
-    """The settings of a case."""
     return {name: x.item() for name, x in traces.sub(z, "cfg/").items()}
 
 

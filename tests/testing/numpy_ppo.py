@@ -34,7 +34,6 @@ def log_softmax(x):
 
 
 def estimates(z, fault):
-    """Advantages and targets of a rollout."""
     gamma = 0.95 if fault == "gamma 0.95" else GAMMA
     reward, value, following = z["reward"], z["value"], z["next_value"].copy()
     terminated, truncated = z["terminated"].copy(), z["truncated"].copy()
