@@ -32,8 +32,7 @@ def estimator_inputs(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> di
 def assert_same(actual: Any, expected: Any) -> None:
     """Two trees are equal to the last bit, NaN included."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for path, x in jax.tree_util.tree_leaves_with_path(actual):
-        y = dict(jax.tree_util.tree_leaves_with_path(expected))[path]
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
 
 
