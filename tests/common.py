@@ -32,8 +32,7 @@ def estimator_inputs(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> di
 def assert_same(actual: Any, expected: Any) -> None:
     """Two trees are equal to the last bit, NaN included."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for path, x in jax.tree_util.tree_leaves_with_path(actual):
-        y = dict(jax.tree_util.tree_leaves_with_path(expected))[path]
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
 
 
@@ -70,8 +69,7 @@ def alone(check, *args):
     """Run `check(*args)` in a process that sees `DEVICES` devices: JAX settles their number before its first use."""
     flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
     flags += " --xla_backend_optimization_level=0"  # compiles faster; what runs is small
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     environment["NPROC"] = str(4 * DEVICES)  # XLA's threads: a collective needs one for each device, whatever the cores
     program = f"from {check.__module__} import {check.__name__} as check; check(*{args!r})"

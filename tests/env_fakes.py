@@ -114,8 +114,7 @@ class Jumanji:
     action_spec = SimpleNamespace(num_values=jnp.array([2, 3]))
 
     def seen(self, state):
-        mask = jnp.broadcast_to(state.x < 0.7, (2, 3)).at[1, 2].set(False)
-        return Seen(state.x, state.timestep, mask)
+        return Seen(state.x, state.timestep, jnp.broadcast_to(state.x < 0.7, (2, 3)).at[1, 2].set(False))
 
     def timestep(self, state, reward, terminated):
         over = terminated | (state.timestep >= LIMIT)
@@ -175,8 +174,7 @@ class Nim:
         return Board(player, left[None], rewards, left <= 0, jnp.zeros((), bool), legal)
 
     def init(self, key):
-        player = jax.random.randint(key, (), 0, 2)
-        return self.board(player, jnp.full((), 5), jnp.zeros(2))
+        return self.board(jax.random.randint(key, (), 0, 2), jnp.full((), 5), jnp.zeros(2))
 
     def step(self, state, action, key):
         left = state.observation[0].astype(jnp.int32) - (action + 1)

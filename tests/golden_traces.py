@@ -1,7 +1,8 @@
 """What the parity tests share: a replay of recorded rollouts, tapes of what happens inside an update, the bounds.
 
-The parity tests compare estimates, the numbers of each minibatch and the parameters after each step. Which quantity of
-an update differs first is what `ppo_parts.testing.compare_update` tells.
+The parity tests compare estimates, the numbers of each minibatch and the parameters after each step. Of the recordings,
+learners are given only rollouts, first parameters, and what was drawn; all else comes out of `learner.update`, in one
+free run per case. Which quantity of an update differs first is what `ppo_parts.testing.compare_update` tells.
 
 The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place of `golden/`, for recordings made anew.
 """
@@ -34,7 +35,6 @@ Params = dict[str, jax.Array]
 
 
 def load(name: str) -> Arrays:
-    """A recording."""
     return dict(np.load(GOLDEN / f"{name}.npz"))
 
 

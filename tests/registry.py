@@ -50,22 +50,11 @@ def _double(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=2 * batch.reward)
 
 
-def _halves(key, batch, epoch):
-    return jnp.arange(batch.log_prob.size).reshape(2, -1)
-
-
-def _draw(key):
-    return 0.1 * jax.random.normal(key, (OBS, 2))
-
-
 def _embed(network, obs):
     return jnp.tanh(obs @ network)
 
 
-def _whole_item(item, batch, context):
-    return item, None
-
-
+_RND = lambda key: 0.1 * jax.random.normal(key, (OBS, 2)), _embed
 _ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
 _ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8}
 _VTRACE = {**_ESTIMATE, "rho_clip": 1.2, "c_clip": 0.9}
@@ -114,7 +103,7 @@ CASES = (
     rollout(pp.tokens.outcome_reward, kl_coef=0.1, score="score", reference="own"),
     rollout(pp.tokens.reward_to_go, gamma=0.9),
     minibatch(pp.exploration.self_imitation, coef=0.5, value_coef=0.1),
-    rollout(pp.exploration.rnd_reward, _draw, _embed, gamma=0.9, num_envs=SEGMENTS, predictor="policy"),
+    rollout(pp.exploration.rnd_reward, *_RND, gamma=0.9, num_envs=SEGMENTS, predictor="policy"),
     minibatch(pp.exploration.rnd_loss, _embed, coef=0.5, predictor="policy"),
     minibatch(pp.clipped_value_loss, clip_eps=0.2, coef=0.5),
     minibatch(pp.value_loss, coef=0.5),
@@ -134,7 +123,7 @@ CASES = (
     rollout(pp.full_batch),
     rollout(pp.prioritized_sampler, 2, alpha=0.8, beta=0.4),
     rollout(pp.time_chunks, 2, length=3, burn_in=1),
-    rollout(pp.sampler, "sampler", _halves, _whole_item, num_minibatches=2, axis="step"),
+    rollout(pp.sampler, "sampler", lambda *_: _ROWS, lambda item, *_: (item, None), num_minibatches=2, axis="step"),
     rollout(pp.given_indices, _ROWS),
     rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )

@@ -70,23 +70,20 @@ def test_the_core_depends_on_jax_and_optax_and_the_citation_and_each_extra_exist
 CURVE = compare.Curve("", "", *np.zeros((2, 1)))
 
 
-@pytest.mark.parametrize(
-    ("package", "extra", "use"),
-    [
-        ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
-        *(
-            (source.package.partition(".")[0], source.extra, lambda folder, name=f"{prefix}:any": envs.make(name))
-            for prefix, source in SOURCES.items()
-            if source.package != "jax"
-        ),
-        ("flax", "train", lambda folder: networks.actor_critic),
-        ("orbax", "train", lambda folder: training.Checkpoints(folder)),
-        ("tunix", "tunix", lambda folder: tunix.register()),
-        ("optuna", "optuna", lambda folder: training.objective(lambda config: None, None, {})),
-        ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
-        ("matplotlib", "train", lambda folder: compare.plot_curves(folder / "a.png", [CURVE])),
-    ],
-)
+USES = [  # a package, its extra, and what needs it
+    ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
+    *((source.package.partition(".")[0], source.extra, lambda folder, name=f"{prefix}:any": envs.make(name))
+      for prefix, source in SOURCES.items() if source.package != "jax"),
+    ("flax", "train", lambda folder: networks.actor_critic),
+    ("orbax", "train", lambda folder: training.Checkpoints(folder)),
+    ("tunix", "tunix", lambda folder: tunix.register()),
+    ("optuna", "optuna", lambda folder: training.objective(lambda config: None, None, {})),
+    ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
+    ("matplotlib", "train", lambda folder: compare.plot_curves(folder / "a.png", [CURVE])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra", "use"), USES)
 def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, extra, use, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
@@ -127,8 +124,7 @@ import ppo_parts  # beside it
 
 def test_a_copy_works_inside_another_package(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "mylib/ppo_parts", ignore=shutil.ignore_patterns("__pycache__"))
-    printed = python(USE, tmp_path, without="ppo_parts")
-    assert printed.split() == ["True", "False", pp.__version__, pp.__version__]
+    assert python(USE, tmp_path, without="ppo_parts").split() == ["True", "False", pp.__version__, pp.__version__]
 
 
 def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, capsys):
@@ -152,19 +148,11 @@ def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, ca
 # --- the direction of imports: a folder of the package imports only from those before it ------------------------------
 
 FLOORS = [
-    {"functional"},
-    {"_base"},
-    {"distributions"},
-    {"_core"},
-    {"_parts", "envs"},
-    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"},
-    {"__init__"},
-    {"networks", "bridges"},
-    {"training"},
-    {"commands"},
-    {"evaluate", "watch", "compare", "export", "doctor", "recipes"},
-    {"testing"},
-]
+    {"functional"}, {"_base"}, {"distributions"}, {"_core"}, {"_parts", "envs"},
+    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"}, {"__init__"},
+    {"networks", "bridges"}, {"training"}, {"commands"},
+    {"evaluate", "watch", "compare", "export", "doctor", "recipes"}, {"testing"},
+]  # fmt: skip
 DOCSTRING = re.compile(r'^ *""".*?"""', re.MULTILINE | re.DOTALL)
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

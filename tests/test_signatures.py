@@ -19,8 +19,6 @@ FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symme
 FAMILIES += (distributions, envs, networks)
 LEFT_OUT = {"main", "run"}  # read the command line, or a folder
 
-DEFAULTS = Path(__file__).with_name("defaults.txt")
-
 
 def public(room):
     """Its functions, and the distributions, by name."""
@@ -60,4 +58,4 @@ def test_defaults_are_those_that_are_recorded():
             given = [f"{x.name}={x.default!r}" for x in parameters if isinstance(x.default, int | float | str)]
             if given:
                 found.add(" ".join([f"{room.__name__}.{name}".removeprefix("ppo_parts."), *given]))
-    assert sorted(found) == DEFAULTS.read_text().splitlines()
+    assert sorted(found) == Path(__file__).with_name("defaults.txt").read_text().splitlines()

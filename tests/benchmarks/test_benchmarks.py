@@ -129,8 +129,7 @@ def test_outcomes_are_those_of_the_training():
     names = ("episode_return", "episodes")
     returns, episodes = (np.concatenate([stage.metrics[name][0] for stage in stages]) for name in names)
     found = jax.jit(functools.partial(measure_training, train))(3)
-    over_training = np.nansum(returns * episodes) / episodes.sum()
-    np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
+    np.testing.assert_allclose(found["return_over_training"], np.nansum(returns * episodes) / episodes.sum(), rtol=1e-5)
 
 
 def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
@@ -308,16 +307,16 @@ def test_imports_between_packages_may_take_several_lines(tmp_path):
     assert house.count_layers(found) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("file", "names", "expected"),
-    [
-        ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
-        ("benchmarks/results/x.jsonl", ["b", "c"], "the command wrote no record 'a', but ['b', 'c']"),
-        ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
-    ],
-)
+WRITTEN = [  # a file, the names of the records in it, and what is said
+    ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
+    ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
+    ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
+    ("benchmarks/results/x.jsonl", ["b", "c"], "the command wrote no record 'a', but ['b', 'c']"),
+    ("benchmarks/results/x.jsonl", [], "the command wrote no record 'a', but []"),
+]
+
+
+@pytest.mark.parametrize(("file", "names", "expected"), WRITTEN)
 def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, capsys, file, names, expected):
     """Not in the records of the commit; the command runs with the flags of the record."""
     old = {"name": "a", "uncommitted": "", "commit": "", "xla_flags": "xx", "results": {"flags": 2}}

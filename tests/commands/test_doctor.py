@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import json
 import re
 import runpy
@@ -11,27 +10,20 @@ import sys
 import types
 import unittest.mock
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.commands import doctor
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _probe
 from ppo_parts.training._diagnose import RULES
-from ppo_parts.training._probe import (
-    _change_actions,
-    _compare_agents,
-    _measure_direction,
-    _measure_distance_to_bounds,
-    _measure_score,
-    _measure_softmax_twice,
-    _measure_value_at_end,
-)
 from tests import recipe
+from tests.envs.common import Scripted, host
 
 UPDATES = 100
 HEALTHY = {
@@ -56,12 +48,15 @@ CONFIG = {
     "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "gamma": 0.99, "clip_coef": 0.2,
     "ent_coef": 0.01,
 }  # fmt: skip
-ADAPTIVE = CONFIG | {"adapt_each_epoch": False}
 FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
 FIXED = {"episode_length": np.full(UPDATES, 200.0)}
 FADING = np.where((np.arange(UPDATES) % 3 == 0) & (np.arange(UPDATES) < UPDATES // 2), 1.0, 0.0)
 SMALL = {"probe/target_rms": 0.02, "probe/reward_size": 1e-3, "value_loss": np.full(UPDATES, 1e-5)}
 NO_ENDS = {"probe/terminated": 0.0, "probe/truncated": 40.0}
+CONSTANT = {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/reward_balance": -1.0}
+CONSTANT |= {"episode_return": -FIXED["episode_length"]}
+SHORTER = {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
+SHORTER |= {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0}
 PLANTED = {  # by rule: metrics, and settings
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
@@ -71,20 +66,9 @@ PLANTED = {  # by rule: metrics, and settings
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
     "action_unused": ({"probe/action_effect": 0.0}, {}),
-    "reward_constant": (
-        NO_ENDS
-        | FIXED
-        | FLAT
-        | {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/reward_balance": -1.0}
-        | {"episode_return": -FIXED["episode_length"]},
-        {},
-    ),
+    "reward_constant": (NO_ENDS | FIXED | CONSTANT, {}),
     "end_as_time_limit": (NO_ENDS, {}),
-    "end_rewarded": (
-        {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
-        | {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0},
-        {},
-    ),
+    "end_rewarded": (SHORTER, {}),
     "update_reversed": (FLAT | {"probe/update_direction": -0.05}, {}),
     "updates_few": ({name: x[:5] for name, x in HEALTHY.items() if np.ndim(x)} | {"episode_return": np.ones(5)}, {}),
     "rollout_short": ({}, {"num_steps": 2, "num_envs": 512}),
@@ -121,9 +105,13 @@ PLANTED = {  # by rule: metrics, and settings
 }
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "names"),
-    [
+def find(metrics, **settings):
+    """The names of what is found in a healthy run in which these metrics and settings are others."""
+    return [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})]
+
+
+def test_one_number_is_enough():
+    for name, value, found in (
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
         ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
@@ -134,53 +122,46 @@ PLANTED = {  # by rule: metrics, and settings
         ("clip_coef", 1e-3, ["clip_small"]),
         ("vf_coef", 500.0, ["value_dominates"]),
         ("target_kl", 1e-5, ["learning_rate_small"]),
-    ],
-)
-def test_one_number_is_enough(metric, value, names):
-    flat = FLAT if metric == "entropy" else {}
-    metrics, config = {**HEALTHY, **flat, metric: value}, {**ADAPTIVE, metric: value}  # one of the two ignores it
-    assert [found.name for found in training.diagnose(metrics, config)] == names
+    ):
+        changed = {name: value}  # of metrics or settings: the others ignore it
+        assert find((FLAT if name == "entropy" else {}) | changed, adapt_each_epoch=False, **changed) == found, name
 
 
 def test_nothing_is_found_in_a_healthy_run():
-    assert training.diagnose(HEALTHY, CONFIG) == []
+    assert find({}) == find({"probe/action_at_bound": 0.97}) == []  # because returns rise
     without = {name: x for name, x in HEALTHY.items() if name not in ("entropy", "episode_return")}
     apart = {"nonfinite/loss/entropy": np.zeros(UPDATES), "evaluation/episode_return": FADING, "approx_kl": np.zeros(0)}
     assert training.diagnose(without | apart, CONFIG) == []  # none of them is the metric of a phase
-    assert training.diagnose({**HEALTHY, "probe/action_at_bound": 0.97}, CONFIG) == []  # because returns rise
     assert training.diagnose({}) == []
     with pytest.raises(ValueError, match=r"diagnose: metrics must be numbers or arrays: .*inhomogeneous"):
         training.diagnose({"entropy": [[1.0, 2.0], [3.0]]})
     assert training.diagnose({"bounds_loss": np.zeros((9, 2)), "loss": np.arange(18.0).reshape(9, 2)}) == []
     # A game of 200 steps ends when all cards are dealt, and an answer, worth 1 / 200, changes nothing that follows.
     fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))
-    game = {**HEALTHY, **fixed, **small, "probe/reward_size": 0.005}
-    answers = {"probe/no_effect": 1.0, "probe/value_error": 1.5}
-    assert training.diagnose({**game, **answers}, {**CONFIG, "gamma": 0.5}) == []
-    assert training.diagnose({**game, "probe/value_at_end": 0.1, "probe/value_error": 1.5}, CONFIG) == []  # a clock
-    rare = {**HEALTHY, **SMALL, "probe/reward_size": 1.0}
-    assert training.diagnose(rare, CONFIG) == []
-    learned = {**HEALTHY, **SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}
-    assert training.diagnose(learned, CONFIG) == []  # the value function's errors do not hide the rewards
+    game = {**fixed, **small, "probe/reward_size": 0.005, "probe/value_error": 1.5}
+    assert find({**game, "probe/no_effect": 1.0}, gamma=0.5) == []
+    assert find({**game, "probe/value_at_end": 0.1}) == []  # a clock
+    assert find({**SMALL, "probe/reward_size": 1.0}) == []
+    # The value function's errors do not hide the rewards.
+    assert find({**SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}) == []
     still = {"episode_return": -np.geomspace(8, 0.03, UPDATES), "probe/reward_size": 1e-4, "probe/reward_balance": -1.0}
     still["evaluation/episode_return"] = np.zeros(UPDATES)
-    assert training.diagnose({**HEALTHY, **still}, CONFIG) == []  # the policy avoids the costs of its actions
-    solved = {**HEALTHY, **NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
-    assert training.diagnose(solved, CONFIG) == []  # each step is paid, and no episode ends before its limit
-    assert training.diagnose({**solved, **FIXED}, CONFIG) == []  # nor has one, in a run that began with such a policy
+    assert find(still) == []  # the policy avoids the costs of its actions
+    solved = {**NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
+    assert find(solved) == []  # each step is paid, and no episode ends before its limit
+    assert find({**solved, **FIXED}) == []  # nor has one, in a run that began with such a policy
     one_step = {"critic/minibatches": 320.0, "actor/minibatches": 1.0, "actor/policy_loss": 0.0}  # of TRPO's actor
     others = {name: x for name, x in HEALTHY.items() if name != "policy_loss"}
     assert training.diagnose(others | {name: np.full(UPDATES, x) for name, x in one_step.items()}, CONFIG) == []
     # The return rises less than its noise, but surely.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
-    assert training.diagnose({**HEALTHY, **certain, "episode_return": risen}, CONFIG) == []
-    few = {name: x[::20] for name, x in (certain | FLAT).items()}
-    assert training.diagnose(few) == []
+    assert find({**certain, "episode_return": risen}) == []
+    assert training.diagnose({name: x[::20] for name, x in (certain | FLAT).items()}) == []
     # An evaluation of few episodes says less than the many of an update.
-    lost = {**HEALTHY, "episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
-    for episodes, names in ((3.0, ["evaluation_apart"]), (300.0, [])):
-        assert [x.name for x in training.diagnose({**lost, "episodes": np.full(UPDATES, episodes)}, CONFIG)] == names
+    lost = {"episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
+    for episodes, found in ((3.0, ["evaluation_apart"]), (300.0, [])):
+        assert find({**lost, "episodes": np.full(UPDATES, episodes)}) == found
     assert PLANTED.keys() == {rule.name for rule in RULES}
 
 
@@ -194,20 +175,14 @@ def test_a_planted_fault_is_found(name):
 
 
 def test_a_return_that_falls_comes_first_and_a_collapse_explains_small_rewards_and_equal_environments():
-    falling = HEALTHY | {"episode_return": HEALTHY["episode_return"][::-1]}
-    assert [found.name for found in training.diagnose(falling, CONFIG)] == ["reward_sign"]
-    collapsed = HEALTHY | SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
-    assert [found.name for found in training.diagnose(collapsed, CONFIG)] == ["entropy_collapsed"]
-    unpaid = collapsed | PLANTED["reward_constant"][0]
-    assert "entropy_collapsed" not in [found.name for found in training.diagnose(unpaid, CONFIG)]
-    unpaid = HEALTHY | SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}
-    assert [found.name for found in training.diagnose(unpaid, CONFIG)] == ["reward_sign"]
+    assert find({"episode_return": HEALTHY["episode_return"][::-1]}) == ["reward_sign"]
+    collapsed = SMALL | {"probe/same_envs": 1.0} | PLANTED["entropy_collapsed"][0]
+    assert find(collapsed) == ["entropy_collapsed"]
+    assert "entropy_collapsed" not in find(collapsed | PLANTED["reward_constant"][0])
+    assert find(SMALL | {"episode_return": FADING, "probe/reward_size": 0.0}) == ["reward_sign"]
 
 
 def test_a_cause_takes_the_place_of_its_consequences():
-    def find(metrics):
-        return [found.name for found in training.diagnose({**HEALTHY, **metrics}, CONFIG)]
-
     small = FLAT | {"approx_kl": np.full(UPDATES, 1e-6), "probe/value_dominance": 1e5}
     assert find(small) == ["learning_rate_small", "value_dominates"]
     assert find(small | {"probe/target_rms": 2e4}) == ["reward_scale_large"]
@@ -223,9 +198,9 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert find(once) == ["reward_constant"]
     never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
     assert find(never) == ["reward_constant"]
-    slow = {**HEALTHY, **FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
-    for rate, names in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
-        assert [x.name for x in training.diagnose(slow, CONFIG | {"learning_rate": rate})] == names
+    slow = {**FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
+    for rate, found in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
+        assert find(slow, learning_rate=rate) == found
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
@@ -233,12 +208,11 @@ def test_a_cause_takes_the_place_of_its_consequences():
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
     chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
     metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
-    found = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
-    assert [x.name for x in found] == ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
+    five = ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
+    assert find(metrics, **settings) == five
     x = HEALTHY["approx_kl"]
     for seeds, names in (([x, x, 100 * x], []), ([x, 100 * x, 100 * x], ["learning_rate_large"])):
-        metrics = {"actor/approx_kl": np.stack(seeds, axis=1)}
-        assert [x.name for x in training.diagnose(metrics)] == names
+        assert [x.name for x in training.diagnose({"actor/approx_kl": np.stack(seeds, axis=1)})] == names
     (first,) = training.diagnose({"nonfinite/reward": np.eye(9)[2:4].sum(0), "nonfinite/gradient": np.eye(9)[3]})
     assert (first.value, first.cause) == (2, "in update 3: non-finite numbers arose first in reward (1 element)")
 
@@ -256,13 +230,11 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
-    rollout, learner = (
-        train.rollout._replace(collect=collect),
-        train.learner._replace(update=lambda key, state, batch: (state, None)),
-    )
+    changed = {"policy": dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)}
+    changed |= {"rollout": train.rollout._replace(collect=collect)}
+    changed |= {"learner": train.learner._replace(update=lambda key, state, batch: (state, None))}
     faulty = copy.copy(train)  # `dataclasses.replace` traces it
-    for name, x in {"policy": policy, "rollout": rollout, "learner": learner}.items():
+    for name, x in changed.items():
         object.__setattr__(faulty, name, x)
 
     @jax.jit
@@ -272,8 +244,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         return training.probe(faulty, state._replace(learner=learner), recipe.Config())
 
     found = probe(jax.random.key(0))
-    names = [x.name for x in training.diagnose(found)]
-    assert names[:1] == ["memory_not_reset"]
+    assert [x.name for x in training.diagnose(found)][:1] == ["memory_not_reset"]
     assert found["probe/log_ratio"] > 0.1
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
@@ -295,7 +266,7 @@ def test_a_probe_sees_that_updates_go_the_wrong_way():
     reverse = copy.copy(train)
     object.__setattr__(reverse, "learner", train.learner._replace(update=go_back))
     factors = {"gamma": 0.99, "gae_lambda": 0.95}
-    right, wrong = (_measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
+    right, wrong = (_probe._measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
     assert right > 0.01
     assert wrong < -0.01
 
@@ -309,7 +280,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
-        assert _measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
+        assert _probe._measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
 
 
 def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
@@ -331,39 +302,26 @@ def test_a_probe_sees_rewards_and_actions_without_effect_and_a_wrong_density():
         state = train.init(key)
         batch = train.rollout.collect(key, state.learner.params, state.rollout)[1]
         given = state.learner.params, batch.replace(action=3 * batch.action)
-        return training.probe(train, state, config), _measure_score(train, *given), given
+        return training.probe(train, state, config), _probe._measure_score(train, *given), given
 
     found, wide, given = probe(jax.random.key(0))
-    np.testing.assert_allclose(_measure_score(train, *given), wide, rtol=1e-3)  # also without jit
+    np.testing.assert_allclose(_probe._measure_score(train, *given), wide, rtol=1e-3)  # also without jit
     assert found["probe/action_effect"] == found["probe/reward_spread"] == found["probe/length_spread"] == 0
     assert found["probe/score"] < 3 < 10 < wide
 
 
-class Mass(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Box(-1, 1, (2,))
-
-    def __init__(self, weights):
-        self.weights = weights
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = self.np_random.uniform(size=1)
-        return self.x.astype(np.float32), {}
-
-    def step(self, action):
-        self.x += self.weights @ action
-        return self.x.astype(np.float32), 1.0, False, False, {}
-
-
 @pytest.mark.parametrize("weights", [(0.1, 0.1), (0.1, 0.0), (0.0, 0.1)], ids=str)
 def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
-    mode = gymnasium.vector.AutoresetMode.SAME_STEP
-    make = functools.partial(Mass, np.array(weights))
-    env = envs.from_gymnasium(lambda n: gymnasium.vector.SyncVectorEnv([make] * n, autoreset_mode=mode))
+    def see(env):
+        env.x = env.np_random.uniform(size=1) if env.time == 0 else env.x + np.array(weights) @ env.arrived[-1]
+        return env.x
+
+    settings = {"obs_space": spaces.Box(-9, 9, (1,)), "action_space": spaces.Box(-1, 1, (2,))}
+    env = host(*[lambda: Scripted(10**6, see=see, reward=1.0, **settings)] * 2)
     config = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], num_envs=2, num_steps=64, total_timesteps=128)
     train = cleanrl_ppo.make_train(config, env)
     state = jax.jit(train.init)(jax.random.key(0))
-    assert (jax.jit(lambda state: _change_actions(train, state))(state) > 0) == all(weights)
+    assert (jax.jit(lambda state: _probe._change_actions(train, state))(state) > 0) == all(weights)
 
 
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
@@ -375,26 +333,23 @@ def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
         (constant, False, True),
     ):  # fmt: skip
         distribution = pp.distributions.Categorical(given)
-        assert (_measure_softmax_twice(distribution) > 0.5) == softmax_twice
+        assert (_probe._measure_softmax_twice(distribution) > 0.5) == softmax_twice
         train = types.SimpleNamespace(env=types.SimpleNamespace(num_agents=2))
         batch = pp.Batch(action=distribution.sample(seed=jax.random.key(1)))
-        assert (_compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
+        assert (_probe._compare_agents(train, batch, pp.Output(distribution)) == 1) == agents_alike
         train.env.num_agents = 1
-        assert np.isnan(_compare_agents(train, batch, pp.Output(distribution)))
+        assert np.isnan(_probe._compare_agents(train, batch, pp.Output(distribution)))
 
 
 def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
-    space = envs.Dict(
-        {"box": envs.Box((2,), -1.0, np.array([3.0, -1.0])), "choice": envs.Discrete(2), "free": envs.Box(())}
-    )
+    space = {"box": envs.Box((2,), -1.0, np.array([3.0, -1.0])), "choice": envs.Discrete(2), "free": envs.Box(())}
     action = {"box": jnp.array([[2.0, -1.0], [-1.2, -1.0]]), "choice": jnp.zeros(2, int), "free": jnp.zeros(2)}
-    found = _measure_distance_to_bounds(space, action, (2,))
+    found = _probe._measure_distance_to_bounds(envs.Dict(space), action, (2,))
     np.testing.assert_allclose(found, [[0.25, 0.0], [-0.05, 0.0]], atol=1e-6)
-    assert np.isnan(jnp.mean(_measure_distance_to_bounds(space.spaces["free"], action["free"], (2,)) < 0))
+    assert np.isnan(jnp.mean(_probe._measure_distance_to_bounds(space["free"], action["free"], (2,)) < 0))
 
 
 def status(*arguments) -> int:
-    """The exit status of the command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
         patch.delitem(sys.modules, "ppo_parts.doctor", raising=False)  # as in a process of its own

@@ -101,8 +101,7 @@ def test_actions_and_carries_follow_an_episode(tmp_path):
 def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
     env = wrap(recipe.walk())
     evaluate = lambda p, batch: (distributions.Normal(p + batch.obs[..., :1], 1.0), None)  # noqa: E731
-    policy = Policy(lambda key: jnp.full(1, 3.0), evaluate)
-    run = session_of(export.to_onnx(*trained(env, policy)))
+    run = session_of(export.to_onnx(*trained(env, Policy(lambda key: jnp.full(1, 3.0), evaluate))))
     out = run(obs=np.asarray([[0, 0], [-7.82, 0], [-3.91, 0]], np.float32))
     np.testing.assert_allclose(out["action"], [[greatest], [-greatest], [0.0]], atol=1e-5)
     np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
@@ -153,8 +152,7 @@ def test_what_cannot_be_exported_is_named():
 def test_the_command_writes_a_model_and_says_how_exact_it_is(folder, tmp_path, capsys):
     arguments = [str(folder), "--output", str(tmp_path / "policy.onnx"), "--seed-index", "1"]
     path = export.main(arguments)
-    printed = capsys.readouterr().out
-    assert "inputs: obs [N, 2]\noutputs: action [N, 1], loc [N, 1], scale [N, 1]\n" in printed
+    assert "inputs: obs [N, 2]\noutputs: action [N, 1], loc [N, 1], scale [N, 1]\n" in capsys.readouterr().out
     session = runtime.InferenceSession(path.read_bytes())
     assert session.get_modelmeta().custom_metadata_map == {"env_id": "walk", "run": arguments[0], "update": "2"}
     run = training.load(folder)

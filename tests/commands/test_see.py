@@ -24,9 +24,7 @@ from ppo_parts.training import _statistics
 from ppo_parts.training._files import format_rows, replace_file
 from ppo_parts.training._stored import name_recipe
 from tests import recipe
-from tests.runs import measuring
-
-QUIET = {"tensorboard": False, "progress": False}
+from tests.runs import go, measuring
 
 
 @pytest.fixture
@@ -61,16 +59,14 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     assert name_recipe(config) == "ppo_parts.recipes.cleanrl_ppo"
 
 
-@pytest.mark.parametrize(
-    ("module", "env_id", "named"),
-    [
-        ("spy", "CartPole-v1", "the recipe spy"),
-        ("spy.recipes", "CartPole-v1", "the recipe spy.recipes"),
-        ("ppo_parts.recipes_of.spy", "CartPole-v1", "the recipe ppo_parts.recipes_of.spy"),
-        ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
-        ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
-    ],
-)
+ELSEWHERE = [(x, "CartPole-v1", f"the recipe {x}") for x in ("spy", "spy.recipes", "ppo_parts.recipes_of.spy")]
+ELSEWHERE += [
+    ("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environment gym:spy:Env-v0"),
+    ("ppo_parts.recipes.cleanrl_ppo", "gym:A-v0,env_id='spy:B-v0'", "the environment gym:A-v0,env_id"),
+]
+
+
+@pytest.mark.parametrize(("module", "env_id", "named"), ELSEWHERE)
 def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, module, env_id, named):
     """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
     path = bare(recipe=module, config=dataclasses.asdict(cleanrl_ppo.Config(env_id=env_id)))
@@ -141,8 +137,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
 
 def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     before = sorted(path.name for path in folder.rglob("*"))
-    arguments = [str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")]
-    result = evaluate.main(arguments)
+    result = evaluate.main([str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")])
     assert result["episode_return"]["per_seed"] == [6.0, 6.0]
     assert (result["episode_length"], result["terminated"], result["truncated"]) == (3.0, 6, 0)
     assert result["info"] == {"won": 1.0}
@@ -275,8 +270,7 @@ def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("fps", "duration"), [(50, 20), (35, 30), (0.5, 2000)])
 def test_the_time_between_the_frames_of_a_gif_is_rounded(fps, duration, tmp_path):
-    frames = [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)]
-    watch.write_animation(tmp_path / "a.gif", frames, fps=fps)
+    watch.write_animation(tmp_path / "a.gif", [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)], fps=fps)
     with Image.open(tmp_path / "a.gif") as animation:
         assert animation.info["duration"] == duration
 
@@ -289,9 +283,7 @@ def test_watch_and_evaluations_carry_a_memory_and_begin_alike_whatever_the_limit
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(state)
     assert played.episode_length.tolist() == [3, 3, 3]
 
-    def step(key, x, action):
-        return envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)
-
+    step = lambda key, x, action: envs.Step(x, jnp.zeros(2), reward=0.0, terminated=False)  # noqa: E731
     reset = lambda key: (jax.random.uniform(key), jnp.zeros(2))  # noqa: E731
     render = lambda x: np.full((2, 2, 3), 255 * x, np.uint8)  # noqa: E731
     env = envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((1,)), render=render)
@@ -336,8 +328,9 @@ def test_videos_are_written_by_ffmpeg(tmp_path):
 
 def test_runs_are_tracked(tmp_path, monkeypatch):
     """A resumed run continues the same one; and a missing package is reported before a folder is made."""
-    config, options = recipe.Config(), {"directory": tmp_path, "track": True, "log_every": 1, **QUIET}
-    train, new = recipe.make_train(config), training.RunOptions(name="a", **options)
+    config, options = recipe.Config(), {"track": True, "log_every": 1, "checkpoint_every": 1}
+    program = measuring(episode_return=6.0, episodes=1.0)
+    run = functools.partial(go, recipe.make_train(config), tmp_path, "a", config, program, **options)
     runs, records, finished = [], [], []
 
     def init(**settings):
@@ -348,16 +341,14 @@ def test_runs_are_tracked(tmp_path, monkeypatch):
     stop, fail = (mock.Mock(side_effect=error) for error in (training.StopRun, ZeroDivisionError))
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
-        training.run(train, config, new)
+        run()
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    program = measuring(episode_return=6.0, episodes=1.0)
-    training.run(train, config, new, on_rows=stop, make_program=program)
-    resume = training.RunOptions(resume=tmp_path / "a", **options)
+    run(on_rows=stop)
     with pytest.raises(ZeroDivisionError):
-        training.run(train, config, resume, on_rows=fail, make_program=program)
-    training.run(train, config, resume, make_program=program)
+        run(resume=tmp_path / "a", on_rows=fail)
+    run(resume=tmp_path / "a")
     first, second, _ = runs
     assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
     assert first["config"]["env_id"] == "walk"

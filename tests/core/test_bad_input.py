@@ -71,9 +71,7 @@ def metric(name):
 
 
 def own_sampler(axis, draw, name="mine", num_minibatches=2):
-    def plan(key, batch, epoch):
-        return jnp.arange(12).reshape(2, 6)
-
+    plan = lambda key, batch, epoch: jnp.arange(12).reshape(2, 6)  # noqa: E731
     return pp.sampler(name, plan, lambda item, batch, context: draw(item), num_minibatches=num_minibatches, axis=axis)
 
 
@@ -115,11 +113,8 @@ def categorical(params, batch):
 
 def doubled(*fields):
     """A part that leaves twice as many segments of these fields."""
-
-    def double(batch):
-        return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
-
-    return pp.stateless(double, name="doubled")
+    twice = lambda x: jnp.concatenate([x, x], axis=1)  # noqa: E731
+    return pp.stateless(lambda b: b.replace(**{x: twice(getattr(b, x)) for x in fields}), name="doubled")
 
 
 PLANNED = pp.sampler(
@@ -140,8 +135,7 @@ VALUE_ERRORS = {
     "shuffled_minibatches before it cuts the time axis":
         lambda: pp.chain(GAE, SHUFFLED, pp.policy_loss(functools.partial(f.gspo, clip_eps=0.1))),
     "phases needs advantage, which is produced later, by gae": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
-    "the loss 'early' was added before the sampler":
-        (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, ACTOR),
+    "loss 'early' was added before the sampler": (pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, ACTOR),
     "requested a stop, which only parts after it may do": (UNDECLARED_STOP, GAE, ACTOR),
     "surrogate, undeclared) requested a stop but does not declare it": (GAE, FULL, SURROGATE, UNDECLARED_STOP),
     "replay must be the first part of its chain, but scale is: put scale before":
@@ -178,8 +172,7 @@ VALUE_ERRORS = {
     # parts outside a learner
     "mine: update removed value from the losses of earlier parts: add its own with batch.add_loss(":
         (GAE, CRITIC, mine(lambda batch: batch.replace(losses={"own": batch.reward}))),
-    "mine: update removed explained_variance from the metrics":
-        (GAE, mine(lambda batch: batch.replace(metrics={})), CRITIC),
+    "mine: update removed explained_variance from the metrics": (GAE, mine(lambda b: b.replace(metrics={})), CRITIC),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
     "clipped_surrogate ... after a sampler ... learner()":
         lambda: pp.chain(SURROGATE).update(given(advantage=BATCH.value), ((),), CONTEXT),
@@ -332,12 +325,9 @@ TYPE_ERRORS = {
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
     "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
-    "Policy: evaluate must take (params, batch); this one takes (params)":
-        lambda: pp.Policy(lambda key: {}, lambda params: params),
-    "learner: evaluate must take (params, batch); this one takes (params)":
-        lambda: pp.learner(lambda params: params, CRITIC, SGD),
-    "gradient_metrics must take (gradient)":
-        lambda: pp.learner(evaluate, CRITIC, SGD, gradient_metrics=lambda step, gradient: {}),
+    "Policy: evaluate must take (params, batch); this one takes (p)": lambda: pp.Policy(lambda key: {}, lambda p: p),
+    "learner: evaluate must take (params, batch); this one takes (p)": lambda: pp.learner(lambda p: p, CRITIC, SGD),
+    "gradient_metrics must take (gradient)": lambda: learner(CRITIC, gradient_metrics=lambda step, gradient: {}),
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
@@ -348,8 +338,7 @@ TYPE_ERRORS = {
     "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments":
         lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
     "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
-    "mine: the function must take (batch); this one takes (batch, *, context)":
-        lambda: mine(lambda batch, *, context: batch),
+    "mine: the function must take (batch); this one takes (b, *, context)": lambda: mine(lambda b, *, context: b),
     "mine: the function must take (batch, context, scale=...); this one takes (batch, factor)":
         lambda: mine(lambda batch, factor: batch, numbers={"scale": 1.0}),
     # what functions return
@@ -358,8 +347,7 @@ TYPE_ERRORS = {
     "mine: the function must return the new batch, got NoneType": (mine(lambda batch: None), CRITIC),
     "drifting: update changed its state from int32[] to float32[]: keep its structure":
         (GAE, CRITIC, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
-    "mine: amend must return (params, opt_state), got dict":
-        (GAE, CRITIC, part(name="mine", amend=lambda params, *rest: params)),
+    "mine: amend must return (params, opt_state), got dict": (GAE, CRITIC, part(name="mine", amend=lambda p, *rest: p)),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
@@ -385,8 +373,7 @@ TYPE_ERRORS = {
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
     # policies and rollouts
     "env must be an environment, got the part 'gae': pass it as pipeline=": lambda: rollout_of(GAE),
-    "rollout: ... is not an environment: make one with envs.make(...)":
-        lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
+    "rollout: ... is not an environment: make one with envs.make": lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
     "actions are float32[2, 1], but each of [2] environments takes one of 2 actions":
         lambda: collect(envs.Discrete(2), distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
     "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... mean [..., 1]":
@@ -411,8 +398,7 @@ TYPE_ERRORS = {
 }  # fmt: skip
 
 SHAPE_ERRORS = {
-    "Metrics.of: these must have the same shape, got a (3,), b ()":
-        lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
+    "Metrics.of: these must have the same shape, got a (5,), b ()": lambda: pp.Metrics.of({"a": FIVE, "b": FIVE[0]}),
     "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), CRITIC),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
@@ -438,8 +424,7 @@ SHAPE_ERRORS = {
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
     "mine: draw must return indices of shape [M], got ()": draws(lambda item: (item[0], None)),
     "mine: draw must return one weight for each index, (6,), got ()": draws(lambda item: (item, jnp.ones(()))),
-    "mine: draw must return one weight for each index, (4,), got (6,)":
-        draws(lambda item: (None, jnp.ones(6)), "segment"),
+    "mine: draw must return one weight for each index, (4,), got (6,)": draws(lambda _: (None, jnp.ones(6)), "segment"),
     "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)":
         draws(lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None), "window"),
     "extras['x'] must begin with the axes [T, N] ... per_segment": (given(extras={"x": jnp.zeros(SEGMENTS)}),),
@@ -458,8 +443,7 @@ SHAPE_ERRORS = {
 REFUSED_BY_PYTHON = {
     "batch.reset is None: give 1 where the state is zeroed before step t":
         (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
-    "raised by the part 'mine': declare what it reads":
-        (GAE, FULL, mine(lambda batch: batch.add_loss("own", batch.extras["x"]))),
+    "raised by the part 'mine': declare what it reads": (GAE, FULL, mine(lambda b: b.add_loss("own", b.extras["x"]))),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "add the part that records it; a minibatch has clip_fraction, policy_loss":
         (GAE, FULL, SURROGATE, {"optimizer": optax.GradientTransformationExtraArgs(
@@ -467,19 +451,12 @@ REFUSED_BY_PYTHON = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "says", "call"),
-    [
-        pytest.param(error, says, call, id=says)
-        for error, rows in (
-            (ValueError, VALUE_ERRORS),
-            (TypeError, TYPE_ERRORS),
-            (pp.errors.ShapeError, SHAPE_ERRORS),
-            ((TypeError, KeyError, AttributeError), REFUSED_BY_PYTHON),
-        )
-        for says, call in rows.items()
-    ],
-)
+TABLES = {ValueError: VALUE_ERRORS, TypeError: TYPE_ERRORS, pp.errors.ShapeError: SHAPE_ERRORS}
+TABLES[TypeError, KeyError, AttributeError] = REFUSED_BY_PYTHON
+ROWS = [(error, says, call) for error, rows in TABLES.items() for says, call in rows.items()]
+
+
+@pytest.mark.parametrize(("error", "says", "call"), ROWS, ids=[says for _, says, _ in ROWS])
 def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
         call() if callable(call) else update(*call)
@@ -491,10 +468,8 @@ def test_a_shape_error_is_a_value_error():
     assert pp.errors.ShapeError is f.ShapeError
 
 
-def test_logits_without_an_axis_of_actions_do_not_count_actions():
+def test_what_only_looks_bad_is_accepted():
+    """Logits without an axis of actions do not count actions; a carry that is None need not be in the batch."""
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
-
-
-def test_a_policy_whose_carry_is_none_needs_no_carry_in_the_batch():
     update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})

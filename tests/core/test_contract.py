@@ -11,7 +11,6 @@ from flax.core import FrozenDict
 from jax.experimental import checkify
 
 import ppo_parts as pp
-from ppo_parts import distributions
 from ppo_parts._base.hyperparameters import spread_nan
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core import common
@@ -36,7 +35,7 @@ def test_context_evaluate_always_returns_an_output(size):
     def recurrent(params, batch):
         distribution, value = evaluate(params, batch)
         carry = jnp.zeros((SEGMENTS, 2)) if batch.carry is None else batch.carry + 1
-        return distributions.Categorical(distribution.logits), value, carry
+        return pp.distributions.Categorical(distribution.logits), value, carry
 
     def look(batch, state, context):
         output = context.evaluate(context.params, batch)
@@ -88,17 +87,15 @@ def test_a_hyperparameter_may_be_a_field():
 
 
 DRAWN = pp.segment_minibatches(2, num_epochs=2, refresh="minibatch")
-
-
-@pytest.mark.parametrize(
-    ("shards", "estimators", "weights", "critic"),
-    [
-        (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
-        (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
-        (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
-        (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream for itself
-    ],
+STREAMS = (
+    (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
+    (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
+    (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
+    (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream for itself
 )
+
+
+@pytest.mark.parametrize(("shards", "estimators", "weights", "critic"), STREAMS)
 def test_streams_are_estimated_and_learned_separately(shards, estimators, weights, critic):
     """Two streams, one of them twice the other, do what that one does: estimates are linear, and errors are squared."""
 
@@ -142,9 +139,7 @@ def test_an_update_is_differentiable():
 
 
 def test_gradient_metrics_are_reported():
-    def norms(gradient):
-        return {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}
-
+    norms = lambda gradient: {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}  # noqa: E731
     _, metrics = run(pp.chain(GAE, pp.full_batch(), SURROGATE, VALUE), gradient_metrics=norms)
     whole = jnp.hypot(metrics["grad_norm_policy"], metrics["grad_norm_value"])
     np.testing.assert_allclose(metrics["grad_norm"], whole, rtol=1e-5)
@@ -300,20 +295,17 @@ def test_losses_and_metrics_are_reduced_as_they_say():
 
 
 def stopping(discard, **declared):
-    def update(batch, state, context):
-        return batch.replace(stop=None).add_stop(discard=discard), state
-
-    return part(update, "undeclared", **declared)
+    return part(lambda b, s, c: (b.replace(stop=None).add_stop(discard=discard), s), "undeclared", **declared)
 
 
-@pytest.mark.parametrize(
-    "stops",
-    [
-        (pp.early_stop("clip_fraction", -1.0),),  # any metric
-        (stopping(True, provides=("stop",)),),
-        (pp.kl_early_stop(0.0), stopping(False)),  # the second cannot take the first one back
-    ],
+STOPS = (
+    (pp.early_stop("clip_fraction", -1.0),),  # any metric
+    (stopping(True, provides=("stop",)),),
+    (pp.kl_early_stop(0.0), stopping(False)),  # the second cannot take the first one back
 )
+
+
+@pytest.mark.parametrize("stops", STOPS)
 def test_a_stop_is_honoured_and_what_it_discards_is_not_amended(stops):
     amending = part(name="amending", amend=lambda params, *rest: jax.tree.map(jnp.zeros_like, (params, rest[0])))
     state, metrics = run(pp.chain(GAE, pp.full_batch(3), SURROGATE, amending, *stops))
@@ -390,9 +382,7 @@ def test_within_prefixes_losses_as_it_does_metrics():
     assert set(both) == {"value", "second/value"}
     np.testing.assert_array_equal(both["second/value"], both["value"])
 
-    def doubled(batch):
-        return batch.replace(losses={"value": 2 * batch.losses["value"]})
-
+    doubled = lambda batch: batch.replace(losses={"value": 2 * batch.losses["value"]})  # noqa: E731
     twice = pp.stateless(doubled, requires=("losses",), provides=("losses",), place="after_sampler")
     inside = losses(VALUE, pp.within(pp.chain(VALUE, twice), name="second"))
     np.testing.assert_array_equal(inside["second/value"], 2 * inside["value"])
@@ -403,23 +393,18 @@ def test_within_prefixes_losses_as_it_does_metrics():
         losses(second, second)
 
 
-@pytest.mark.parametrize(
-    ("inner", "read", "after", "message"),
-    [
-        (GAE, dict.fromkeys(("value", "next_value"), "extras.x"), True, "gae would .* with current.value of another"),
-        (GAE, {"current.value": "extras.x"}, False, r"gae reads current\.value, which exists only after the sampler"),
-        (GAE, {"reward": "extras.y"}, False, r"gae reads extras\.y, which the batch does not have"),
-    ],
-)
-def test_a_lens_reads_what_there_is_and_both_values_of_a_critic(inner, read, after, message):
+def test_a_lens_reads_what_there_is_and_both_values_of_a_critic():
     """After a sampler a part reads current.value, too, which a lens on "value" alone would leave as it is."""
-    batch = rollout(masked=False)
-    batch = batch.replace(extras={"x": batch.value + 100})
-    current = pp.Current(evaluate(make_params(), batch)[0], batch.log_prob, batch.value) if after else None
-    write = {"write": {"advantage": "advantage"}} if inner is GAE else {}
-    lens = pp.within(inner, name="cost", read=read, **write)
-    with pytest.raises(pp.errors.UserValueError, match=f"within 'cost': .*{message}"):
-        lens.update(batch.replace(current=current), lens.init(make_params()), CONTEXT)
+    batch = rollout(masked=False).add_extras(x=jnp.zeros((TIME, SEGMENTS)))
+    evaluated = pp.Current(evaluate(make_params(), batch)[0], batch.log_prob, batch.value)
+    for read, current, says in (
+        (dict.fromkeys(("value", "next_value"), "extras.x"), evaluated, "gae would .* with current.value of another"),
+        ({"current.value": "extras.x"}, None, r"gae reads current\.value, which exists only after the sampler"),
+        ({"reward": "extras.y"}, None, r"gae reads extras\.y, which the batch does not have"),
+    ):
+        lens = pp.within(GAE, name="cost", read=read, write={"advantage": "advantage"})
+        with pytest.raises(pp.errors.UserValueError, match=f"within 'cost': .*{says}"):
+            lens.update(batch.replace(current=current), lens.init(make_params()), CONTEXT)
 
 
 def test_a_lens_declares_what_its_part_does():
@@ -531,7 +516,6 @@ def _changed(field):
 
 PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 ENTROPY, AVERAGE = pp.entropy_bonus(coef=0.1), pp.regularizers.proximal_average(decay=0.9)
-CAPS = pp.regularizers.smoothness_loss(temporal=None)
 SECOND = pp.policy_loss(pp.functional.clip_cov, clip_eps=0.1, name="second")
 NORMALIZE = pp.advantage_normalize()
 MADE = pp.stateless(lambda b: b.add_extras(novelty=b.reward), reads=(), provides=("extras.novelty",))
@@ -545,7 +529,7 @@ TOO_LATE = [  # a part after the loss that should have used what it changes, the
     (PERTURBED, (pp.chain(OWN_REGULARIZER),), "current.log_prob"),  # nor is this, although it reads the advantage
     (PERTURBED, (pp.within(pp.chain(OWN_REGULARIZER), name="lens"),), "current.log_prob"),
     (NORMALIZE, (), "advantage"),
-    (NORMALIZE, (VALUE, CAPS), "advantage"),
+    (NORMALIZE, (VALUE, pp.regularizers.smoothness_loss(temporal=None)), "advantage"),
     (NORMALIZE, (AVERAGE, VALUE), "advantage"),
     (pp.combine_advantages({"advantage": 2.0}), (VALUE,), "advantage"),
     (pp.tokens.importance_correction(high=2.0), (VALUE,), "advantage"),
@@ -562,9 +546,8 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE, part, *after), optax.sgd(1.0))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
+def test_a_change_for_the_losses_after_it_is_accepted():
+    for parts in (
         (ENTROPY, PENALTY, VALUE, PERTURBED, SURROGATE),
         (PENALTY, AVERAGE, SURROGATE),
         (SURROGATE, NORMALIZE, pp.clipped_surrogate(clip_eps=0.1, name="second")),
@@ -574,26 +557,19 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
         (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
         (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), SECOND),
-    ],
-)
-def test_a_change_for_the_losses_after_it_is_accepted(parts):
-    pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
+    ):
+        pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (pp.stateless(lambda b: b, name="odd", provides=("current",)), GAE, pp.full_batch()),  # but not a sampler
-        (GAE, pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",)), pp.full_batch()),
-        *(
-            (GAE, pp.stateless(lambda b: b, reads=(), provides=(field,)), pp.full_batch())
-            for field in ("carry", "mask", "next_obs")  # which a network may read
-        ),
-        (MADE, pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",)), GAE, pp.full_batch()),
-    ],
-)
-def test_a_part_may_write_what_others_read(parts):
-    assert "minibatches" in jax.eval_shape(lambda batch: run(pp.chain(*parts, SURROGATE), batch), rollout())[1]
+def test_a_part_may_write_what_others_read():
+    """The policy may read fields that no part does."""
+    written = [pp.stateless(lambda b: b, reads=(), provides=(name,)) for name in ("carry", "mask", "next_obs")]
+    double = pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",))
+    of_extras = pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",))
+    odd = pp.stateless(lambda b: b, name="odd", provides=("current",))  # but not a sampler
+    for head in ((odd, GAE), *((GAE, writes) for writes in (double, *written)), (MADE, of_extras, GAE)):
+        pipeline = pp.chain(*head, pp.full_batch(), SURROGATE)
+        assert "minibatches" in jax.eval_shape(lambda batch, pipeline=pipeline: run(pipeline, batch), rollout())[1]
 
 
 def test_print_shows_stages_and_fields():

@@ -21,22 +21,13 @@ GIVEN: dict[str, Any] = {  # the arguments of those that take others than number
     **dict.fromkeys(("conditionally_mask", "conditionally_transform"), (SGD, lambda step, **extra: step < 9)),
     **dict.fromkeys(("multi_transform", "partition"), ({"own": SGD}, LABELS)),
     **dict.fromkeys(("scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"), (3,)),
-    "apply_if_finite": (SGD, 3),
-    "differentially_private_aggregate": (1.0, 0.1, KEY),
-    "dpsgd": (0.1, 1.0, 0.1, 0),
-    "freeze": (MATRIX,),
-    "lookahead": (SGD, 5, 0.5),
-    "masked": (SGD, MATRIX),
-    "measure_with_ema": (optax.tree.norm, 0.9),
-    "named_chain": (("sgd", SGD),),
-    "sam": (SGD, optax.chain(optax.contrib.normalize(), SGD)),
-    "scale_by_schedule": (lambda count: 0.1,),
-    "schedule_free": (SGD, 0.1),
-    "selective_transform": (SGD,),
-    "snapshot": ("norm", optax.tree.norm),
-    "stateless": (lambda updates, params: updates,),
+    "apply_if_finite": (SGD, 3), "differentially_private_aggregate": (1.0, 0.1, KEY), "dpsgd": (0.1, 1.0, 0.1, 0),
+    "freeze": (MATRIX,), "lookahead": (SGD, 5, 0.5), "masked": (SGD, MATRIX), "named_chain": (("sgd", SGD),),
+    "measure_with_ema": (optax.tree.norm, 0.9), "sam": (SGD, optax.chain(optax.contrib.normalize(), SGD)),
+    "scale_by_schedule": (lambda count: 0.1,), "schedule_free": (SGD, 0.1), "selective_transform": (SGD,),
+    "snapshot": ("norm", optax.tree.norm), "stateless": (lambda updates, params: updates,),
     "stateless_with_tree_map": (lambda update, param: update,),
-}
+}  # fmt: skip
 KEYWORDS: dict[str, Any] = {"add_noise": {"key": KEY}, "noisy_sgd": {"key": KEY}, "sam": {"opaque_mode": True}}
 KEYWORDS["selective_transform"] = {"freeze_mask": MATRIX}
 UNDECLARED = {"dog", "dowg", "hutchinson_estimator_diag_hessian", "scale_by_factored_rms"}
@@ -103,8 +94,6 @@ def updated(each, batch):
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_step_says_what_to_do(name):
-    def step(batch):
-        return run(pp.chain(pp.full_batch(), VALUE), batch, optimizer=catalogue()[name])
-
+    step = lambda batch: run(pp.chain(pp.full_batch(), VALUE), batch, optimizer=catalogue()[name])  # noqa: E731
     with jax.numpy_rank_promotion("allow"), pytest.raises(TypeError, match=ERRORS[name]):
         jax.eval_shape(step, rollout().replace(target=rollout().value))

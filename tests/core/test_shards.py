@@ -186,12 +186,7 @@ def test_a_recurrent_policy_is_evaluated_in_as_many_blocks_as_there_may_be_devic
 def test_replay_keeps_rollouts_within_their_shard():
     latest = [pp.Batch(log_prob=ROWS + i * 1000.0, per_segment={"i": jnp.arange(N)}, shards=SHARDS) for i in range(2)]
     part, context = pp.replay(2, latest[0]), pp.Context(key=KEY)
-
-    @jax.jit
-    def replayed(first, second):
-        return part.update(second, part.finish(first, part.init(None), context), context)[0]
-
-    batch = replayed(*latest)
+    batch = jax.jit(lambda a, b: part.update(b, part.finish(a, part.init(None), context), context)[0])(*latest)
     each = zip(np.split(batch.log_prob, SHARDS, 1), np.split(batch.per_segment["i"], SHARDS), strict=True)
     for shard, (steps, segments) in enumerate(each):
         own = np.arange(shard * 4, shard * 4 + 4)
@@ -279,11 +274,7 @@ def test_explained_variance_of_shards_is_that_of_all():
     masked = np.ones(shape)
     masked[:, :4] = masked[2:4] = 0  # a shard without a step
     part = pp.gae(gamma=0.0, gae_lambda=0.0)  # the target is the reward
-
-    @jax.jit
-    def found(batch):
-        return part.update(batch, part.init(None), pp.Context(key=KEY))[0].metrics["explained_variance"]
-
+    update = jax.jit(lambda batch: part.update(batch, part.init(None), pp.Context(key=KEY))[0])
     for mask in (None, masked):
         for scale, shift in ((1, 0), (1, 1e3), (0, 1 / 3), (1e-3, -1e6)):
             aim = jnp.asarray(scale * target + shift, jnp.float32)
@@ -291,8 +282,9 @@ def test_explained_variance_of_shards_is_that_of_all():
             flat = jnp.zeros(shape)
             batch = pp.Batch(log_prob=flat, value=value, next_value=flat, reward=aim, terminated=flat)
             batch = batch.replace(mask=None if mask is None else jnp.asarray(mask), shards=SHARDS)
-            assert_close(found(batch), pp.functional.explained_variance(value, aim, mask=batch.mask), 2e-5)
-            assert bool(jnp.isnan(found(batch))) == (scale < 1)
+            found = update(batch).metrics["explained_variance"]
+            assert_close(found, pp.functional.explained_variance(value, aim, mask=batch.mask), 2e-5)
+            assert bool(jnp.isnan(found)) == (scale < 1)
 
 
 SAMPLERS = {
@@ -303,11 +295,6 @@ SAMPLERS = {
 LARGE = (32, 64)
 COVERING = [("segments", "epoch"), ("prioritized", "minibatch")]
 MINIBATCHES = 4
-
-
-def chain_of(sampler, refresh):
-    weighs = (pp.advantage_weight(),) if sampler == "prioritized" else ()
-    return pp.chain(GAE, SAMPLERS[sampler](2, num_epochs=2, refresh=refresh), LOSSES[0], *weighs, *LOSSES[1:])
 
 
 def compiled_on_devices(f, state, batch, explicit=False):
@@ -326,13 +313,14 @@ def check_learner(cases):
     assert jax.device_count() == DEVICES == SHARDS
     batch = rollout(shape=LARGE).replace(shards=SHARDS)
     for sampler, refresh in cases:
-        learner = pp.learner(evaluate, chain_of(sampler, refresh), optax.adam(0.05))
+        head = GAE, SAMPLERS[sampler](2, num_epochs=2, refresh=refresh), LOSSES[0]
+        weighs = pp.advantage_weight() if sampler == "prioritized" else pp.identity()
+        learner = pp.learner(evaluate, pp.chain(*head, weighs, *LOSSES[1:]), optax.adam(0.05))
         state = learner.init(make_params())
         one = jax.jit(learner.update).lower(KEY, state, batch).compile()
         several, arguments = compiled_on_devices(learner.update, state, batch, (sampler, refresh) == COVERING[0])
         assert_close(several(*arguments), one(KEY, state, batch), 2e-5, 1e-5)
-        found = read_collectives(several)
-        check_communication(found, sampler, refresh)
+        check_communication(read_collectives(several), sampler, refresh)
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
             assert share == pytest.approx(1 / DEVICES, rel=0.1)  # and what each device does for itself
@@ -413,8 +401,7 @@ def estimates(given, gamma, way="auto"):
     settings = {"gamma": gamma, "gae_lambda": 0.8}
 
     def total(value):
-        out = f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False)
-        return jnp.sum(jnp.square(out.target))
+        return jnp.sum(jnp.square(f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False).target))
 
     return {
         "gae": f.gae(**on_policy, **settings),
@@ -433,8 +420,7 @@ def check_functional(columns, ways, kinds):
         assert_close(jax.jit(mapped)(given), expected, 1e-5, 1e-5)
     for kind in kinds:
         sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
-        placed = jax.device_put(given, sharding)
-        result = jax.jit(lambda given: estimates(given, 0.9))(placed)
+        result = jax.jit(lambda given: estimates(given, 0.9))(jax.device_put(given, sharding))
         assert_close(result, expected, 1e-5, 1e-5)
         assert result["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
 
@@ -446,8 +432,7 @@ def check_what_devices_share(columns):
         return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
 
     own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
-    merged = lambda own, all: without_gradient(all | {"reward": own})  # noqa: E731
-    of_shared = shard_map(merged, (columnwise, P()), columnwise)
+    of_shared = shard_map(lambda own, all: without_gradient(all | {"reward": own}), (columnwise, P()), columnwise)
     tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
     assert_close(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled), 1e-5, 1e-5)
 
@@ -478,10 +463,7 @@ def check_a_learner_for_each_device():
     batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
     parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]
     expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part) for part in parts))
-
-    def after(batch):
-        return jax.tree.map(lambda x: x[None], learner.update(key, state, batch))
-
+    after = lambda batch: jax.tree.map(lambda x: x[None], learner.update(key, state, batch))  # noqa: E731
     assert_close(jax.jit(shard_map(after, (P(None, "d"),), P("d")))(batch), expected, 1e-5, 1e-5)
 
 

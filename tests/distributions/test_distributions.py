@@ -342,8 +342,7 @@ RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5
 def betas(which, seed):
     """Alpha and beta of 80 distributions of two dimensions, in float64, without what float32 does not resolve."""
     low, high = np.log(RANGES[which])
-    given = np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 80, 2)))
-    return given.astype(np.float32).astype(np.float64)
+    return np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 80, 2))).astype(np.float32).astype(np.float64)
 
 
 def beta_tells(own, other, actions):
@@ -397,12 +396,8 @@ def test_samples_of_beta_have_reparameterized_gradients():
     """Their mean is that of the derivative of the mean, 2 alpha / (alpha + beta) - 1 in the box [-1, 1]."""
     a, b = np.array([0.5, 2.0, 30.0]), np.array([0.8, 5.0, 10.0])
 
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1))
-    def gradients(alpha, beta):
-        return Beta(alpha, beta).sample(seed=KEY, sample_shape=(10_000,)).mean(0).sum()
-
-    found = gradients(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
+    mean = lambda alpha, beta: Beta(alpha, beta).sample(seed=KEY, sample_shape=(10_000,)).mean(0).sum()  # noqa: E731
+    found = jax.jit(jax.grad(mean, argnums=(0, 1)))(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
     np.testing.assert_allclose(found, np.array([2 * b, -2 * a]) / (a + b) ** 2, rtol=0.05)
 
 
@@ -425,8 +420,7 @@ def test_beta_has_a_mode_no_negative_divergence_and_no_density_for_a_negative_al
     np.testing.assert_allclose(policy.mode(), [1 / 4, 29 / 39, 1 / 2, 1 / 2, 6 / 7, 1 / 5], rtol=1e-6)
     for gradient in jax.tree.leaves(jax.grad(lambda p: p.mode().sum())(policy)):
         assert np.isfinite(gradient).all()
-    sizes = jnp.logspace(-6, 9, 12)
-    alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[sizes] * 4))
+    alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[jnp.logspace(-6, 9, 12)] * 4))
     assert jnp.min(divergence(Beta(alpha, beta), Beta(other_alpha, other_beta))) >= 0
     density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers are refused
     assert np.isnan(density(-jnp.ones(1)))
@@ -536,8 +530,7 @@ def test_gsde_is_that_of_stable_baselines3(monkeypatch):
 
 
 def test_gsde_from_the_network_trains_the_deviation_and_not_the_features():
-    env = envs.make("Pendulum-v1")
-    policy = networks.actor_critic(env, (4,), log_std=-1.0, squash=True, gsde=True)
+    policy = networks.actor_critic(envs.make("Pendulum-v1"), (4,), log_std=-1.0, squash=True, gsde=True)
     params, batch = jax.jit(policy.init)(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 3)))
     distribution = jax.jit(policy.evaluate)(params, batch).distribution
     assert isinstance(distribution, TanhNormal)

@@ -340,9 +340,7 @@ def test_redo_equals_a_step_by_hand():
     assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(x == 0)), {**reset.params, "hidden": jnp.zeros(1)}))
     assert float(jnp.min(jnp.abs(first.opt_state[0].mu["hidden"]))) > 0
 
-    def network(params, d):
-        return linear(params, {"obs": jnp.tanh(d["obs"] @ params["hidden"])})
-
+    network = lambda params, d: linear(params, {"obs": jnp.tanh(d["obs"] @ params["hidden"])})  # noqa: E731
     gradient = slope_of(ppo_of(network, entropy=0))(reset.params, estimated(batch))
     moved = jax.tree.map(lambda g: 0.1 * (0.1 * g / 0.19) / (jnp.sqrt(0.001 * g**2 / 0.001999) + 1e-8), gradient)
     assert_equal(second.params, jax.tree.map(jnp.subtract, reset.params, moved))
@@ -922,15 +920,13 @@ def test_pqn_equals_a_loop_by_hand():
         return jnp.maximum(hidden, 0) @ params["q"]
 
     def element(params, d):
-        q = q_of(params, d["obs"])[jnp.arange(len(d["action"])), d["action"]]
-        return 0.5 * (q - d["target"]) ** 2
+        return 0.5 * (q_of(params, d["obs"])[jnp.arange(len(d["action"])), d["action"]] - d["target"]) ** 2
 
     out = module.epsilon_greedy(params, batch)
     q = q_of(params, batch.obs)
     assert_equal(out.value, q.max(-1))
     assert_equal(jnp.exp(out.distribution.logits), 0.1 / ACTIONS + 0.9 * (q == q.max(-1, keepdims=True)))
-    steps = cut(estimated(batch, gae_lambda=0.65))
-    check(element, given(module.pqn), params, [batch], steps, module.epsilon_greedy)
+    check(element, given(module.pqn), params, [batch], cut(estimated(batch, gae_lambda=0.65)), module.epsilon_greedy)
 
 
 def test_action_chunks_equal_steps_by_hand():

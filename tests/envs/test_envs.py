@@ -15,6 +15,7 @@ from ppo_parts.envs._laws import play
 from ppo_parts.envs._rendering import draw_grid, opengl_errors, rendering
 from tests import env_fakes
 from tests.common import refused
+from tests.envs.common import altered, clock
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +33,7 @@ OTHERS = [name for name in gymnax.registered_envs if name not in TYPICAL]
 @pytest.mark.parametrize("env_id", [*TYPICAL, *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)])
 def test_every_gymnax_environment_steps(env_id):
     try:
-        env = envs.make(env_id)
-        seen = envs.check_laws(env, num_envs=2, num_steps=120)
+        seen = envs.check_laws(envs.make(env_id), num_envs=2, num_steps=120)
     except OSError as error:
         pytest.skip(f"needs a download: {error}")
     assert seen.terminated + seen.truncated == seen.episodes
@@ -153,15 +153,10 @@ def test_spaces_have_sizes_and_are_equal_if_their_bounds_are():
 def test_clipped_rewards_are_signs_and_returns_are_not():
     """A reward that is not finite is passed on, so that the learner counts it."""
     rewards = jnp.array([-3.0, 0.0, jnp.inf, jnp.nan])
-
-    def step(key, state, action):
-        return envs.Step(state + 1, jnp.zeros(1), reward=rewards[state], terminated=False)
-
-    reset = lambda key: (jnp.zeros((), int), jnp.zeros(1))  # noqa: E731
-    env = envs.clip_reward(envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2)))
+    env = envs.clip_reward(altered(clock(9), reward=lambda out: rewards[out.episode_length - 1]))
     out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
     np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
-    np.testing.assert_array_equal(out.episode_return[:2, 0], [-3, -3])
+    np.testing.assert_array_equal(out.episode_return[:, 0], [0, 1, 3, 6])  # of the clock
 
 
 @pytest.mark.lenient_ranks

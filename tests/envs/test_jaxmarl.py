@@ -1,7 +1,7 @@
 """The adapter to JaxMARL: with a stand-in that has its interface, and with the real ones where they are installed."""
 
+import collections
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,9 @@ def test_a_time_limit_is_what_the_caller_says():
         assert (seen.terminated, seen.truncated) == (0, seen.episodes) == (0, 16 // end)
 
 
+SimpleState = collections.namedtuple("SimpleState", "time falls info")
+
+
 class MABraxEnv(Dwindling):
     """Ends by a fall after 2 steps, or by the time limit of Brax's wrapper after 4, when its state says so."""
 
@@ -103,12 +106,6 @@ class MABraxEnv(Dwindling):
         done = dict.fromkeys(("a", "b", "__all__"), fell | late)
         state = SimpleState(time, state.falls, {"truncation": jnp.where(late & ~fell, 1.0, 0.0)})
         return self.see(time), state, dict.fromkeys(self.agents, 1.0), done, {}
-
-
-class SimpleState(NamedTuple):
-    time: jax.Array
-    falls: jax.Array
-    info: dict
 
 
 def test_mabrax_truncates_where_brax_does():

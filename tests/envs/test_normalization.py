@@ -215,19 +215,11 @@ def test_moments_hold_after_float32_has_ended_counting():
     assert 0.85 < float(after.var) / 2.25 < 1.02
 
 
-AGENTS = replayed(2)
+ONE, AGENTS = replayed(1), replayed(2)
 PRIVILEGED = AGENTS._replace(privileged_space=envs.Box((4,)))
-ONE = replayed(1)
-
-
 UNLIKE = ONE._replace(observation_space=envs.Tuple((envs.Box((3,)), envs.Box(()))))
-
-
 test_arguments_of_the_wrappers_are_checked = refused(
-    (
-        lambda: envs.normalize_observation(UNLIKE).reset(KEY, ENVS),
-        "observations have 1 arrays, but their spaces 2: make",
-    ),
+    (lambda: envs.normalize_observation(UNLIKE).reset(KEY, ENVS), "observations have 1 arrays, but their spaces 2: "),
     (lambda: envs.normalize_reward(ONE, gamma=1.5), r"normalize_reward: gamma must lie in \[0, 1\], got 1\.5"),
     (lambda: envs.normalize_reward(ONE, gamma=lambda step: 0.9), "gamma must be a number"),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\]"),

@@ -96,8 +96,7 @@ def test_a_network_encodes_each_entry_and_has_a_head_for_each(env):
         _, batch, _ = rollout.collect(key, params, rollout.init(key))
         return batch, learner.update(key, learner.init(params), batch)
 
-    batch = jax.eval_shape(update, KEY)[0]
-    assert batch.action["arm"][0].shape == (4, 2, 4)
+    assert jax.eval_shape(update, KEY)[0].action["arm"][0].shape == (4, 2, 4)
 
 
 def test_the_entropy_is_estimated_only_for_the_parts_without_a_closed_form():

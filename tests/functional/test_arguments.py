@@ -214,8 +214,7 @@ def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name
         return arrays | {k: jnp.where(keep[k], arrays[k], other) for k in names if k not in ("mask", *WHOLE)}
 
     expected = jax.device_get(results(spoilt(floats, 0), spoilt(rest, 0)))
-    stopped = name in VARIANTS and options.get("stop_gradient", True)
-    flows = () if stopped else FLOWS.get(name, FLOWING)
+    flows = () if name in VARIANTS and options.get("stop_gradient", True) else FLOWS.get(name, FLOWING)
     assert {k for k, x in expected[0].items() if np.any(x)} == set(flows) & set(floats)
     assert "radient" in FUNCTIONS[name].__doc__.partition("Args:")[0] or name == "permutation"
     for other in (np.nan, np.inf, -np.inf, 1e38, -1e38) if mask is not None else ():

@@ -221,8 +221,7 @@ def gspo(log_ratio, advantage, *, clip_eps):
 def gmpo(log_ratio, advantage, *, clip_eps):
     sign = np.sign(advantage)
     narrow = sign * np.minimum(sign * log_ratio, sign * np.clip(log_ratio, -clip_eps, clip_eps))
-    loss = -np.mean(advantage, axis=0) * np.exp(np.mean(narrow, axis=0))
-    return np.broadcast_to(loss, log_ratio.shape)
+    return np.broadcast_to(-np.mean(advantage, axis=0) * np.exp(np.mean(narrow, axis=0)), log_ratio.shape)
 
 
 def covariance(advantage, log_prob):

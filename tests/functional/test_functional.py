@@ -75,8 +75,7 @@ def test_priorities_equal_their_reference():
 def test_a_constant_target_has_no_variance_to_explain_and_large_numbers_are_not_equal_ones():
     value = jnp.linspace(-1, 1, 3001)
     assert np.all(np.isnan([f.explained_variance(value, jnp.full(3001, c)) for c in (0.1, 1e-30, 12345.678, 0.0)]))
-    nearly = 0.1 + 1e-8 * (jnp.arange(3001) % 2)
-    assert np.isnan(f.explained_variance(value, nearly))
+    assert np.isnan(f.explained_variance(value, 0.1 + 1e-8 * (jnp.arange(3001) % 2)))
     far = 1e4 + value  # small beside its size, and not constant
     np.testing.assert_allclose(f.explained_variance(far, far), 1.0)
     mask = jnp.arange(3001) % 2
@@ -84,8 +83,7 @@ def test_a_constant_target_has_no_variance_to_explain_and_large_numbers_are_not_
     # A variance that overflows gives NaN, which the learner counts, and not the 0 of equal numbers.
     huge, counts = jnp.array([1e20, -1e20, 5.0]), jnp.array([1, 1, 0])
     assert np.isnan(f.advantage_normalize(huge, mask=counts)).tolist() == [True, True, False]
-    by_group = f.group_advantage(huge, jnp.array([0, 0, 1]))
-    assert np.isnan(by_group).tolist() == [True, True, False]
+    assert np.isnan(f.group_advantage(huge, jnp.array([0, 0, 1]))).tolist() == [True, True, False]
 
 
 KEY, SKEWED = jax.random.key(0), jnp.array([0.7, 0.2, 0.1, 0.0])
@@ -131,8 +129,7 @@ def test_vtrace_mixes_only_inside_an_episode():
     ours, plain = vtrace(**given, **settings, **mixed), vtrace(**given, **settings)
     close(ours.policy_advantage, reference.vtrace(**given, **settings, **mixed)[2])
     np.testing.assert_array_equal(ours.error, plain.error)
-    same = vtrace(**given, **settings, pg_rho_clip=1.0, pg_lambda=1.0)
-    close(same.policy_advantage, plain.policy_advantage)
+    close(vtrace(**given, **settings, pg_rho_clip=1.0, pg_lambda=1.0).policy_advantage, plain.policy_advantage)
     batch = pp.Batch(**given)
     for policy_gradient, expected in ((False, plain.error), (True, plain.policy_advantage)):
         part = pp.vtrace(**settings, policy_gradient=policy_gradient)
@@ -146,8 +143,7 @@ def test_estimators_have_finite_gradients_at_extreme_ratios():
     settings = {"gamma": 0.9, "gae_lambda": 0.8, "stop_gradient": False}
     for clips in ({}, {"rho_clip": 2.0, "c_clip": 0.5}):
         total = lambda given, clips=clips: jnp.sum(vtrace(**given, **settings, **clips).error)  # noqa: E731
-        gradient = jax.jit(jax.grad(total))(given)
-        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(gradient))
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(jax.jit(jax.grad(total))(given)))
     for eps in (1e-8, 0.0):
         value, pull = jax.vjp(lambda x, eps=eps: f.advantage_normalize(x, eps=eps), jnp.full((4, 2), 3.0))
         np.testing.assert_array_equal(value, np.zeros((4, 2)))
@@ -162,8 +158,7 @@ def test_nan_is_never_hidden():
     value = jax.jit(lambda x, eps: f.clipped_value_loss(x, 0 * one, 2 * one, clip_eps=eps))
     for prediction, eps in ((nan, 0.2), (one, jnp.nan)):
         assert np.isnan(value(prediction, eps))
-    slope = jax.grad(lambda x: jnp.sum(f.clipped_surrogate(x, one, clip_eps=0.2)))(nan)
-    assert np.isnan(slope)
+    assert np.isnan(jax.grad(lambda x: jnp.sum(f.clipped_surrogate(x, one, clip_eps=0.2)))(nan))
 
 
 ONES, LONGER = np.ones((5, 3), np.float32), np.ones((6, 3))
@@ -264,8 +259,7 @@ def pretended(monkeypatch):
 def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
     """What the estimator reads, with these flags."""
     left_out = {"truncated", "mask"} - {*given} | ({"log_ratio"} if name == "gae" else set())
-    inputs = estimator_inputs(*shape, seed=seed, dtype=dtype)
-    return {field: x for field, x in inputs.items() if field not in left_out}
+    return {field: x for field, x in estimator_inputs(*shape, seed=seed, dtype=dtype).items() if field not in left_out}
 
 
 def estimator(name):
@@ -447,12 +441,10 @@ def test_the_coefficient_of_an_adaptive_penalty_finds_back():
 def test_narrow_logits_draw_rare_actions_and_a_narrow_head_is_rescaled_without_loss():
     """Random numbers of their own dtype would have ties, and no tail."""
     dtype = jnp.bfloat16
-    policy = distributions.Categorical(jnp.zeros(1000, dtype))
-    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(4_000,))
+    drawn = distributions.Categorical(jnp.zeros(1000, dtype)).sample(seed=jax.random.key(0), sample_shape=(4_000,))
     assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.02
     rare = distributions.MultiCategorical([jnp.log(jnp.array([0.9, 0.099, 0.001])).astype(dtype)])
-    drawn = rare.sample(seed=jax.random.key(1), sample_shape=(30_000,))
-    assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0007
+    assert abs(float(jnp.mean(rare.sample(seed=jax.random.key(1), sample_shape=(30_000,)) == 2)) - 0.001) < 0.0007
     head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
     kernel, bias = f.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
     assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)

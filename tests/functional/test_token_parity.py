@@ -5,7 +5,6 @@
 """
 
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,10 @@ import numpy as np
 import pytest
 
 from ppo_parts import functional as f
+from tests.golden_traces import load
 from tests.reference import gae as slow_gae
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-TUNIX, TORCH = np.load(GOLDEN / "tunix.npz"), np.load(GOLDEN / "verl_trl.npz")
-T = 8
+TUNIX, TORCH, T = load("tunix"), load("verl_trl"), 8
 
 
 def recorded(name):
@@ -99,9 +97,10 @@ def losses_of_tunix():
     }
 
 
-@pytest.mark.parametrize(
-    ("losses", "numbers", "atol"), [(losses_of_torch, TORCH, 1e-12), (losses_of_tunix, TUNIX, 1e-6)]
-)
+RECORDED = ((losses_of_torch, TORCH, 1e-12), (losses_of_tunix, TUNIX, 1e-6))
+
+
+@pytest.mark.parametrize(("losses", "numbers", "atol"), RECORDED)
 def test_losses_of_other_libraries(losses, numbers, atol):
     """Values and gradients. The values of cispo and gpg are without the factor log pi here, so they differ."""
     with jax.enable_x64(True):

@@ -1,7 +1,4 @@
-"""CleanRL's `ppo.py`, `ppo_continuous_action.py` and `ppo_atari.py`, number by number, from our chain and learner.
-
-Only rollouts, first parameters and minibatch indices are taken from the recordings (see `golden/cleanrl_pufferlib/`);
-all else comes out of `learner.update`, in one free run per case.
+"""CleanRL's `ppo.py`, `ppo_continuous_action.py` and `ppo_atari.py`, number by number (see `golden_traces.py`).
 
 Deviations, all within the bounds:
 
@@ -51,14 +48,12 @@ def rollout(recorded: traces.Arrays) -> pp.Batch:
     """CleanRL's `dones[t]` belongs to the step before t, and it treats a truncation as a termination."""
     action, value = recorded["actions"], jnp.asarray(recorded["values"])
     return pp.Batch(
-        obs=jnp.asarray(recorded["obs"], float),
+        obs=jnp.asarray(recorded["obs"], float), reward=jnp.asarray(recorded["rewards"]),
         action=jnp.asarray(action if action.ndim == 3 else action.astype(np.int32)),
-        log_prob=jnp.asarray(recorded["logprobs"]),
-        value=value,
-        reward=jnp.asarray(recorded["rewards"]),
+        log_prob=jnp.asarray(recorded["logprobs"]), value=value,
         terminated=jnp.concatenate([recorded["dones"][1:], recorded["next_done"][None]]),
         next_value=pp.functional.next_values(value, jnp.asarray(recorded["next_value"])),
-    )
+    )  # fmt: skip
 
 
 def given_epochs(recorded: traces.Arrays, args: dict[str, Any]) -> np.ndarray:

@@ -1,16 +1,8 @@
-"""jaxagents' IPPO, number by number, from our functions, chain, phases and learner.
+"""jaxagents' IPPO, number by number (see `golden_traces.py`).
 
-Only rollouts, first parameters and the order of the trajectories are taken from the recordings (see
-`golden/jaxdem_jaxagents/`); all else comes out of one `learner.update` per case, in a free run over both phases.
-
-The peer's choices are settings here:
-
-* it standardizes advantages over the trajectories of the minibatch: `advantage_normalize(axis=1)`, time being axis 0;
-* it runs `actor_epochs - 1` actor epochs at most, so that is how many are given;
-* its stop goes by the *sum* of k1 over the last minibatch of an epoch;
-* its value loss has no half: `value_loss(coef=2 * vf_coeff)`;
-* its actors share one network and one loss, but have a log-probability, an advantage and a value each: a third axis;
-* it drops truncations, and goes on across the reset with the value of the state after it: `truncated=None`.
+The peer's choices are settings here, which docs/fidelity.md lists. Its actors share one network and one loss, but have
+a log-probability, an advantage and a value each: a third axis. It drops truncations, and goes on across the reset with
+the value of the state after it: `truncated=None`.
 
 One deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
 """
@@ -36,13 +28,7 @@ def time_major(x: np.ndarray) -> jax.Array:
     return jnp.asarray(x.swapaxes(0, 1))
 
 
-def per_agent(x: np.ndarray) -> jax.Array:
-    """A flag per environment as one per agent."""
-    return jnp.repeat(time_major(x)[..., None], 2, axis=-1)
-
-
 def settings(z: traces.Arrays) -> dict[str, Any]:
-    """The settings of a case."""
     return {name: x.item() for name, x in traces.sub(z, "cfg/").items()}
 
 
@@ -94,7 +80,7 @@ def rollout(z: traces.Arrays) -> pp.Batch:
     """The peer's trajectories, with an axis of agents after ours."""
     names = ("obs", "action", "log_prob", "value", "reward", "next_value")
     fields = {name: time_major(z[f"traj/{name}"]) for name in names}
-    return pp.Batch(**fields, terminated=per_agent(z["traj/terminated"]))
+    return pp.Batch(**fields, terminated=jnp.repeat(time_major(z["traj/terminated"])[..., None], 2, axis=-1))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,4 @@
-"""JaxDEM's PPOTrainer, number by number, from our functions, chain and learner.
-
-Only rollouts, first parameters and drawn segments are taken from the recordings (see `golden/jaxdem_jaxagents/`); all
-else comes out of `learner.update`, in one free run per case.
+"""JaxDEM's PPOTrainer, number by number (see `golden_traces.py`).
 
 The peer recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had before the
 step; that is `given_indices(refresh="minibatch")` after `vtrace`.

@@ -1,15 +1,10 @@
-"""PufferLib 3.0's advantage kernel and minibatch loop, number by number, from our functions, chain and learner.
-
-Only rollouts, first parameters, minibatch indices and their weights are taken from the recordings (see
-`golden/cleanrl_pufferlib/`); all else comes out of one `learner.update`, in a free run over all minibatches.
+"""PufferLib 3.0's advantage kernel and minibatch loop, number by number (see `golden_traces.py`).
 
 Deviations, stated in the tests by name:
 
 * `unwritten_last_column`: the kernel leaves the last column of the advantages as it was (0) and has no bootstrap there.
 * The priorities sum to slightly more than 1 (see `close_priorities`).
 * Adam and the gradient clip deviate as in `test_cleanrl.py`.
-
-The recordings with Muon are left out: heavyball's optimizer is not a part of this package.
 """
 
 import json
@@ -97,5 +92,4 @@ def test_learner_reproduces_pufferlib(case):
     names = ("idx", "prio_probs", "mb_prio")
     for advantages, *row in zip(found["advantages"], *(recorded[name] for name in names), strict=True):
         traces.close_priorities(advantages.T, row[0], alpha, beta, row[1], row[2][:, 0])
-    after = traces.sub(recorded, "param_after/")
-    traces.close_steps(steps, state.params, recorded, after, start, traces.ROUNDING)
+    traces.close_steps(steps, state.params, recorded, traces.sub(recorded, "param_after/"), start, traces.ROUNDING)

@@ -35,8 +35,7 @@ def assert_orthogonal(kernel, gain):
 
 
 def test_actor_critic_is_orthogonal_with_cleanrls_gains():
-    policy = networks.actor_critic(env(DISCRETE), (16, 8))
-    params = jax.jit(policy.init)(jax.random.key(0))["params"]
+    params = jax.jit(networks.actor_critic(env(DISCRETE), (16, 8)).init)(jax.random.key(0))["params"]
     assert len(params) == 6
     for number, gain in enumerate((2**0.5, 2**0.5, 0.01, 2**0.5, 2**0.5, 1.0)):  # of the actor, and of the critic
         assert_orthogonal(params[f"Dense_{number}"]["kernel"], gain)
@@ -203,8 +202,7 @@ def test_independent_agents_play_by_parameters_of_their_own(memory):
     both = jax.jit(policy.evaluate)(params, batch)
     assert both.value.shape == (6, 2, 2)
     assert not both.distribution.probs[..., 0, 1].any()  # it is not available
-    shared = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), **settings)
-    evaluate = jax.jit(shared.evaluate)
+    evaluate = jax.jit(networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), **settings).evaluate)
     for agent in range(2):
         alone = evaluate(jax.tree.map(lambda x, i=agent: x[i], params), batch)
         np.testing.assert_allclose(both.value[..., agent], alone.value[..., agent], atol=1e-6)
@@ -225,9 +223,7 @@ def test_a_central_critic_sees_what_all_agents_see_of_any_shape():
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
     for space in (envs.Box((2, 3)), envs.Discrete(5)):
-        policy = networks.multi_agent_actor_critic(
-            env(BOX, num_agents=2)._replace(observation_space=space), hidden=(4,)
-        )
+        policy = networks.multi_agent_actor_critic(AGENTS._replace(observation_space=space), hidden=(4,))
         obs = jnp.zeros((7, 2, *space.shape), getattr(space, "dtype", jnp.float32))
         assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
 

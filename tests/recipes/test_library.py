@@ -60,10 +60,8 @@ def test_rates_that_follow_the_divergence_are_recorded_one_for_each_phase():
     assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
-    adaptive = pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01)
-    states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
-    rates = _train._find_rates(states, names=())
-    assert rates.names == ("actor/learning_rate",)
+    states = {"actor": pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01).init({}), "critic": optax.adam(1e-3).init({})}
+    assert _train._find_rates(states, names=()).names == ("actor/learning_rate",)
     assert _train._find_rates(states["actor"], names=("learning_rate",)).names == ()
 
 
@@ -152,11 +150,9 @@ def test_the_target_of_the_divergence_may_be_traced():
     """A sweep over it makes the run inside `vmap`."""
 
     def rates(target_kl):
-        train = library_ppo.make_train(tiny("rsl_rl", target_kl=target_kl))
-        return train(jax.random.key(0)).metrics["learning_rate"]
+        return library_ppo.make_train(tiny("rsl_rl", target_kl=target_kl))(jax.random.key(0)).metrics["learning_rate"]
 
-    rates = jax.eval_shape(jax.vmap(rates), jnp.array([1e-4, 1e-1]))
-    assert rates.shape == (2, 2)
+    assert jax.eval_shape(jax.vmap(rates), jnp.array([1e-4, 1e-1])).shape == (2, 2)
 
 
 def test_a_run_keeps_what_the_chain_requires():

@@ -64,8 +64,7 @@ def test_continuous_actions_reach_the_environment_clipped_or_rescaled():
 
 
 def test_switches_change_the_chain(monkeypatch):
-    stopping = make_train(tiny(2, target_kl=0.0, update_epochs=3))
-    metrics = jax.jit(stopping)(jax.random.key(0)).metrics
+    metrics = jax.jit(make_train(tiny(2, target_kl=0.0, update_epochs=3)))(jax.random.key(0)).metrics
     assert metrics["epochs"].tolist() == [1, 1]  # after the first epoch any policy has moved
     assert metrics["minibatches"].tolist() == [2, 2]
     assert metrics["early_stopped"].tolist() == [1, 1]
@@ -82,8 +81,7 @@ def test_switches_change_the_chain(monkeypatch):
 
 @pytest.mark.slow
 def test_it_learns_to_balance():
-    train = make_train(Config(total_timesteps=150_000))
-    result = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
+    result = jax.jit(jax.vmap(make_train(Config(total_timesteps=150_000))))(jax.random.split(jax.random.key(0), 2))
     returns = training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])
     assert float(returns.min()) > 250, returns
 
@@ -93,7 +91,7 @@ SMALL = pufferlib_ppo.Config(**TINY, hidden=8)
 
 
 def test_pufferlib_trains_with_a_memory_and_every_switch_changed():
-    """With a memory and every switch turned; the coefficient of the entropy falls linearly."""
+    """The coefficient of the entropy falls linearly."""
     config = dataclasses.replace(
         SMALL, total_timesteps=64 * 3, env_id="MemoryChain-bsuite", memory="lstm", anneal_ent=True, ent_coef=1.0,
         normalize_env=False, activation="gelu", anneal_lr=False, microbatch=None,
@@ -109,7 +107,7 @@ def test_pufferlib_trains_with_a_memory_and_every_switch_changed():
 
 @pytest.mark.parametrize("recipe", [cleanrl_ppo, pufferlib_ppo, ippo], ids=lambda recipe: recipe.__name__)
 def test_presets_can_be_made(recipe):
-    """`make_train` traces the whole run, so what does not fit together would fail."""
+    """`make_train` traces an update, so what does not fit together would fail."""
     if recipe is ippo:
         pytest.importorskip("jaxmarl")
     for preset in recipe.PRESETS.values():

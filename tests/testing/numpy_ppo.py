@@ -34,7 +34,6 @@ def log_softmax(x):
 
 
 def estimates(z, fault):
-    """Advantages and targets of a rollout."""
     gamma = 0.95 if fault == "gamma 0.95" else GAMMA
     reward, value, following = z["reward"], z["value"], z["next_value"].copy()
     terminated, truncated = z["terminated"].copy(), z["truncated"].copy()
@@ -74,8 +73,7 @@ def loss_and_gradient(params, rows, advantage, fault):
     of_entropy = -probability * (logits + entropy[:, None])
     of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - ENTROPY_COEF * of_entropy
     value_coef = VALUE_COEF * (0.5 if fault == "value gradient halved" else 1)
-    gradient = {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
-    return numbers, gradient
+    return numbers, {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
 
 
 def adam(params, gradient, moments, step, fault):

@@ -146,15 +146,13 @@ def test_record_that_lacks_something_is_an_error():
         with pytest.raises(ValueError, match=says):
             testing.compare_update(broken, evaluate=evaluate)
     phases = "pp.phases(one=pp.chain(pp.full_batch(), pp.value_loss()), two=pp.chain(pp.full_batch(), pp.value_loss()))"
+    column = lambda *given: (evaluate(*given)[0], evaluate(*given)[1][..., None])  # noqa: E731
     for options, says in (
         ({"rtol": -1.0}, "rtol must lie in"),
         ({"evaluate": None}, "give your network"),
         ({"evaluate": lambda params: None}, r"evaluate must take \(params, batch\)"),
         ({"evaluate": lambda *given: pp.Output(evaluate(*given)[0])}, "returns no value"),
-        (
-            {"evaluate": lambda *given: (evaluate(*given)[0], evaluate(*given)[1][..., None])},
-            r"\(16, 4\) in the record",
-        ),
+        ({"evaluate": column}, r"\(16, 4\) in the record"),
         ({"record": [record]}, "must be a dictionary of arrays or the path of a .npz, got a list"),
         ({"chain": f"pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), {phases})"}, "compare each as its own update"),
     ):
@@ -178,32 +176,23 @@ def of_jaxagents(phase):
     behavior = {name: sub(z, f"{name}_init/") for name in ("actor", "critic")}
     params = behavior | ({"actor": sub(z, "actor_final/")} if phase == "critic" else {})
     constant = {name: jax.tree.map(lambda x: np.stack([x] * 12), x) for name, x in params.items()}
-    gradient, after = (
-        {name: x.reshape(12, *x.shape[2:]) for name, x in sub(z, f"{phase}_mb_{kind}/").items()}
-        for kind in ("grads", "params")
-    )
+    recorded = (sub(z, f"{phase}_mb_{kind}/") for kind in ("grads", "params"))
+    gradient, after = (jax.tree.map(lambda x: x.reshape(12, *x.shape[2:]), tree) for tree in recorded)
     record |= {"params": params, "behavior": behavior, "params_after": constant | {phase: after}}
     record |= {"gradient": jax.tree.map(np.zeros_like, constant) | {phase: gradient}}
     return record, functools.partial(test_jaxagents.evaluate, discrete=False)
 
 
-ORIGINALS = {
-    **{
-        x: functools.partial(of_library, x)
-        for x in ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games", "brax")
-    },
-    "jaxagents, actor": functools.partial(of_jaxagents, "actor"),
-    "jaxagents, critic": functools.partial(of_jaxagents, "critic"),
-}
+LIBRARIES = ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games", "brax")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("name", [*LIBRARIES, "actor", "critic"])
 def test_originals_are_identified(name):
     """From the default chain, without the name of the library. CleanRL is the example of docs/compare_update.md."""
-    double = getattr(ORIGINALS[name], "func", None) is of_library
+    double = name in LIBRARIES
     with jax.enable_x64(double):
-        record, evaluate = ORIGINALS[name]()
+        record, evaluate = (of_library if double else of_jaxagents)(name)
         found = testing.compare_update(record, evaluate=evaluate, rtol=1e-5 if double else 1e-4)
     assert found.first is not None
     assert found.left is None, found

@@ -88,8 +88,7 @@ def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_pat
 
 
 def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):
-    found = evaluations(evaluated[0])
-    returns = {update: metrics["evaluation/episode_return"] for update, metrics in found.items()}
+    returns = {update: metrics["evaluation/episode_return"] for update, metrics in evaluations(evaluated[0]).items()}
     assert set(steps(evaluated[0])) >= {4, 5, 8, 12}  # all that were made
     best = max(returns, key=returns.get)
     folder, result = go(train, tmp_path, "run", **EVALUATED | {"keep_checkpoints": 1})
@@ -106,8 +105,7 @@ def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train,
     assert steps(folder) == sorted({4 * (norms.argmax() + 1), 12})
 
     def best(checkpoints, window=1):
-        options = training.RunOptions(best_metric="x")
-        run = RunFolder(folder, {"num_updates": 10 * window}, options)
+        run = RunFolder(folder, {"num_updates": 10 * window}, training.RunOptions(best_metric="x"))
         run.tracked = {0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}
         run.checkpoints.steps = lambda: checkpoints
         return run.find_best()

@@ -21,7 +21,6 @@ from tests.runs import ByTwos, checkpoint, go, rows, tiny
 from tests.training.test_cli import reached
 
 CONFIG = tiny(6 * 2, num_envs=8, num_steps=4, num_minibatches=1, shards=4)
-CHECKSUM = "checksum of the rest"
 
 
 def last_program():
@@ -41,7 +40,7 @@ def check_environments(place):
     assert_close(rows(several), rows(expected), 1e-4, 1e-5)
     found, whole = checkpoint(several), checkpoint(expected)
     assert found.keys() == whole.keys()
-    for name in found.keys() - {CHECKSUM}:
+    for name in found.keys() - {"checksum of the rest"}:
         np.testing.assert_allclose(found[name], whole[name], 1e-4, 1e-5, err_msg=name)
     assert other["evaluation"]["episode_length"] == pytest.approx(result["evaluation"]["episode_length"])
     assert "num_devices" not in json.loads((several / "config.json").read_text())["run"]

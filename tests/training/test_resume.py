@@ -33,8 +33,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     earlier = training.load(str(evaluated[0]), make_train, checkpoint=5)
     assert int(earlier.state.learner.step) == 5
     assert earlier.metrics["env_steps"].tolist() == [16, 32, 48, 64, 80]
-    known = np.isfinite(earlier.metrics["evaluation/episode_return"])
-    assert known.tolist() == [False, False, False, False, True]
+    assert np.isfinite(earlier.metrics["evaluation/episode_return"]).tolist() == [False, False, False, False, True]
 
 
 def test_load_says_why_it_cannot(train, make_train, whole, tmp_path, broken):
@@ -182,8 +181,7 @@ def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(b
     path = broken / "config.json"
     path.write_text(path.read_text().replace('"jax_enable_x64": false', '"jax_enable_x64": true'))
     given = ["--resume", str(broken), "--eval-episodes", "2", "--eval-every", "6", "--no-progress"]
-    result = training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, given)
-    assert result["config"] == dataclasses.asdict(tiny())
+    assert training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, given)["config"] == dataclasses.asdict(tiny())
     stored = json.loads(path.read_text())["run"]
     assert (stored["eval_every"], stored["log_every"], stored["tensorboard"]) == (6, 2, False)
     says = "results may differ in the last bits from those of the run: jax_enable_x64 was True, is False\n"

@@ -244,8 +244,7 @@ def test_timing_is_that_of_updates_and_speed_that_of_the_call_without_compiling(
     # Two records of one call share its time, and of the first call the beginning is unknown.
     clock, written = iter([100.0, 102.0]), []
     monkeypatch.setattr(_reports.time, "perf_counter", lambda: next(clock))
-    options = training.RunOptions(log_every=1)
-    listen = _reports.make_records(train, options, lambda record, step: written.append(record))
+    listen = _reports.make_records(train, training.RunOptions(log_every=1), lambda record, step: written.append(record))
     for updates in ([0], [1, 2]):
         listen([{"update": i, "env_steps": 16 * (i + 1)} for i in updates])
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]

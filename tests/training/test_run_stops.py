@@ -18,7 +18,7 @@ from ppo_parts.training import _folder, _processes, _run
 from ppo_parts.training._folder import RunFolder
 from ppo_parts.training._processes import Interrupt
 from tests.common import assert_same
-from tests.envs.common import Scripted, host
+from tests.envs.common import Scripted, altered, clock, host
 from tests.runs import EVALUATED, ByTwos, acting, assert_same_run, checkpoint, go, rows, steps, tiny
 
 
@@ -205,13 +205,9 @@ def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_pa
 
     The update changes nothing, and is counted; all that is kept is finite.
     """
-
-    def step(key, time, action):
-        return envs.Step(time + 1, jax.random.normal(key, (3,)), jnp.where(time == 20, jnp.nan, 1.0), terminated=False)
-
-    reset = lambda key: (jnp.int32(0), jax.random.normal(key, (3,)))  # noqa: E731
-    env, config = envs.auto_reset(reset, step, envs.Box((3,)), envs.Discrete(2)), tiny(6)
-    train = cleanrl_ppo.make_train(config, envs.prepare(env, normalize=True, gamma=config.gamma))
+    endless = altered(clock(jnp.inf), reward=lambda out: jnp.where(out.episode_length == 21, jnp.nan, 1.0))
+    config = tiny(6)
+    train = cleanrl_ppo.make_train(config, envs.prepare(endless, normalize=True, gamma=config.gamma))
     message = (
         r"^update 3: non-finite numbers arose first in reward \(2 elements\), then in .*"
         r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
