@@ -7,8 +7,8 @@
 As in Tianshou's benchmark, advantages are recomputed before each epoch and not standardized, values are not clipped,
 and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after
 the last step and at time limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its
-initial noise. `--preset ant` has less noise still, and leaves out the contact forces that version 5 adds to the
-observations, without which Ant learns faster. docs/results.md has the results.
+initial noise. `--preset ant` has less noise, smaller steps, and no contact forces, which version 5 adds to the
+observations. docs/results.md has the results.
 Install it with `pip install --editable ".[train,gymnasium]"`.
 """
 
@@ -50,7 +50,7 @@ class Config(training.Config):
 PRESETS = {
     "mujoco": Config(),
     "tianshou": Config(gae_lambda=0.95, log_std=-0.5),
-    "ant": Config(env_id="gym:Ant-v5,include_cfrc_ext_in_observation=False", log_std=-2.0),
+    "ant": Config(env_id="gym:Ant-v5,include_cfrc_ext_in_observation=False", log_std=-2.0, learning_rate=1.5e-4),
 }
 
 
