@@ -70,8 +70,8 @@ def _check_functions(env: Env, num_envs: int, act: Act) -> Any:
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)
     if env.zero_sum and (lacking := [name for name in SEATS if name not in out.info]):
-        says = "check: the policy plays both sides of this game (zero_sum), but info has no"
-        raise UserValueError(f"{says} {lacking[0]!r}: return 1 for the first player, and -1 for the second")
+        says = f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}"
+        raise UserValueError(f"{says}: return 1 for the first player, and -1 for the second")
     kept = "check: so that loops can carry it, step must keep the structure, shapes and dtypes of the state of reset"
     check_like(kept, after, state, error=ShapeError)
     _check_observation(env, obs, each)
@@ -135,9 +135,11 @@ def reproducible(played: Played) -> Iterator[str]:
     """The same key gives the same episodes."""
     for name, one, again in zip(("reset", "step"), (played.first, played.out), played.again, strict=True):
         if not _are_equal(one, again):
-            says = f"{name} returns different results when it is called again with the same key: draw all random"
-            remedy = "numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
-            yield f"{says} {remedy}, and keep everything that changes in the state"
+            yield (
+                f"{name} returns different results when it is called again with the same key: draw all random numbers "
+                "from the key (in Gymnasium, self.np_random after super().reset(seed=seed)), and keep everything that "
+                "changes in the state"
+            )
 
 
 def separate(played: Played) -> Iterator[str]:
@@ -176,15 +178,15 @@ def _list_outside(played: Played, read: bool) -> Iterator[str]:
             if (whole or is_image(space)) != read or not has_bounds:
                 continue
             if whole and x.dtype.kind not in "biu":
-                says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers: give"
-                yield f"{says} the space the dtype and the bounds of what reset and step return, or return integers"
+                says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers"
+                yield f"{says}: give it the dtype and the bounds of what reset and step return, or return integers"
             low, high = (0, options - 1) if options.size else array_bounds("observations", space)
             if not whole:  # they may be rounded, and the largest numbers of their dtype
                 with np.errstate(over="ignore"):
                     low, high = low - 1e-5 * np.maximum(1, np.abs(low)), high + 1e-5 * np.maximum(1, np.abs(high))
-            says = "{name} contains {1:g} {0}, outside of the observation space, {space}: change its bounds, or what"
-            wrong = (x < low) | (x > high)
-            yield from _report(wrong, f"{says} the environment returns", x, name=name, space=space)
+            says = "{name} contains {1:g} {0}, outside of the observation space, {space}"
+            remedy, wrong = ": change its bounds, or what the environment returns", (x < low) | (x > high)
+            yield from _report(wrong, says + remedy, x, name=name, space=space)
 
 
 def masks(played: Played) -> Iterator[str]:
@@ -380,11 +382,11 @@ def list_notes(played: Played) -> Iterator[str]:
         says = f"no episode ended in {len(played.ended)} steps, so ends have not been checked"
         yield f"{says}: use more steps, or a shorter time limit"
     if episodes > 3 and not cut.any() and 2 * number > episodes and last > 1:
-        says = f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer: if that"
-        yield f"{says} is a time limit, report it as truncated, so that the value of the final observation counts"
+        says = f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer"
+        yield f"{says}: if that is a time limit, report it as truncated, so that the value of the final observation counts"
     if cut.any() and number > 3 and not (cut & longest).any():
-        says = f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones were"
-        yield f"{says} truncated: if that is a time limit, terminated and truncated are swapped"
+        says = f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones truncated"
+        yield f"{says}: if that is a time limit, terminated and truncated are swapped"
     numbers = [as_observation(obs)._replace(available=None) for obs in (played.first, played.out.obs)]
     if not any(x.any() for x in jax.tree.leaves(numbers)):
         yield "all observations are 0"
