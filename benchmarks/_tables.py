@@ -186,8 +186,7 @@ def tabulate_mujoco(link: Link) -> Rows:
     for task, (one, three, others, more) in PUBLISHED.items():
         name = variants.get(task, "recipe")
         first, last = (found.get((task, name, millions), "") for millions in (1, 3))
-        natural = found.get((task, "trpo", 1), "")
-        yield [task, first, natural, one, others, last, three, more]
+        yield [task, first, found.get((task, "trpo", 1), ""), one, others, last, three, more]
         if own := found.get((task, "ant", 1)):
             yield [f"{task}, `--preset ant`", own, *[""] * 6]
         if task == "Humanoid-v5":

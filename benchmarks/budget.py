@@ -105,9 +105,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
             each * (evaluated + differentiated),
         ),
         "loss": (jax.value_and_grad(loss), (outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
-        "optimizer": (
-            step, (params, optimizer.init(params), params), minibatches, size_of(*[params] * 7),
-        ),
+        "optimizer": (step, (params, optimizer.init(params), params), minibatches, size_of(*[params] * 7)),
     }  # fmt: skip
 
 

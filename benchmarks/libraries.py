@@ -3,8 +3,7 @@
     python -m benchmarks libraries HalfCheetah-v5 --steps 3e5 --seeds 10 --variant brax
 
 The variants are the presets of `ppo_parts.recipes.library_ppo`, the protocol is that of `python -m benchmarks mujoco`.
-"humanoid" plays without contact forces in its observations.
-The records are in benchmarks/results/libraries.jsonl.
+"humanoid" plays without contact forces. The records are in benchmarks/results/libraries.jsonl.
 """
 
 from __future__ import annotations
