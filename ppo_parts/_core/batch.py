@@ -179,7 +179,7 @@ class Batch:
     shards: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __new__(cls, *_: Any, **fields: Any) -> Batch:
-        """Raise for a name that is not a field; `dataclasses` then makes the batch."""
+        """Raise for a name that is not a field."""
         if unknown := fields.keys() - cls.__dataclass_fields__.keys():
             known, name = ", ".join(cls.__dataclass_fields__), min(unknown)
             hint = ": pass terminated, and truncated for time limits" if name in ("done", "dones") else ""
