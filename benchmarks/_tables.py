@@ -187,8 +187,6 @@ def tabulate_mujoco(link: Link) -> Rows:
         name = variants.get(task, "recipe")
         first, last = (found.get((task, name, millions), "") for millions in (1, 3))
         yield [task, first, found.get((task, "trpo", 1), ""), one, others, last, three, more]
-        if own := found.get((task, "ant", 1)):
-            yield [f"{task}, `--preset ant`", own, *[""] * 6]
         if task == "Humanoid-v5":
             runs = read_preset_runs()
             own = link("`--preset humanoid`", *(address for run in runs for address in run["addresses"]))

@@ -51,7 +51,6 @@ VARIANTS = {
     "no_contact_forces": Variant(mujoco_ppo.make_train, contact_forces=False),
     "obs_clip_1": Variant(mujoco_ppo.make_train, Config(obs_clip=1.0)),
     "tianshou": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["tianshou"]),
-    "ant": Variant(mujoco_ppo.make_train, mujoco_ppo.PRESETS["ant"], contact_forces=False),
     "long_horizon": Variant(mujoco_ppo.make_train, Config(gamma=0.9999, gae_lambda=0.995, log_std=0.0)),
     "trpo": Variant(trpo.make_train, trpo.Config()),
     "lambda_0.95": Variant(mujoco_ppo.make_train, Config(gae_lambda=0.95)),

@@ -1,14 +1,14 @@
 """PPO for MuJoCo, composed of parts: Tianshou's choices, with a shorter trace and less initial noise.
 
     python -m ppo_parts.recipes.mujoco_ppo --env-id gym:HalfCheetah-v5
-    python -m ppo_parts.recipes.mujoco_ppo --preset ant
+    python -m ppo_parts.recipes.mujoco_ppo --env-id gym:Ant-v5,include_cfrc_ext_in_observation=False
     python -m ppo_parts.recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 As in Tianshou's benchmark, advantages are recomputed before each epoch and not standardized, values are not clipped,
 and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after
 the last step and at time limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its
-initial noise. `--preset ant` has less noise, smaller steps, and no contact forces, which version 5 adds to the
-observations. docs/results.md has the results.
+initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
+`--obs-clip 1`. docs/results.md has the results.
 Install it with `pip install --editable ".[train,gymnasium]"`.
 """
 
@@ -50,7 +50,6 @@ class Config(training.Config):
 PRESETS = {
     "mujoco": Config(),
     "tianshou": Config(gae_lambda=0.95, log_std=-0.5),
-    "ant": Config(env_id="gym:Ant-v5,include_cfrc_ext_in_observation=False", log_std=-2.0, learning_rate=1.5e-4),
 }
 
 
