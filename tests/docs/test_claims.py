@@ -105,6 +105,16 @@ def of_trpo():
     yield f"{means[348_160]:,.0f} after 350,000 steps, but {means[749_568]:,.0f} after 750,000"
 
 
+def of_noise():
+    yield "docs/results.md"
+    runs = [results("retired", f"ant_little_noise_{first}") for first in (1, 6)]
+    other = results("mujoco", "Ant-v5_1000000_no_contact_forces_1")
+    assert [seed for run in runs for seed in run["seeds"]] == other["seeds"]
+    for at, when in ((5, "after 300,000 steps"), (19, "after 1M")):
+        less = np.mean([run["curve"][at]["evaluation"] for run in runs])
+        yield f"{less:,.0f} instead of {np.mean(other['curve'][at]['evaluation']):,.0f} {when}"
+
+
 def of_choices():
     yield "docs/study.md"
     tasks = {task: results("study", task)["arms"] for task in ("acrobot", "pendulum", "breakout")}
@@ -232,7 +242,7 @@ def of_tasks():
     assert speed["q1"] < 1 < speed["q3"]
 
 
-@pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_trpo, of_choices, of_tasks])
+@pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_trpo, of_noise, of_choices, of_tasks])
 def test_claims(claims):
     """Line breaks, the kind of minus, and, in numbers without them, commas do not matter."""
     missing, text = [], ""
