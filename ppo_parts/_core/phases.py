@@ -82,7 +82,7 @@ class Phase:
                 got = f"entries {sorted(params)}" if isinstance(params, Mapping) else type(params).__name__
                 raise UserValueError(
                     f"learner: phase {self.name!r} trains params[{name!r}], but the parameters have {got}; "
-                    "specify other parameters with phase(..., trains=...)"
+                    "specify other parameters with phase(..., trains=...), or all of them with trains=None"
                 )
         return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
 

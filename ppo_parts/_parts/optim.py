@@ -221,9 +221,10 @@ def natural_gradient(
     .. math:: x \approx (F + \lambda I)^{-1} g, \qquad
               \theta \leftarrow \theta - 0.8^j \sqrt{\frac{2 \delta}{x^T (F + \lambda I)\, x}}\; x
 
-    One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`; F is its
-    Hessian, and g the gradient of the other losses. x is computed by conjugate gradients, and j is the first number of
-    0, 1, ... with a divergence of at most :math:`\delta` and a smaller sum of the others. Without one, nothing changes.
+    One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`, whose
+    coefficient must be 1, because it multiplies the divergence; F is its Hessian, and g the gradient of the other
+    losses. x is computed by conjugate gradients, and j is the first number of 0, 1, ... with a divergence of at most
+    :math:`\delta` and a smaller sum of the others. Without one, nothing changes.
 
     Args:
         max_kl: largest divergence delta after the step, in nats, >= 0, or a schedule of the number of updates so far.

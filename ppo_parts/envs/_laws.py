@@ -383,7 +383,8 @@ def list_notes(played: Played) -> Iterator[str]:
         yield f"{says}: use more steps, or a shorter time limit"
     if episodes > 3 and not cut.any() and 2 * number > episodes and last > 1:
         says = f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer"
-        yield f"{says}: if it is a time limit, report it as truncated, so that the value of the last observation counts"
+        remedy = "if that is a time limit, report it as truncated, so that the value of the final observation counts"
+        yield f"{says}: {remedy}"
     if cut.any() and number > 3 and not (cut & longest).any():
         says = f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones truncated"
         yield f"{says}: if that is a time limit, terminated and truncated are swapped"

@@ -214,7 +214,7 @@ def validate(options: RunOptions, train: Train) -> None:
         if name is not None and resume.name != Path(name).name:
             refuse("name", f"names only new runs, got {name!r}, {continues} in place")
         if directory != RunOptions.directory and directory.resolve() not in resume.resolve().parents:
-            refuse("directory", f"is for new runs, got {directory}, {continues}: leave it out")
+            refuse("directory", f"holds only new runs, got {directory}, {continues}: leave it out")
         if options.init_from is not None:
             refuse("init_from", f"begins a new run from {options.init_from}, {continues}: give one of them")
     elif options.checkpoint != "latest" and options.init_from is None:

@@ -386,7 +386,7 @@ RULES = (
          "a learning rate of 3e-4", lambda run: run.setting("learning_rate", "actor_learning_rate"),
          lambda run: largest_divergence(run) < 1e-4 and not run.rose(30)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
-         "a learning rate of 3e-4", largest_divergence,
+         "a learning rate three times as large, and again", largest_divergence,
          # Annealed over a few updates, steps are as small; and if the return rises so surely, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),

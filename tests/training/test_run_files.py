@@ -162,8 +162,11 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
             go(train, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
         assert not list(tmp_path.iterdir()), message
     for where, message in (
-        ({"name": "b"}, "run: name is for new runs, got 'b', and resume continues a/run where it is"),
-        ({"directory": Path("b")}, "run: directory is for new runs, got b, and resume continues a/run: leave it out"),
+        ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
+        (
+            {"directory": Path("b")},
+            "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             run(train, tiny(), RunOptions(resume=Path("a/run"), **where))
