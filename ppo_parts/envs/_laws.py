@@ -17,6 +17,7 @@ import numpy as np
 from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
+from .._base.moments import Moments
 from ..distributions import Categorical, MultiCategorical
 from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
 from ._host import host_errors
@@ -128,7 +129,7 @@ class Played(NamedTuple):
     ended: np.ndarray  # `[T, N]`, True where an episode ended
     again: tuple[Any, Transition]  # `first` and `out` of another run from the same key
     other: Any  # observations of a reset of 8 N environments with another key; None if those of `first` are not alike
-    unscaled: Transition  # of the same steps in the environment of `evaluation`
+    evaluated: tuple[Any, Transition]  # `first` and `out` of the environment of `evaluation`, with the same key
 
 
 def reproducible(played: Played) -> Iterator[str]:
@@ -242,7 +243,7 @@ def episode_length(played: Played) -> Iterator[str]:
 
 def episode_return(played: Played) -> Iterator[str]:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
-    out = played.unscaled
+    out = played.evaluated[1]
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
     total = _sum_episodes(reward, np.asarray(out.episode_ends()[0]))
     return _report(
@@ -340,8 +341,8 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
     other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(first) else None
     jax.eval_shape(lambda key: same.append(make_evaluation(env, key, num_envs) is env), key)
-    unscaled = out if same[0] else jax.device_get(jax.jit(functools.partial(run, evaluating=True))(key)[1])
-    return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
+    evaluated = (first, out) if same[0] else jax.device_get(jax.jit(functools.partial(run, evaluating=True))(key))
+    return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, evaluated)
 
 
 def random_action(env: Env) -> Act:
@@ -393,6 +394,12 @@ def list_notes(played: Played) -> Iterator[str]:
         yield "all observations are 0"
     if not played.out.reward.any():
         yield "all rewards of random actions are 0"
+    state = jax.eval_shape(lambda key: played.env.reset(key, 1), jax.random.key(0))[0]
+    states = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Moments))
+    one, other = (jax.tree.map(lambda x: x[None], obs) for obs in (played.first, played.evaluated[0]))
+    if not any(isinstance(x, Moments) for x in states) and not _where_close(one, other).all():
+        says = "the environment of evaluation(state) resets to other observations with the same key"
+        yield f"{says}: a wrapper that changes observations must also wrap env.evaluation(state)"
     yield from itertools.islice(_list_outside(played, read=False), 1)
 
 

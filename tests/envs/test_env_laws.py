@@ -167,7 +167,7 @@ def available(first, following, space=None):
 
 
 def unscaled(by):
-    return lambda played: played._replace(unscaled=played.out._replace(reward=by * played.out.reward))
+    return lambda played: played._replace(evaluated=(None, played.out._replace(reward=by * played.out.reward)))
 
 
 UNLAWFUL = {
@@ -326,8 +326,10 @@ def notes_of(length, ended, cut):
     length, ended, cut = (np.asarray(x)[:, None] for x in (length, ended, cut))
     ones = np.ones((len(length), 1), np.float32)
     out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
-    env = SimpleNamespace(observation_space=envs.Discrete(2), privileged_space=None)
-    return tuple(list_notes(SimpleNamespace(env=env, ended=ended, out=out, first=ones[0])))
+    reset = lambda key, num_envs: (ones, ones[0])  # noqa: E731
+    env = SimpleNamespace(observation_space=envs.Discrete(2), privileged_space=None, reset=reset)
+    played = {"env": env, "ended": ended, "out": out, "first": ones[0], "evaluated": (ones[0], out)}
+    return tuple(list_notes(SimpleNamespace(**played)))
 
 
 def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
@@ -356,6 +358,9 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
     space = envs.Box((2,), 0, np.float32([np.finfo(np.float32).max, 3]))
     (note,) = envs.check_laws(like(observation_space=space), num_steps=9).notes
     assert re.search(r"^final_obs contains 4 in step 3 of environment 0, outside of the observation space, Box", note)
+    unwrapped = like(reset=lambda key, n: two_places().reset(jax.random.fold_in(key, 1), n))
+    (note,) = envs.check_laws(like(evaluation=lambda state: unwrapped), num_steps=9).notes
+    assert note.endswith("a wrapper that changes observations must also wrap env.evaluation(state)")
     assert envs.check_laws(two_places(), num_envs=1, num_steps=1).episodes == 0
 
 
