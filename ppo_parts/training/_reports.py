@@ -148,13 +148,16 @@ def finish(folder: RunFolder, result: dict[str, Any], played: Row | None) -> dic
     if (best := folder.find_best()) is not None:
         result["best"] = {"metric": folder.options.best_metric, "update": best[0], "value": best[1]}
     title = str(result["config"].get("env_id", ""))
-    result |= summarize_metrics(folder.path / "curve.png", read_rows(folder.log_path), title)
+    result |= summarize_metrics(folder.path / "curve.png", read_rows(folder.log_path), title, result["env_steps"])
     write_json(folder.result_path, result)
     return result
 
 
-def summarize_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
-    """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
+def summarize_metrics(path: Path, rows: Iterable[Row], title: str, env_steps: int) -> dict[str, Any]:
+    """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics.
+
+    A damaged log may lack those of the last updates. Then the last returns are unknown.
+    """
     played = EVALUATION + "episode_return"
     drawn: list[Row] = []  # without the other metrics, which would not all fit into memory
     lost, total, population = 0.0, 0.0, False
@@ -166,17 +169,17 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str) -> dict[str, 
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
     if not drawn:
         return {}
-    env_steps, returns, episodes = (select_metric(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
+    steps, returns, episodes = (select_metric(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
     evaluation = select_metric(drawn, played) if any(played in row for row in drawn) else None
     if population:  # members copy each other, so they are not independent seeds
         returns = np.asarray(last_episodes_return(returns, episodes, last=2**31))  # all of each update
         episodes = np.sum(episodes, axis=-1)
     last = last_episodes_return(returns.T, episodes.T)
-    result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))}
+    result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))} if steps[-1] == env_steps else {}
     if lost:
         result |= {"skipped_minibatches": int(lost), "skipped_share": lost / total}
     if np.isfinite(returns).any():
-        plot_curve(path, env_steps, returns, title, evaluation=evaluation)
+        plot_curve(path, steps, returns, title, evaluation=evaluation)
         result["curve"] = str(path)
     return result
 
@@ -189,8 +192,11 @@ def summarize_evaluation(played: dict[str, Any], episodes: int) -> dict[str, Any
 
 
 def announce(result: dict[str, Any]) -> None:
-    if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
-        logger.info(f"mean return of the last 100 episodes: {format_summary(result['last_100_episodes_return'])}")
+    found = result.get("last_100_episodes_return")
+    if found is None:
+        logger.info("the last returns are unknown: metrics.jsonl lacks the last updates")
+    elif np.isfinite(found["mean"]):
+        logger.info(f"mean return of the last 100 episodes: {format_summary(found)}")
     else:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:
