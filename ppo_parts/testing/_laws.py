@@ -220,7 +220,7 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     for name, loss in expected.items():
         if loss.shape != shape:
             return f"its loss {name!r} has shape {loss.shape}, not one per element {shape}: leave elementwise out"
-        if wrong := compare(actual[name][kept], loss[kept]):
+        if wrong := compare({name: actual[name][kept]}, {name: loss[kept]}):
             return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
     return None
 
