@@ -51,8 +51,8 @@ class Evidence:
 
     def find(self, name: str) -> str | None:
         """Return the name of a metric, which that of a phase may precede; None without it."""
-        apart = ("evaluation/", "population/", "probe/", "nonfinite/")
-        of_phases = (x for x in self.metrics if x.endswith(f"/{name}") and not any(each in x for each in apart))
+        excluded = ("evaluation/", "population/", "probe/", "nonfinite/")
+        of_phases = (x for x in self.metrics if x.endswith(f"/{name}") and not any(each in x for each in excluded))
         return name if name in self.metrics else next(of_phases, None)
 
     def series(self, name: str) -> np.ndarray:
