@@ -16,7 +16,9 @@ from jax import experimental
 from .._base.trees import is_key, to_data
 from .._core.batch import Array, Batch, Current, field_at, field_axes, with_field_at
 from .._core.gradient import reduce_loss
+from .._core.loop import check_plan
 from .._core.part import Context, Divider, Part
+from .._core.sampling import Sampler
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
 from ..functional._common import unsqueeze
@@ -225,6 +227,53 @@ def losses_are_elementwise(subject: Subject) -> str | None:
     return None
 
 
+def advantages_stop_at_ends(subject: Subject) -> str | None:
+    """An advantage that bootstraps depends neither on later episodes nor on `next_value` at terminations."""
+    part, (batch, *others) = subject.part, subject.inputs()
+    if "advantage" not in part.provides or "advantage" in part.requires or batch.next_value is None:
+        return None
+    flags = {"mask": batch.mask, "terminated": batch.terminated, "truncated": batch.truncated}
+    mask, terminated, truncated = (np.asarray(x, bool) for x in flags.values())
+    ended = mask & (terminated | truncated)
+    first_episode = np.cumsum(ended, axis=0) - ended == 0
+    kept = mask & first_episode
+
+    def estimate(batch: Batch) -> np.ndarray:
+        advantage: Any = subject.apply(batch.replace(**flags), *others).batch.advantage
+        return np.asarray(advantage, np.float64)[..., kept].ravel()
+
+    expected = estimate(batch)
+    if np.array_equal(estimate(batch.replace(next_value=batch.next_value + 1)), expected):
+        return None
+    changes = {
+        "the steps after a termination or truncation": poison(batch.replace(mask=first_episode), "noise"),
+        "next_value at terminations": batch.replace(next_value=batch.next_value + terminated),
+    }
+    for what, changed in changes.items():
+        actual = estimate(changed)
+        standardized = np.polyval(np.polyfit(expected, actual, 1), expected)  # the part may do so, over all elements
+        if wrong := compare({"advantage": actual}, {"advantage": standardized}):
+            remedy = "multiply next_value by 1 - terminated, and what follows by (1 - terminated) * (1 - truncated)"
+            return f"its advantage before the first end of an episode depends on {what}: {wrong}; {remedy}"
+    return None
+
+
+def minibatches_are_of_the_rollout(subject: Subject) -> str | None:
+    """The plan of a sampler has one row per minibatch, and the indices of each are elements of the rollout."""
+    sampler: Any = subject.part
+    if not isinstance(sampler, Sampler):
+        return None
+    batch, _, context = subject.inputs()
+    batch = batch.replace(log_prob=jnp.zeros_like(batch.log_prob))  # `take` makes it NaN where an index is out of range
+    items = sampler.plan(context.key, batch, 0)
+    check_plan(sampler, items)
+    for number in range(sampler.num_minibatches):
+        drawn = sampler.draw(jax.tree.map(lambda x, number=number: x[number], items), batch, context)
+        if np.any(np.isnan(sampler.take(batch, *drawn).log_prob)):
+            return f"minibatch {number} has an index outside of a rollout of shape {batch.log_prob.shape}"
+    return None
+
+
 # --- pure functions of arrays, which keep their types -----------------------------------------------------------------
 
 
@@ -398,6 +447,8 @@ LAWS: tuple[Law, ...] = (
     finite_inputs_give_finite_numbers,
     steps_equal_a_rollout,
     losses_are_elementwise,
+    advantages_stop_at_ends,
+    minibatches_are_of_the_rollout,
     masked_elements_are_neutral,
     masked_segments_do_not_count,
     jit_and_vmap_equal_eager,

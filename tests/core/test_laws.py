@@ -105,6 +105,17 @@ def reward(value, **declared):
     return part(lambda b, s, c: (b.replace(reward=value(b)), s), **{"provides": ("reward",)} | declared)
 
 
+def estimate(value):
+    """A part that writes `value(batch)` as the advantage."""
+    return part(lambda b, s, c: (b.replace(advantage=value(b)), s), provides=("advantage",), needs_time=True)
+
+
+def draws(indices):
+    """A sampler of two minibatches with these rows."""
+    plan, draw = (lambda key, batch, epoch: jnp.asarray(indices)), (lambda item, batch, context: (item, None))
+    return pp.sampler("faulty", plan, draw, num_minibatches=2, axis="step")
+
+
 def metric(value):
     return part(lambda b, s, c: (b.add_metrics(mean=value(b)), s))
 
@@ -250,6 +261,12 @@ FAULTY = {
         (loss(lambda b: b.current.log_prob * jnp.mean(b.advantage), elementwise=True), "depends on other elements"),
         (part(lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
               place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element")],
+    "advantages_stop_at_ends": [
+        (estimate(lambda b: b.reward + 0.9 * b.next_value - b.value), "depends on next_value at terminations"),
+        (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a")],
+    "minibatches_are_of_the_rollout": [
+        (draws(np.arange(24).reshape(3, 8)), "leading axis [num_minibatches] = [2], but their leading axes are [(3,)]"),
+        (draws(np.arange(4, 28).reshape(2, 12)), "minibatch 1 has an index outside of a rollout of shape (6, 4)")],
     "masked_elements_are_neutral": [
         (reward(lambda b: b.reward + 0 * jnp.roll(b.terminated, 1, 0)),
          "flags included, were filled with nan): batch.reward is nan instead of -1.42274 at index (5, 0)"),
