@@ -132,6 +132,7 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
             result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         except (KeyError, AttributeError, TypeError) as error:
             explain_missing(part, batch, error)
+            error.add_note(f"It was raised by the part {part.name!r}.")
             raise
         written, new = _check_result(part, batch, result)
         written = _nan_if_out_of_range(part, batch, written, context.step)

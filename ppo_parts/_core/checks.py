@@ -38,10 +38,10 @@ def check_params(params: Params) -> None:
     """Raise unless every leaf of the parameters is an array."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
+            what = f"contain {leaf!r} at {jax.tree_util.keystr(path)}" if path else f"are {leaf!r}"
             raise UserTypeError(
-                f"learner.init: the parameters contain {leaf!r} at {jax.tree_util.keystr(path)}, which is not an "
-                "array: partition a network module first, for example with equinox.partition(model, equinox.is_array) "
-                "or flax.nnx.split, and recombine it in evaluate"
+                f"learner.init: the parameters {what}, which is not an array: partition a network module first, as "
+                "with equinox.partition(model, equinox.is_array) or flax.nnx.split, and recombine it in evaluate"
             )
         dtype = jnp.result_type(leaf)
         if not path and not jnp.issubdtype(dtype, jnp.inexact):

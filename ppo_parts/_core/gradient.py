@@ -38,7 +38,9 @@ def loss_of(
     batch, after = fold(phase.after, minibatch.replace(current=current), state.after, context.replace(params=params))
     check_states("update", phase.after, state.after, after)
     if not batch.losses:
-        raise UserValueError("learner: no part added a loss: put one, e.g. clipped_surrogate(), after the sampler")
+        of_phase = f" of phase {phase.name!r}" if phase.name else ""
+        says = f"learner: no part{of_phase} added a loss: put one, e.g. clipped_surrogate(), after the sampler"
+        raise UserValueError(says)
     means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
     batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
     # A gradient's further results are arrays, which a distribution need not be.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -203,7 +204,8 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
 def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
     """Raise unless a library has an environment; the error names similar ones."""
     if env_id not in known:
-        prefix = "; names of other packages need a prefix, as in brax:ant" if library == "gymnax" else ""
+        example = f"gym:{env_id}" if re.search(r"-v\d+$", str(env_id)) else "brax:ant"
+        prefix = f"; names of other packages need a prefix, as in {example}" if library == "gymnax" else ""
         hint = did_you_mean(str(env_id), known, most=3) or f"; it has {', '.join(known)}{prefix}"
         raise UserValueError(f"{library} has no environment {env_id!r}{hint}")
 

@@ -183,10 +183,17 @@ def auto_reset(
             check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset, remedy)
         return choose(ended, fresh, old)
 
+    def step_one(key: Array, state: Any, action: Any) -> Step:
+        out = step(key, state, action)
+        for path, x in jax.tree_util.tree_leaves_with_path(out):
+            if not hasattr(x, "dtype") and not isinstance(x, bool | int | float):
+                raise UserTypeError(f"auto_reset: step returned {x!r} as {jax.tree_util.keystr(path)}, not a number")
+        return out
+
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
-        out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
+        out = jax.vmap(step_one)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
         reward, terminated, truncated, mask = _read_step(out, state.episode_return.shape)
         if time_limit is not None:
             truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)

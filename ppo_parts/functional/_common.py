@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,8 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
         return float(x) if abs(x) < 2**1023 else np.inf if x > 0 else -np.inf
     if x is None or isinstance(x, (str, bytes, complex)):
         raise UserTypeError(f"must be {what}, got {x!r}", where=where, argument=name)
+    if inspect.isroutine(x):
+        raise UserTypeError(f"must be {what}, got a function: call it, as in {name}(step)", where=where, argument=name)
     library, remedy = type(x).__module__.partition(".")[0], f"{name}.filled(0)" if hidden else f"jnp.asarray({name})"
     if hasattr(x, "__dlpack__") and not hidden:  # this shares memory, while `asarray` would copy it or fail
         remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"

@@ -43,8 +43,9 @@ class ShapeError(UserValueError, AssertionError):
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """Return the end of a message about an unknown name: the nearest ones, if there are any, whatever their case."""
     lowered = {each.lower(): each for each in known}
-    near = [repr(lowered[each]) for each in difflib.get_close_matches(name.lower(), lowered, n=most)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    near = difflib.get_close_matches(name.lower(), lowered, n=most)
+    near = near or [each for each in lowered if len(name) > 2 and name.lower() in each][:most]
+    return f"; did you mean {' or '.join(repr(lowered[each]) for each in near)}?" if near else ""
 
 
 def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -221,6 +221,9 @@ CHOICES: tuple[Change, ...] = (
          ("clipped_surrogate",), before=True),
     *(_set("loss", f"the clip range is {x}", "clipped_surrogate", clip_eps=x)
       for x in ("0.1", "0.2", "0.3", "jnp.inf")),
+    _exchange("loss", "the loss of the policy has the opposite sign", ("clipped_surrogate",),
+              "pp.chain({this}, pp.stateless(lambda b: b.replace(losses={{**b.losses, 'policy': -b.losses['policy']}})"
+              ", name='opposite', requires=('losses.policy',), provides=('losses.policy',)))"),
     _exchange("loss", "the policy has no loss", SAMPLERS, "{this}", drop=("clipped_surrogate",)),
     _exchange("loss", "the value is not clipped", VALUES, "pp.value_loss(coef={coef})", drop=("clip_prediction",)),
     *(_exchange("loss", f"the value is clipped to {x}", VALUES, f"pp.clipped_value_loss(clip_eps={x}, coef={{coef}})",

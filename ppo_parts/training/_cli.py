@@ -62,7 +62,7 @@ def main(
         if (file := _parse_first(words, prog).config) is not None:
             words = [*_read_words(Path(file), hints), *words]
         known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
-        about = sys.modules[module].__doc__
+        about = sys.modules[module].__doc__ or "Train a policy."
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
@@ -88,8 +88,8 @@ def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions,
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in ("name", "directory", "num_seeds") and value != field.default:
-            says = f"does nothing in a --sweep: leave it out (got {value})"
-            raise UserValueError(says, argument=field.name)
+            flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
+            raise UserValueError(f"{flag} does nothing in a --sweep: leave it out (got {value})")
     check_name(options.name)
     folder = options.directory / (options.name or file.stem)
     found = sweep(make_train, config, _read_mapping(file), folder, options.num_seeds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._base.checked import Count, checked
 from .._base.command_line import whole_number
-from .._base.errors import UserValueError
+from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ..functional._arguments import check_as
@@ -236,8 +236,9 @@ def sweep(
 
     `given` is `search` of `objective`; "trials", their number, 100 by default; and "engine", "optuna" by default, or
     "ray" (`sweep_with_ray`). The study is `folder/study.db`, in SQLite: several processes may run its trials at once,
-    and the same command continues it. `best.yaml` has the best values, as options for `--config`; `importance.png`
-    shows how much each hyperparameter decides whether a trial is among the best tenth (PED-ANOVA).
+    and the same command continues it. A trial whose combination of values the recipe refuses fails. `best.yaml` has the
+    best values, as options for `--config`; `importance.png` shows how much each hyperparameter decides whether a trial
+    is among the best tenth (PED-ANOVA).
     """
     number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
     check_as("sweep", "engine", engine, Literal["optuna", "ray"])
@@ -255,7 +256,8 @@ def sweep(
     ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
     if (left := number - len(study.get_trials(states=ended))) > 0:
         logger.info(f"{folder}: {left} of {number} trials are left; the first one waits for its program to be compiled")
-        study.optimize(train_and_report, left, callbacks=[optuna.study.MaxTrialsCallback(number, ended)])
+        at_the_end = optuna.study.MaxTrialsCallback(number, ended)
+        study.optimize(train_and_report, left, catch=UserError, callbacks=[at_the_end])
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
     if not result["complete"]:
         return result

@@ -149,6 +149,8 @@ VALUE_ERRORS = {
     "so nothing is learned: use what the policy being trained computes":
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(categorical, 6)}),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
+    "no part of phase 'all' added a loss":
+        (GAE, pp.phases(all=pp.phase(pp.chain(FULL, metric("own")), trains=None)), {"optimizer": {"all": SGD}}),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
     "planned needs batch.advantage ... put gae() or vtrace() before it": (PLANNED, SURROGATE),
@@ -300,6 +302,9 @@ TYPE_ERRORS = {
     # arguments
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda' ... id you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
+    "unexpected keyword argument 'lam'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, lam=0.9),
+    "gae: gamma must be a number or an array, got a function: call it, as in gamma(step)":
+        lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gamma=pp.linear_schedule(1.0, 0.0, 9), gae_lambda=0.9),
     "unexpected keyword argument 'gama' ... id you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
@@ -357,6 +362,8 @@ TYPE_ERRORS = {
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
+    "learner.init: the parameters are <built-in function abs>, which is not an array":
+        lambda: learner(pp.chain(GAE, ACTOR)).init(abs, CONTEXT.key),
     "init: params must be the parameters to train, such as policy.init(key), got key<fry>[], which has no gradient":
         lambda: learner(CRITIC).init(jax.random.key(0)),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
@@ -444,6 +451,7 @@ REFUSED_BY_PYTHON = {
     "batch.reset is None: give 1 where the state is zeroed before step t":
         (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     "raised by the part 'mine': declare what it reads": (GAE, FULL, mine(lambda b: b.add_loss("own", b.extras["x"]))),
+    "no attribute 'sum' ... It was raised by the part 'mine'": (GAE, FULL, mine(lambda b: b.next_obs.sum())),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "add the part that records it; a minibatch has clip_fraction, policy_loss":
         (GAE, FULL, SURROGATE, {"optimizer": optax.GradientTransformationExtraArgs(
@@ -458,7 +466,7 @@ ROWS = [(error, says, call) for error, rows in TABLES.items() for says, call in 
 
 @pytest.mark.parametrize(("error", "says", "call"), ROWS, ids=[says for _, says, _ in ROWS])
 def test_bad_input(error, says, call):
-    with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
+    with pytest.raises(error, match=r"[\s\S]*".join(map(re.escape, says.split(" ... ")))) as raised:
         call() if callable(call) else update(*call)
     assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
 

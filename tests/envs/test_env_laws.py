@@ -286,6 +286,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[4\], got [^:]*$"),
     (lambda: resetting(still, lambda key: (jnp.zeros(1), 0.0)), r"a state like that of reset, .*: reset returns \("),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
+    (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as \.info\['a'\], not a number"),
     (lambda: stepping(reward=lambda x: None), r"step must return one number as reward, got None"),
     (lambda: resetting(step, lambda key: jnp.zeros(1)), r"^auto_reset: reset must return \(state, obs\), got floa"),
     (lambda: resetting(step, lambda key: (0, jnp.zeros(1), {})), r"reset must return \(state, obs\), got 3 items"),

@@ -21,7 +21,7 @@ FAULTS = {  # the stage of each
     "policy": ("stale log-probabilities", "values of other parameters"),
     "advantage": ("gamma 0.95", "done one step late", "time limits ignored", "target is the advantage"),
     "loss": ("standardized over the rollout", "not standardized", "value clipped", "clip of the log-ratio",
-             "ratio inverted", "rows by environment", "loss summed"),
+             "ratio inverted", "rows by environment", "loss summed", "ascent"),
     "gradient": ("gradients not zeroed", "gradient through the clip", "value gradient halved"),
     "optimizer": ("no bias correction", "gradient not clipped", "rate decays per step", "weight decay",
                   "moments reset in each epoch"),
@@ -59,7 +59,8 @@ def loss_and_gradient(params, rows, advantage, fault):
     if fault == "clip of the log-ratio":
         clipped = np.exp(np.clip(log_ratio, -0.05, 0.05))
     surrogate = np.maximum(-advantage * ratio, -advantage * clipped)
-    through = (surrogate == -advantage * ratio) | (fault == "gradient through the clip")
+    sign = -1 if fault == "ascent" else 1
+    through = sign * (surrogate == -advantage * ratio) | (fault == "gradient through the clip")
     error, slope = 0.5 * (value - rows["target"]) ** 2, value - rows["target"]
     if fault == "value clipped":
         near = rows["value"] + np.clip(value - rows["value"], -0.1, 0.1)
@@ -68,7 +69,7 @@ def loss_and_gradient(params, rows, advantage, fault):
         error = np.maximum(error, other)
     entropy = -(probability * logits).sum(axis=-1)
     mean = (lambda x: x.sum()) if fault == "loss summed" else (lambda x: x.mean())
-    numbers = {"policy_loss": mean(surrogate), "value_loss": mean(error), "entropy": mean(entropy)}
+    numbers = {"policy_loss": sign * mean(surrogate), "value_loss": mean(error), "entropy": mean(entropy)}
     numbers["loss"] = numbers["policy_loss"] + VALUE_COEF * numbers["value_loss"] - ENTROPY_COEF * numbers["entropy"]
     of_entropy = -probability * (logits + entropy[:, None])
     of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - ENTROPY_COEF * of_entropy

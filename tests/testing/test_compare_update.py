@@ -55,10 +55,17 @@ def test_only_what_is_recorded_is_needed():
     assert compared(last(None)).first is None
 
 
-def test_single_change_explains_the_record():
-    record = recorded("standardized over the rollout")
+@pytest.mark.parametrize(
+    ("fault", "change"),
+    [
+        ("standardized over the rollout", "advantages are standardized over the rollout, ddof 1"),
+        ("ascent", "the loss of the policy has the opposite sign"),
+    ],
+)
+def test_single_change_explains_the_record(fault, change):
+    record = recorded(fault)
     found = compared(record, chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
-    assert (found.changes, found.left) == (("advantages are standardized over the rollout, ddof 1",), None)
+    assert (found.changes, found.left) == ((change,), None)
     space = {}
     exec(found.update, space)  # what it prints is a program
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None

@@ -14,6 +14,7 @@ import optuna
 import pytest
 
 from ppo_parts import training
+from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._search import objective, read_search, sweep
 from tests import recipe
@@ -101,6 +102,18 @@ def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
     for name in ("shards", "microbatch"):  # None and "auto" by default
         given = {"low": 1, "high": "1e1", "log": True}
         assert read_search(tiny(), {name: given})[name] == ("suggest_int", {"low": 1, "high": 10, "log": True})
+
+
+def test_a_combination_that_a_recipe_refuses_fails_one_trial(tmp_path):
+    def make_train(config):
+        if config.anneal and config.num_steps > 2:
+            raise UserValueError("anneal needs num_steps 2")
+        return Fake(config)
+
+    search = {"num_steps": {"low": 2, "high": 9}, "anneal": {"choices": [False, True]}, "trials": 20}
+    result = sweep(make_train, Config(), search, tmp_path)
+    assert result["fail"] > 0
+    assert result["complete"] + result["pruned"] + result["fail"] == 20
 
 
 def test_several_workers_share_a_study(tmp_path):
@@ -211,6 +224,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     for given, options, message in (
         (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
         (["--name", "../escaped"], {}, "--name must name a folder inside directory, got '../escaped'"),
+        (["--no-tensorboard"], {}, r"--no-tensorboard does nothing in a --sweep: leave it out \(got False\)"),
         (["--eval-episodes", "2"], {}, r"--eval-episodes does nothing in a --sweep: leave it out \(got 2\)"),
         ([], {"run": begin}, "--sweep does not call the run"),
     ):
