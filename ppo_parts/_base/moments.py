@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,11 @@ class Moments(NamedTuple):
     def of_rows(self, number: int) -> Moments:
         """Return the moments with a leading axis that broadcasts against `number` rows."""
         return Moments(*(x[None] for x in self))
+
+
+def find_moments(tree: Any) -> list[Moments]:
+    """List the `Moments` in a tree."""
+    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Moments)) if isinstance(x, Moments)]
 
 
 def merge_shards(each: Moments) -> Moments:

@@ -17,7 +17,7 @@ import numpy as np
 from .._base.checked import Count, checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
-from .._base.moments import Moments
+from .._base.moments import find_moments
 from ..distributions import Categorical, MultiCategorical
 from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
 from ._host import host_errors
@@ -395,9 +395,8 @@ def list_notes(played: Played) -> Iterator[str]:
     if not played.out.reward.any():
         yield "all rewards of random actions are 0"
     state = jax.eval_shape(lambda key: played.env.reset(key, 1), jax.random.key(0))[0]
-    states = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Moments))
     one, other = (jax.tree.map(lambda x: x[None], obs) for obs in (played.first, played.evaluated[0]))
-    if not any(isinstance(x, Moments) for x in states) and not _where_close(one, other).all():
+    if not find_moments(state) and not _where_close(one, other).all():
         says = "the environment of evaluation(state) resets to other observations with the same key"
         yield f"{says}: a wrapper that changes observations must also wrap env.evaluation(state)"
     yield from itertools.islice(_list_outside(played, read=False), 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.moments import Moments
+from .._base.moments import Moments, find_moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
 from ..distributions import Categorical
@@ -126,8 +126,7 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
     moments = Moments.of(jnp.zeros(features.shape[-1])), Moments.of(jnp.zeros(()))
     start = state.rollout, empty, *moments, jnp.ones(features.shape[1] - 1, bool)
     (_, batch, inputs, rewards, same), x = jax.lax.scan(collect, start, keys)
-    leaves = jax.tree.leaves(state.rollout.env_state, is_leaf=lambda leaf: isinstance(leaf, Moments))
-    seen = [jnp.min(leaf.seen) for leaf in leaves if isinstance(leaf, Moments)] or [jnp.asarray(jnp.nan)]
+    seen = [jnp.min(each.seen) for each in find_moments(state.rollout.env_state)] or [jnp.asarray(jnp.nan)]
     return batch, {
         "same_envs": jnp.mean(same) * jnp.any(inputs.var > 0),
         "obs_rms": jnp.where(inputs.seen > 0, jnp.max(jnp.sqrt(inputs.mean**2 + inputs.var)), jnp.nan),
