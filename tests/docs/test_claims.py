@@ -40,7 +40,7 @@ def of_speed():
     yield f"65,536 CartPoles at {carts:.1f} million and 8,192 Breakouts at {games:.1f} million"
     yield "{:.2f} and {:.2f} times as fast as PureJaxRL, and `pufferlib` at {:.1f} and {:.1f}".format(*ratios, *others)
     compiling = [[compile_seconds(row) for row in each] for each in (ours, theirs)]
-    yield "compiles {:.1f} and {:.1f} times as long as PureJaxRL".format(*np.divide(*compiling))
+    yield "takes {:.1f} and {:.1f} times as long as PureJaxRL to compile".format(*np.divide(*compiling))
     gae = [row for row in results("parts", "h100") if row["part"] == "gae"]
     ours, scans = ([row for row in gae if row["method"] == method] for method in ("ours", "unrolled"))
     rates = sorted(np.prod(row["size"]) / row["us"]["median"] / 1e3 for row in ours)
@@ -141,19 +141,19 @@ def of_choices():
     first, second, third, *_ = (f"`{name}` ({x:.2f})" for name, x in sweep["importance"].items())
     yield f"were {first}, {second}"
     yield f"and {third}"
-    yield f"returns {best} with ten other seeds, the defaults {default};"
+    yield f"returns {best} with ten other seeds, and the defaults return {default};"
     yield "docs/results.md"
     (found,) = _tables.compare_runs("mujoco", mujoco.VARIANTS)
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
         assert not any(map(excludes_0, (found.last[name], found.mean[name])))
     costs = {name: round(-x["mean"]) for name, x in found.last.items() if excludes_0(x)}
     assert len(costs) == 2
-    yield "Two changes have an interval without 0"
+    yield "The intervals of two changes exclude 0"
     base = round(found.runs["recipe"]["last_evaluation"]["mean"])
     yield f"unscaled rewards cost {costs['unscaled_rewards']} of {base}"
-    yield f"instead of ten {costs['obs_clip_1']}."
+    yield f"instead of ten cost {costs['obs_clip_1']}."
     power = float(np.median([change["detectable"] for change in found.last.values()]))
-    yield f"ten seeds show one of {power:.0f} with a power of 80 %"
+    yield f"ten seeds detect one of {power:.0f} with a power of 80 %"
     yield "docs/pufferlib.md"
     pilots = _tables.read_records("pilots")
     breakout = [x["results"] for name, x in pilots.items() if name.startswith("breakout")]
