@@ -132,7 +132,6 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
             result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         except (KeyError, AttributeError, TypeError) as error:
             explain_missing(part, batch, error)
-            error.add_note(f"It was raised by the part {part.name!r}.")
             raise
         written, new = _check_result(part, batch, result)
         written = _nan_if_out_of_range(part, batch, written, context.step)
@@ -205,12 +204,17 @@ def amend(
 
 def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
     """Return the states after each part has finished the update, each with its own key."""
-    after = tuple(
-        own if part.finish is None else part.finish(batch, own, context.replace(key=part_key(context.key, index)))
-        for index, (part, own) in enumerate(zip(parts, state, strict=True))
-    )
-    check_states("finish", parts, state, after)
-    return after
+    after = list(state)
+    for index, part in enumerate(parts):
+        if part.finish is not None:
+            try:
+                after[index] = part.finish(batch, state[index], context.replace(key=part_key(context.key, index)))
+            except (KeyError, AttributeError) as error:
+                given = 'the whole rollout; unless refresh="rollout" and every=1, parts before the sampler have not run'
+                error.add_note(f"raised by finish of the part {part.name!r}, which receives {given}")
+                raise
+    check_states("finish", parts, state, tuple(after))
+    return tuple(after)
 
 
 def check_states(where: str, parts: Sequence[Part], before: tuple[Any, ...], after: tuple[Any, ...]) -> None:

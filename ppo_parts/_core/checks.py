@@ -140,7 +140,7 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
 def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
     """Count the non-finite unmasked elements of the rollout, and flags out of their range, by field.
 
-    Also return the batch with a log-probability of NaN where a flag is out of range, so that nothing is learned.
+    Also return the batch with NaN as log-probability and reward where a flag is out of range, so that all losses are.
     """
     flags = {name: getattr(batch, name) for name in FLAGS}
     wrong = {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}
@@ -158,8 +158,11 @@ def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
     if wrong:
         kept = True if batch.mask is None else batch.mask != 0
-        log_prob = nan_where(functools.reduce(jnp.logical_or, wrong.values()) & kept, batch.log_prob)
-        batch = batch.replace(log_prob=log_prob)
+        bad_steps = functools.reduce(jnp.logical_or, wrong.values()) & kept
+        batch = batch.replace(log_prob=nan_where(bad_steps, batch.log_prob))
+        if batch.reward is not None:
+            reward = batch.reward
+            batch = batch.replace(reward=nan_where(unsqueeze(bad_steps, reward.ndim), reward))
     return Metrics(counts, tuple(bad), tuple("sum" for _ in bad)), batch
 
 

@@ -199,6 +199,9 @@ class PhaseLoop:
             return loss_of(phase, trained, minibatch, state, context)[0]
 
         def losses_fn(trained: Params) -> Mapping[str, Array]:
+            if callable(phase.trains):  # the leaves that it does not train are constants, as for the gradient
+                own = phase.mask_untrained(trained, params)
+                trained = jax.tree.map(lambda x, y: y + jax.lax.stop_gradient(x - y), trained, own)
             return loss_of(phase, trained, minibatch, state, context)[1][0].losses
 
         def grad_fn(trained: Params, *_: Any) -> Params:

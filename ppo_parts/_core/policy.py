@@ -92,7 +92,13 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     """Compute the distribution, the log-probability of the batch's actions, the value and aux under `params`."""
     output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
     check_distribution("evaluate(params, batch)", output.distribution)
-    log_prob, value = output.distribution.log_prob(batch.action), output.value
+    action, value = batch.action, output.value
+    if batch.mask is not None:  # padding may be a number of no action
+        keep = batch.mask.astype(bool)
+        action = jax.tree.map(
+            lambda x: jnp.where(unsqueeze(keep, x.ndim), x, 0) if jnp.issubdtype(x.dtype, jnp.integer) else x, action
+        )
+    log_prob = output.distribution.log_prob(action)
     if jnp.shape(log_prob) != expected:
         raise ShapeError(
             f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
@@ -112,7 +118,6 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
         if jnp.shape(leaf)[: len(expected)] != expected:
             raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
     if batch.mask is not None:  # masked elements keep the recorded numbers: their ratio is 1 and their gradient is 0
-        keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
             value = jnp.where(unsqueeze(keep, value.ndim), value, batch.value.astype(value.dtype))

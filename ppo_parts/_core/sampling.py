@@ -58,6 +58,9 @@ class Sampler(Divider):
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
+        if self.axis == "step" and batch.carry is not None:
+            says = f"{self.name} takes single steps, but the batch has a recurrent carry: use segment_minibatches()"
+            raise UserValueError(says)
         self._check_drawn(indices, weight, batch.log_prob.shape[1], batch.shards)
         batch = batch.replace(metrics={}, reductions=(), losses={})
         weight = None if weight is None else weight.reshape(-1)

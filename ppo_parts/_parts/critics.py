@@ -13,6 +13,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_takes
 from .._core.batch import Array, Batch, Params
 from .._core.part import Context, Part, read_numbers
+from ..functional._common import check_same_shape
 from .common import check_numbers, moments_of
 from .losses import check_loss, critic_part
 
@@ -111,6 +112,7 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
+        check_same_shape(where, target=batch.target, log_prob=batch.log_prob)  # of one stream
         share = jnp.asarray(read_numbers(numbers, batch, context.step)["rate"], state.mean.dtype)
         if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
@@ -126,6 +128,6 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
         return write(params, old, new), opt_state
 
     return Part(
-        init, update, where, requires=("target",), provides=("extras.target_normalized",), reads=("mask",),
+        init, update, where, requires=("target",), provides=("extras.target_normalized",), reads=("log_prob", "mask"),
         place="before_sampler", amend=amend, numbers=numbers,
     )  # fmt: skip

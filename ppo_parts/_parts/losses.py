@@ -14,7 +14,7 @@ import numpy as np
 from .. import functional
 from .._base.checked import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Field, Numeric, value_at
+from .._base.hyperparameters import Field, Numeric, check_number, value_at
 from .._core.batch import Array, Batch, field_at, map_streams
 from .._core.part import Context, Part, stateless
 from ..distributions import Joint
@@ -78,8 +78,8 @@ def policy_loss(
         name: key in `losses`.
         needs_time: whether the loss works along the time axis, so that the sampler must keep it. The sequence losses
             of `functional`, such as `gspo`, declare this themselves.
-        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
-            first value is checked.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates. Only its first
+            value is checked, except by the losses of `functional`, for which a value out of range becomes NaN.
 
     Place: after the sampler, and after the parts that change the advantage.
 
@@ -93,6 +93,11 @@ def policy_loss(
     if "key" in takes:  # only then, because a key starts JAX's backend
         further["key"] = jax.random.key(0)
     check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
+    if works_along_time(loss) is not None:  # a loss of `functional`, which cannot check values that it is given later
+        hyperparameters = {
+            name: check_number("policy_loss", name, x, field=True) if callable(x) or isinstance(x, Field) else x
+            for name, x in hyperparameters.items()
+        }
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         inputs = {"log_prob": batch.current.log_prob, "key": context.key}
@@ -101,15 +106,15 @@ def policy_loss(
 
     return loss_part(
         "policy_loss", name, per_element, hyperparameters, requires=("advantage",),
-        reads=("current.log_prob", "log_prob"), needs_time=needs_time or works_along_time(loss), policy_loss=True,
+        reads=("current.log_prob", "log_prob"), needs_time=needs_time or bool(works_along_time(loss)), policy_loss=True,
     )  # fmt: skip
 
 
-def works_along_time(loss: Callable[..., Any]) -> bool:
-    """Return whether a loss of `functional`, or a partial application of one, is a sequence loss."""
+def works_along_time(loss: Callable[..., Any]) -> bool | None:
+    """Return whether a loss of `functional`, or a partial application of one, is a sequence loss; None for others."""
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return getattr(loss, "along_time", False)
+    return getattr(loss, "along_time", None)
 
 
 @checked
@@ -222,7 +227,7 @@ def entropy_bonus(*, coef: Numeric, name: str = "entropy") -> Part:
 
     If the distribution does not define `entropy()` (as a squashed Gaussian), it is estimated from one fresh sample,
     :math:`-\log\pi(a|s)`. The gradient flows through samples of real numbers, which must be differentiable with respect
-    to all parameters (those of a mixture are not); with a discrete action it is
+    to all parameters (those of a mixture, and of a `TanhNormal` at its bounds, are not); with a discrete action it is
     :math:`-\log\pi(a|s)\, \nabla\log\pi(a|s)`.
 
     Metric: `<name>`, in nats, without the coefficient.

@@ -17,8 +17,8 @@ from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
-from ..functional._common import accumulator_dtype, boolean_mask, unsqueeze
-from .common import check_numbers, loss_part
+from ..functional._common import accumulator_dtype, boolean_mask, check_same_shape, unsqueeze
+from .common import check_numbers, is_zero, loss_part
 from .losses import entropy_of
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
@@ -59,7 +59,8 @@ def kl_penalty(
     after the previous update.
 
     Args:
-        coef: coefficient beta, >= 0, which may follow a schedule; with `target_kl` the initial one, > 0.
+        coef: coefficient beta, >= 0, which may follow a schedule; with `target_kl` the initial one, > 0. With 0, no
+            loss is added, and the divergence is only measured.
         estimator: "k1", "k2", "k3", "k3+" or "analytic".
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
         reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
@@ -86,7 +87,7 @@ def kl_penalty(
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
-    of_behavior = reference == "behavior"
+    of_behavior, only_measures = reference == "behavior", is_zero(coef)  # 0 * inf would be NaN
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
     numbers = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {"coef": coef}
 
@@ -110,7 +111,8 @@ def kl_penalty(
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
-        return batch.add_loss(name, (beta * kl).astype(kl.dtype)).add_metrics(**measured), state
+        batch = batch.add_metrics(**measured)
+        return batch if only_measures else batch.add_loss(name, (beta * kl).astype(kl.dtype)), state
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
         goal = value_at(numbers["target_kl"], context.step)
@@ -125,7 +127,7 @@ def kl_penalty(
     needed = () if of_behavior and not analytic else (recorded,)  # a rollout always has `log_prob`
     reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
     return Part(
-        init, update, where, requires=needed, provides=("losses",),
+        init, update, where, requires=needed, provides=() if only_measures else ("losses",),
         reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None, numbers=numbers,
         policy_loss=False,
     )  # fmt: skip
@@ -368,6 +370,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         log_prob = proximal.log_prob(batch.action).astype(batch.log_prob.dtype)
         log_prob = jnp.where(boolean_mask(batch.mask, log_prob), log_prob, batch.log_prob)
         correction = jnp.exp(log_prob - batch.log_prob)
+        check_same_shape("proximal_average", advantage=batch.advantage, log_prob=log_prob)
         batch = batch.add_metrics(off_policy_weight=masked_mean(correction, batch.mask))
         advantage = (correction * batch.advantage).astype(batch.advantage.dtype)
         return batch.replace(log_prob=log_prob, advantage=advantage), ProximalAverageState(mean, weight)

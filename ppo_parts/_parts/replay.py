@@ -35,7 +35,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
     rollout after the parts that all phases share have run, even if the phase with this part does not run.
 
     Earlier rollouts keep the values and ratios that were stored with them. To correct for the current policy, put
-    `vtrace` after the sampler instead of before it.
+    `vtrace` after the sampler instead of before it. Groups with the same number (`tokens.group_advantage`) are merged.
 
     Args:
         num_rollouts: k.

@@ -111,7 +111,6 @@ def given_indices(
     traced = isinstance(table, jax.core.Tracer)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
-        _check_not_recurrent("given_indices", axis, batch)
         if batch.shards > 1:
             raise UserValueError(
                 f"given_indices: indices are those of a rollout with one shard, but this one has {batch.shards}: use "
@@ -249,7 +248,8 @@ def time_chunks(
         num_minibatches: minibatches per epoch; must divide the number of pieces, N * T / length.
         num_epochs: passes over the rollout.
         length: steps per piece; must divide T.
-        burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T.
+        burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T. These steps are
+            masked, so parts after the sampler cannot use `mask_mode="skip"`.
         refresh: as in `shuffled_minibatches`.
 
     Example:
@@ -291,7 +291,6 @@ def time_chunks(
 
 def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: Refresh) -> Part:
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        _check_not_recurrent(where, axis, batch)
         size = _number_of(axis, batch)
         _divided(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
         return functional.permutation(key, size).reshape(num_minibatches, -1)
@@ -308,14 +307,6 @@ def _number_of(axis: Axis, batch: Batch) -> int:
     """Return how many steps or segments the rollout has."""
     time, segments = batch.log_prob.shape[:2]
     return time * segments if axis == "step" else segments
-
-
-def _check_not_recurrent(where: str, axis: Axis, batch: Batch) -> None:
-    """Raise if single steps of a recurrent policy would be drawn."""
-    if axis == "step" and batch.carry is not None:
-        raise UserValueError(
-            f"{where} takes single steps, but the batch has a recurrent carry: use segment_minibatches()"
-        )
 
 
 def _divided(where: str, number: int, size: int, what: str, name: str = "num_minibatches") -> int:

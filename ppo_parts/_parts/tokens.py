@@ -15,7 +15,7 @@ from .._core.batch import Batch, field_at, require
 from .._core.part import Part, stateless
 from ..functional import masked_mean
 from ..functional._arguments import DDOF, CorrectionMode, check_order
-from ..functional._common import accumulator_dtype, boolean_mask, check_floating, masked_sum
+from ..functional._common import accumulator_dtype, boolean_mask, check_floating, check_same_shape, masked_sum
 from ..functional._groups import check_aggregate, per_sequence
 from .common import check_numbers, is_zero
 
@@ -242,6 +242,7 @@ def importance_correction(
     check_order(where, {name: value_at(x, 0) for name, x in numbers.items()}, "low", "high")  # in the first update
 
     def update(batch: Batch, low: Any, high: Any) -> Batch:
+        check_same_shape(where, advantage=batch.advantage, log_prob=batch.log_prob)
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
             log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)

@@ -81,6 +81,8 @@ def test_a_hyperparameter_may_be_a_field():
     found, spoilt = update(*fields, batch, outside)
     expected, metrics = update(0.9, 0.2, 2.0, 3.0, 0.5, 0.1, batch)[0]
     assert_same((found[0], {name: found[1][name] for name in metrics}), (expected, dict(metrics)))
+    spo = pp.policy_loss(pp.functional.simple_policy_optimization, clip_eps=pp.field("extras.clip"))
+    assert run(pp.chain(GAE, pp.full_batch(), spo), outside)[1]["nonfinite/range/policy_loss/clip_eps"] == 1
     assert spoilt[1]["nonfinite/loss/policy"] == spoilt[1]["nonfinite/range/clipped_surrogate/clip_eps"] == 2
     assert not any(name.startswith("nonfinite/range/") for name in metrics)  # of numbers known beforehand
     assert pp.gae(gamma=fields[0], gae_lambda=0.8).requires == ("extras.gamma",)

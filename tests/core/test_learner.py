@@ -283,6 +283,25 @@ def test_only_what_counts_is_counted():
         assert pp.nonfinite_report(metrics) == says
 
 
+def test_no_phase_learns_from_a_flag_out_of_range():
+    batch = rollout(masked=False)
+    batch = batch.replace(terminated=batch.terminated.at[2, 2].set(2))
+    pipeline = pp.chain(
+        GAE, pp.phases(policy=pp.chain(pp.full_batch(), SURROGATE), value=pp.chain(pp.full_batch(), VALUE))
+    )
+    _, metrics = run(pipeline, batch, optimizer={"policy": optax.sgd(0.1), "value": optax.sgd(0.1)})
+    assert metrics["policy/nonfinite/gradient"] == metrics["value/nonfinite/gradient"] == 1
+
+
+def test_padding_may_hold_actions_that_do_not_exist():
+    batch = rollout()
+    batch = batch.replace(action=jnp.where(batch.mask > 0, batch.action, -1))
+    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE, pp.kl_penalty(coef=0.1, target_kl=0.01))
+    learner = pp.learner(evaluate, pipeline, optax.sgd(0.1))
+    state = learner.init(make_params())
+    assert_close(learner.update(KEY, state, batch)[0].params, jax.jit(learner.update)(KEY, state, batch)[0].params)
+
+
 def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
     counts = {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
     says = "value (2 elements), then in actor/gradient (2 minibatches), then in mine (1 minibatch)"

@@ -79,6 +79,9 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
         out, _ = applied(pp.kl_penalty(coef=0.5, **options), batch)
         close(out.losses["kl_penalty"], 0.5 * expected)
         close(out.metrics["kl_penalty"], jnp.mean(expected))
+    far, _ = applied(pp.kl_penalty(coef=0.0), batch.replace(log_prob=batch.log_prob - 100))
+    assert "kl_penalty" not in far.losses  # where 0 times an infinite divergence would be NaN
+    assert far.metrics["kl_penalty"] > 1e30
     frozen = pp.kl_penalty(coef=-0.5 * pp.field("extras.frozen"))
     close(applied(frozen, batch)[0].losses["kl_penalty"], -0.5 * batch.extras["frozen"] * f.approx_kl(log_ratio))
 
@@ -343,6 +346,26 @@ def test_natural_gradient_tries_shorter_steps_until_the_other_losses_fall():
         optimizer = pp.optim.natural_gradient(pp.linear_schedule(1.0, 0.0, 2), damping=0.0, backtracks=backtracks)
         update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses, step=1)
         np.testing.assert_allclose(update, [step, 0.0], rtol=1e-6)
+
+
+def test_natural_gradient_changes_only_what_its_phase_trains_and_nothing_where_it_fails():
+    def policy(params, batch):
+        return evaluate({"policy": params["head"] + params["body"], "value": params["value"]}, batch)
+
+    params = make_params()
+    params = {"head": params["policy"], "body": 0.5 * params["policy"], "value": params["value"]}
+    reward = rollout(masked=False).reward
+    batch = minibatch(advantage=reward, target=reward)
+    losses = pp.full_batch(), pp.policy_loss(f.importance_weighted_surrogate), pp.kl_penalty(coef=1.0, estimator="k2")
+
+    def after(trains, *more, damping=0.1):
+        pipeline = pp.chain(pp.phases(actor=pp.phase(pp.chain(*losses, *more), trains=trains)))
+        optimizer = {"actor": pp.optim.natural_gradient(0.5, damping=damping)}
+        return run(pipeline, batch, optimizer=optimizer, params=params, policy=policy)[0].params
+
+    assert not np.allclose(after("head")["head"], params["head"])
+    assert_close(after(lambda params: {"head": True, "body": False, "value": False}), after("head"), rtol=1e-3)
+    assert_close(after(None, pp.value_loss(), damping=0.0), params)  # F has no inverse, and x is not finite
 
 
 def adapted(**extra):
