@@ -43,10 +43,6 @@ def check_params(params: Params) -> None:
                 f"learner.init: the parameters {what}, which is not an array: partition a network module first, as "
                 "with equinox.partition(model, equinox.is_array) or flax.nnx.split, and recombine it in evaluate"
             )
-        dtype = jnp.result_type(leaf)
-        if not path and not jnp.issubdtype(dtype, jnp.inexact):
-            must = "learner.init: params must be the parameters to train, such as policy.init(key)"
-            raise UserTypeError(f"{must}, got {dtype}{list(jnp.shape(leaf))}, which has no gradient")
     if not jax.tree.leaves(params):
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
 

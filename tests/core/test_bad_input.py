@@ -366,7 +366,7 @@ TYPE_ERRORS = {
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
     "learner.init: the parameters are <built-in function abs>, which is not an array":
         lambda: learner(pp.chain(GAE, ACTOR)).init(abs, CONTEXT.key),
-    "init: params must be the parameters to train, such as policy.init(key), got key<fry>[], which has no gradient":
+    "the parameters to train contain key<fry> at the top, which has no gradient":
         lambda: learner(CRITIC).init(jax.random.key(0)),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
