@@ -40,8 +40,8 @@ def check_params(params: Params) -> None:
         if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
             what = f"contain {leaf!r} at {jax.tree_util.keystr(path)}" if path else f"are {leaf!r}"
             raise UserTypeError(
-                f"learner.init: the parameters {what}, which is not an array: partition a network module first, as "
-                "with equinox.partition(model, equinox.is_array) or flax.nnx.split, and recombine it in evaluate"
+                f"learner.init: the parameters {what}, which is not an array: partition a network module, as with "
+                "equinox.partition(model, equinox.is_inexact_array) or flax.nnx.split, and recombine it in evaluate"
             )
     if not jax.tree.leaves(params):
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")

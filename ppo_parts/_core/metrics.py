@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from ..functional._common import check_same_shape, stack_scalars
+from ..functional._common import check_same_shape, known_values, stack_scalars
 from .batch import Array, Batch, MetricReduction
 
 REDUCE = {
@@ -71,7 +71,10 @@ class Metrics(Mapping[str, Array]):
         return len(self.names)
 
     def __repr__(self) -> str:
-        return f"Metrics({', '.join(self.names)}; array={self.array!r})"
+        known = None if isinstance(self.array, jax.ShapeDtypeStruct) else known_values(self.array)
+        if known is None or known.ndim > 1:
+            return f"Metrics({', '.join(self.names)}; array={self.array!r})"
+        return f"Metrics({', '.join(f'{name}={x:.4g}' for name, x in zip(self.names, known, strict=True))})"
 
     def reduce(self, ran: Array) -> Metrics:
         """Reduce the leading axes to one number per metric, over the entries where `ran`, booleans `[...]`, is True."""

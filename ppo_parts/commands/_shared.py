@@ -71,5 +71,7 @@ def select_seed(run: LoadedRun, index: int) -> Any:
     seeds = run.state.key.size
     if not 0 <= index < seeds:
         raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
+    if seeds > 1:
+        report(f"seed {index} of 0 to {seeds - 1} (--seed-index)")
     state = jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
     return state.acting

@@ -56,7 +56,7 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
 def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     r"""Compute one row for each curve, at the last step that all have reached.
 
-    "better_than_first" is :math:`P(X > Y) + P(X = Y) / 2` of a seed and one of the first curve, as in Agarwal et al.
+    "larger_than_first" is :math:`P(X > Y) + P(X = Y) / 2` of a seed and one of the first curve, as in Agarwal et al.
     2021, section 4.3.
     """
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
@@ -65,25 +65,25 @@ def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         if np.isnan(last).any():
             raise UserValueError(f"{curve.label} has no value yet at step {int(step)}, the last that all have reached")
         center, low, high = (float(x[0]) for x in _statistics.iqm_interval(last[None], samples=20_000))
-        better = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
+        larger = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
         row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}
         row |= {"iqm_95": None if len(last) == 1 else [low, high], "mean": float(np.mean(last))}
-        row |= {"min": float(np.min(last)), "max": float(np.max(last)), "better_than_first": float(better)}
+        row |= {"min": float(np.min(last)), "max": float(np.max(last)), "larger_than_first": float(larger)}
         rows.append(row)
     return rows
 
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
-    lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]]
+    lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(larger than first)"]]
     for row in rows:
         decimals = _statistics.choose_decimals(row["mean"])
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
         alone = row is rows[0] or row["seeds"] == rows[0]["seeds"] == 1
-        better = "" if alone else f"{row['better_than_first']:.2f}"
-        lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, better])
+        larger = "" if alone else f"{row['larger_than_first']:.2f}"
+        lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, larger])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)

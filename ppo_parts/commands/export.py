@@ -175,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
+        if given.output.suffix != ".onnx":
+            raise UserValueError(f"--output must end in .onnx, got {given.output}")
         check_writable(given.output)
         run = load_run(given)
         state = select_seed(run, given.seed_index)

@@ -86,7 +86,8 @@ def make(env_id: str, **settings: Any) -> Env:
 
 def _load_adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     if prefix not in SOURCES:
-        there = did_you_mean(prefix, list_prefixes()) or f"; the prefixes are {', '.join(list_prefixes())}"
+        of_package = next((name for name, x in SOURCES.items() if prefix in (x.extra, x.package)), prefix)
+        there = did_you_mean(of_package, list_prefixes()) or f"; the prefixes are {', '.join(list_prefixes())}"
         says = f"{env_id!r}: {prefix!r} is not a prefix of environments{there}"
         raise UnknownPrefixError(f"{says} (envs.register adds one)")
     source = SOURCES[prefix]

@@ -195,7 +195,7 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = _stored.find_changes(run.stored, config, options)
-    fixed = {name: changed[name] for name in ("env_id", "seed", "num_seeds") if name in changed}
+    fixed = {name: changed[name] for name in ("env_id", "seed", "num_seeds", "num_envs") if name in changed}
     if "env_id" in fixed and len({str(env_id).partition(",")[0] for env_id in fixed["env_id"]}) == 1:
         del fixed["env_id"]  # its settings may change
     if fixed:

@@ -61,27 +61,35 @@ def make_trial_programs(
 ) -> Callable[..., tuple[Any, Any]]:
     """Return a function of the fields that a trial changes. Trials that differ in floats alone share their programs.
 
-    It returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with metrics
-    `[seeds, updates]`.
+    With environments on the host, each trial compiles its own programs, because these belong to one environment. The
+    function returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with
+    metrics `[seeds, updates]`.
     """
     keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
 
-    @functools.lru_cache(maxsize=16)
-    def compile_programs(**fixed: Any) -> tuple[Any, Any]:
+    def compile_programs(make: Callable[[Any], Train]) -> tuple[Any, Any]:
         def init(numbers: Any) -> Any:
-            train = make_train(dataclasses.replace(config, **fixed, **numbers))
+            train = make(numbers)
             return jax.vmap(train.init)(keys), train.num_updates
 
         def advance(numbers: Any, state: Any, updates: int) -> Any:
-            step = make_train(dataclasses.replace(config, **fixed, **numbers)).step
+            step = make(numbers).step
             return jax.vmap(lambda x: jax.lax.scan(lambda x, _: step(x), x, None, length=updates))(state)
 
         options = compiler_options()
         return jax.jit(init, compiler_options=options), jax.jit(advance, static_argnums=2, compiler_options=options)
 
+    @functools.lru_cache(maxsize=16)
+    def share_programs(**fixed: Any) -> tuple[Any, Any]:
+        return compile_programs(lambda numbers: make_train(dataclasses.replace(config, **fixed, **numbers)))
+
     def select(given: Mapping[str, Any]) -> tuple[Any, Any]:
+        train = make_train(dataclasses.replace(config, **given))
         numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
-        init, advance = compile_programs(**{name: x for name, x in given.items() if name not in numbers})
+        if train.rollout.restart is not None:
+            init, advance = compile_programs(lambda numbers: train)
+        else:
+            init, advance = share_programs(**{name: x for name, x in given.items() if name not in numbers})
         return functools.partial(init, numbers), functools.partial(advance, numbers)
 
     return select

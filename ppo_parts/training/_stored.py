@@ -75,7 +75,7 @@ def restore_config(kind: type, stored: Mapping[str, Any]) -> Any:
         named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
         raise UserValueError(
             f"the run is of another recipe, or of another version of it: it records {stored.get('recipe')}, and fields "
-            f"differ ({named}): use the version that made it, or edit these fields in config.json"
+            f"differ ({named}): use the command of this recipe, or the version that made it"
         )
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
@@ -213,7 +213,8 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but something that it imports does not
         raise UserValueError(
-            f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, or {remedy}"
+            f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, add this to "
+            f"PYTHONPATH, or {remedy}"
         ) from None
     if not hasattr(module, "make_train"):
         raise UserValueError(f"the recipe of {folder}, {name}, has no make_train: {remedy}")

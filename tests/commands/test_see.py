@@ -114,7 +114,10 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
     for name, message in (
         (None, r"None, is not the name of a module: name the module of its recipe, --recipe my_module"),
         ("recipe.py", r"'recipe\.py', is not the name of a module"),
-        ("absent.recipe", r"absent\.recipe, cannot be imported from here: change to its folder, or name the module"),
+        (
+            "absent.recipe",
+            r"absent\.recipe, cannot be imported from here: change to its folder, add this",
+        ),
         ("tests.common", r"tests\.common, has no make_train"),
     ):
         with pytest.raises(UserValueError, match=message):
@@ -177,7 +180,7 @@ def test_statistics_are_those_of_rliable_and_one_seed_has_an_interval_over_its_e
     np.testing.assert_allclose(high, [117.78094006923818, 111.52786758113308, 107.13105125002505], atol=0.5)
     y = np.random.default_rng(1).normal(110, 20, size=6)
     curves = [compare.Curve("", "", np.zeros(1), values[None]) for values in (x[:, 0, 0], y)]
-    assert compare.make_table(curves)[1]["better_than_first"] == pytest.approx(0.7291666666666666)
+    assert compare.make_table(curves)[1]["larger_than_first"] == pytest.approx(0.7291666666666666)
     _, low, high = _statistics.iqm_interval(np.ones((2, 1)))
     assert np.isnan([low, high]).all()
     ended, length = np.ones((1, 4), bool), np.full((1, 4), 7)
@@ -221,7 +224,7 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 200, 39.5, 39.5)  # as the others
     assert (first["min"], first["max"]) == (38.0, 41.0)
     assert first["iqm_95"] == pytest.approx([38.0, 41.0], abs=0.6)
-    assert (second["run"], second["seeds"], second["better_than_first"]) == ("slow", 2, 0.0)
+    assert (second["run"], second["seeds"], second["larger_than_first"]) == ("slow", 2, 0.0)
     assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
     assert json.loads(table.read_text()) == [first, second]
     printed = capsys.readouterr().out

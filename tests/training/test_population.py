@@ -117,11 +117,12 @@ def test_a_selection_copies_the_best_and_explores(population, first):
     np.testing.assert_array_equal(after.scores, before.scores)
 
 
-def searching(ranges=RANGES, **options):
-    return lambda: training.population(cleanrl_ppo.make_train, ranges, **options)(tiny())
+def searching(ranges=RANGES, env_id="CartPole-v1", **options):
+    return lambda: training.population(cleanrl_ppo.make_train, ranges, **options)(tiny(env_id=env_id))
 
 
 test_what_cannot_be_searched_is_refused = refused(
+    (searching(env_id="gym:CartPole-v1"), "cannot share environments on the host"),
     (searching({"lerning_rate": training.Range(0, 1)}), "no field 'lerning_rate'; did you mean 'learning_rate'"),
     (searching({"num_steps": training.Range(1, 2)}), r"floats, got 'num_steps'"),
     (searching({"gamma": training.Range(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -40,6 +41,7 @@ class Fake(NamedTuple):
     num_updates: int = 40
 
     shapes = None, {"episode_return": None, "won": None}
+    rollout = SimpleNamespace(restart=None)
 
     def init(self, key):
         return jnp.zeros(()), jax.random.key_data(key)[-1].astype(jnp.float32)
@@ -61,14 +63,17 @@ def make_train(config: training.Config):
 made: list[Config] = []
 
 
+def count_traced():
+    return sum(isinstance(config.learning_rate, jax.core.Tracer) for config in made)
+
+
 def test_a_trial_is_a_run_with_its_hyperparameters():
     """Two seeds, and reports on the way; all rates share the programs of a number of steps."""
     made.clear()
     run = objective(make_train, Config(), SEARCH, num_seeds=2)
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
     study.optimize(run, 20)
-    traced = [config for config in made if isinstance(config.learning_rate, jax.core.Tracer)]
-    assert len(traced) == 4  # init and updates, for 2 and for 3 steps
+    assert count_traced() == 4  # init and updates, for 2 and for 3 steps
     for trial in study.trials:
         slope = trial.params["learning_rate"] * trial.params["num_steps"]
         reports = [slope * (4 * piece + 3) + 5.5 for piece in range(10)]  # updates 2 and 4 of each piece
@@ -116,6 +121,14 @@ def test_a_combination_that_a_recipe_refuses_fails_one_trial(tmp_path):
     assert result["complete"] + result["pruned"] + result["fail"] == 20
 
 
+def test_trials_step_environments_on_the_host():
+    config = tiny(40, env_id="gym:CartPole-v1")
+    train_and_report = objective(cleanrl_ppo.make_train, config, {"gamma": {"low": 0.9, "high": 0.99}})
+    study = optuna.create_study(direction="maximize")
+    study.optimize(train_and_report, 2)
+    assert all(trial.value > 5 for trial in study.trials)
+
+
 def test_several_workers_share_a_study(tmp_path):
     given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
     colors = matplotlib.rcParams["axes.prop_cycle"]
@@ -151,13 +164,13 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
     assert second["episode_return"] == pytest.approx(0.5 * 3 * 23 + 5.5)
     assert (second["updates"], second["done"]) == (30, True)  # 10 are left
     trial.save_checkpoint(str(tmp_path))
-    count = len(made)
+    count = count_traced()
     for rate in (1.0, 2.0):
         assert other.reset_config({"learning_rate": rate / 2, "num_steps": 3})
         assert other.begun is None  # no state that the restored one would replace
         other.load_checkpoint(str(tmp_path))
         assert other.step()["episode_return"] == pytest.approx(rate / 2 * 3 * 38 + 5.5)
-        assert len(made) == count + 2  # shapes of its state, and its updates: another rate traces nothing again
+        assert count_traced() == count + 2  # shapes of its state, and its updates: another rate traces nothing again
     with pytest.raises(ValueError, match="trainable: config has no field 'num_step'; did you mean 'num_steps'"):
         other.reset_config({"num_step": 3})
     with pytest.raises(ValueError, match="trainable: updates must be"):
