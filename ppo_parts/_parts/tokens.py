@@ -239,7 +239,7 @@ def importance_correction(
     """
     where = "importance_correction"
     numbers = check_numbers(where, low=low, high=high)
-    check_order(where, {name: value_at(x, 0) for name, x in numbers.items()}, "low", "high")  # at first
+    check_order(where, {name: value_at(x, 0) for name, x in numbers.items()}, "low", "high")  # in the first update
 
     def update(batch: Batch, low: Any, high: Any) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
