@@ -79,7 +79,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
 
 class KLAdaptiveRateState(NamedTuple):
-    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the divergence over the last `steps` steps."""
+    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the latest `steps` divergences."""
 
     learning_rate: Array
     total: Array
