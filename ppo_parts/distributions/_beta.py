@@ -83,7 +83,7 @@ class Beta(VectorDistribution):
         return self._total(entropy + jnp.log(self.high - self.low))
 
     def kl_divergence(self, other: Beta) -> Array:
-        r"""KL(self || other) in nats, of two distributions in the same box; infinite where traced boxes differ.
+        r"""Return KL(self || other) in nats for a common box; it is infinite where traced boxes differ.
 
         .. math:: \sum_d \log\frac{B(\alpha_{2d}, \beta_{2d})}{B(\alpha_{1d}, \beta_{1d})}
                   + (\alpha_{1d} - \alpha_{2d}) \psi(\alpha_{1d}) + (\beta_{1d} - \beta_{2d}) \psi(\beta_{1d})

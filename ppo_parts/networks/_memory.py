@@ -116,7 +116,7 @@ PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
 
 
 def linear_recurrence(keep: Array, added: Array, before: Array, reset: Array) -> Array:
-    """Compute every h_t = keep_t h_{t-1} + added_t, from the state `before`; `reset` zeroes h_{t-1}, also a NaN."""
+    """Compute every h_t = keep_t h_{t-1} + added_t, from the state `before`; `reset` zeroes h_{t-1}, even NaN."""
     keep = jnp.where(reset[..., None], 0, keep)
     first = added[:1] + keep[:1] * jnp.where(reset[:1, ..., None], 0, before[None])
     if len(added) <= 1:
