@@ -143,7 +143,7 @@ def ragged_time_limits(run: Evidence) -> float:
 
 
 def actions_matter(run: Evidence) -> bool:
-    """Return whether actions are known to change what follows; if not, no end or horizon can be wrong."""
+    """Return whether actions may change what follows; if they do not, no end or horizon can be wrong."""
     return run.late("probe/no_effect") != 1
 
 
@@ -160,7 +160,7 @@ def lost_in_evaluation(run: Evidence) -> float:
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
     episodes = np.nan_to_num(run.late("episodes"), nan=32)  # per update; 32 are a small evaluation
     loss = (late - played) / (run.noise() * (episodes / 32) ** 0.5)
-    return (late - played) / (late - early) if loss * run.rise() > 25 else np.nan  # the loss exceeds the noise
+    return (late - played) / (late - early) if loss * run.rise() > 25 else np.nan  # neither is noise
 
 
 def motion_left(run: Evidence) -> float:
@@ -186,7 +186,7 @@ def is_first_step(run: Evidence) -> bool:
 
 
 def entropy_lost(run: Evidence) -> float:
-    """Return the share of the entropy that was lost; if it is below 0, return the loss as a share of 1.5 nats."""
+    """Return the lost share of the entropy, or of 1.5 nats if the entropy was not positive."""
     early, late = run.early("entropy"), run.late("entropy")
     return (early - late) / (early if early > 0 else 1.5)
 
