@@ -285,7 +285,16 @@ def count_updates(total_timesteps: Count, *, num_envs: Count, num_steps: Count) 
 
 @checked
 def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) -> Any:
-    """Compute the mean return of (at least) the The mean return, `[...]`, or NaN where no episode ended.
+    """Compute the mean return of (at least) the `last` episodes, from the metrics of each update.
+
+    Args:
+        episode_return: `[..., updates]`, mean over the episodes that ended in an update. If it is not finite, because
+            no episode ended or a reward was not finite, the update does not count.
+        episodes: `[..., updates]`, number of episodes that ended; NaN counts as 0.
+        last: updates are taken from the end until they contain this many episodes.
+
+    Returns:
+        The mean return, `[...]`, or NaN where no episode ended.
 
     Example:
         >>> import jax.numpy as jnp
