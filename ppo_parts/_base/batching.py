@@ -37,8 +37,7 @@ def sequential_vmap_on_cpu(function: Function) -> Function:
 
     There are two reasons. A single update keeps a core busy, and many updates at once take longer, because their
     activations fill the cache and none of them can stop early. In addition, a program deadlocks if it factorizes
-    batches of matrices in two places at once and they block every CPU thread; see
-    docs/decisions/0004-batched-lapack.md.
+    batches of matrices in two places at once and they block all threads; see docs/decisions/0004-batched-lapack.md.
     """
 
     def run(*args: Any) -> Any:

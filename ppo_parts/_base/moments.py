@@ -46,8 +46,7 @@ class Moments(NamedTuple):
     def appended(self, other: Moments) -> Moments:
         """Return the moments of this stream followed by another, or of this stream if the result is not finite.
 
-        The result is not finite if the other stream has a non-finite moment, the variance overflows, or there are no
-        elements.
+        It is not finite if a moment of the other stream is not, the variance overflows, or there are no elements.
         """
         total, some = self.seen + other.seen, other.seen > 0
         share = other.seen / total

@@ -136,8 +136,7 @@ class Batch:
         behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`. `rollout(...,
             keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
-        losses: named losses, each per element (with the shape of `log_prob`), per segment `[M]`, or scalar; see
-            `add_loss`.
+        losses: named losses, each with the shape of `log_prob`, one per segment `[M]`, or scalar; see `add_loss`.
         metrics: named scalars.
         extras: named data of each step, for your own parts, with leaves `[T, N, ...]` that are sampled like `obs`.
         per_segment: named data of each segment, for your own parts, with leaves `[N, ...]`, or `[M, ...]` after a

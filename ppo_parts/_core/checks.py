@@ -140,8 +140,7 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
 def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
     """Count, for each field, the unmasked elements of the rollout that are not finite, and flags out of range.
 
-    Also return the batch, with a log-probability of NaN where a flag is out of range, so that nothing is learned from
-    it.
+    Also return the batch, with a log-probability of NaN where a flag is out of range, so that nothing is learned.
     """
     flags = {name: getattr(batch, name) for name in FLAGS}
     wrong = {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}

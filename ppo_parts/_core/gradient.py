@@ -22,8 +22,7 @@ from .policy import evaluate_current
 
 Aux = tuple[Batch, tuple[Any, ...]]
 """What a minibatch yields besides its loss: the states of the parts after the sampler, and a batch with the metrics,
-the stop request and the mean losses that they wrote, whose `current` has log-probabilities and values before the
-step."""
+the stop request and the mean losses that they wrote, with log-probabilities and values before the step as `current`."""
 
 
 def loss_of(
@@ -85,8 +84,7 @@ def _in_pieces(
     """Return the output of the network and the gradient, or None if the minibatch must be evaluated at once.
 
     The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
-    `elementwise`, so that they need only the elements of a piece. No part may change the mask, or anything else that a
-    policy reads.
+    `elementwise`, so that they need only the elements of a piece. No part may change anything that a policy reads.
     """
     first, number = _first_of_current(phase.after), network.pieces(minibatch, once=True)
     head, tail = phase.after[:first], phase.after[first:]

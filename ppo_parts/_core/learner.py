@@ -98,8 +98,7 @@ def learner(
         `Learner(init, update)`, two pure functions, to which jit, vmap and scan can be applied.
 
     Raises:
-        ValueError: if there is no sampler, if optimizers do not match the phases, or, at the first trace, if fields are
-            missing.
+        ValueError: if there is no sampler, optimizers do not match phases, or (at the first trace) fields are missing.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, ppo_parts as pp

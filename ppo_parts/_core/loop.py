@@ -191,8 +191,7 @@ class PhaseLoop:
         """Apply the optimizer and the parts' `amend`, and also return whether the optimizer applied the gradient."""
         phase, params, (written, after) = self.phase, state.params, aux
 
-        # The line searches of optax pass all other extra arguments to `value_fn`, and reject those that it does not
-        # name.
+        # The line searches of optax pass all other extra arguments to `value_fn`, and reject those it does not name.
         def value_fn(
             trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0, losses_fn: Any = 0
         ) -> Array:

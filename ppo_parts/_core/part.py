@@ -65,8 +65,7 @@ class Part:
         init: `init(params, key) -> state`. The state must keep its tree structure, shapes and dtypes.
         update: `update(batch, state, context) -> (batch, state)`.
         name: the part's name in error messages.
-        requires: fields of `Batch` that it reads and that must be present; "extras.x" and "metrics.x" are single
-            entries.
+        requires: fields of `Batch` that it reads and that must be present; "extras.x" or "metrics.x" is one entry.
         provides: fields of `Batch` that it writes.
         reads: other fields that it reads if they are present. None means unspecified, so checks assume that it may read
             any field.
@@ -176,9 +175,8 @@ def stateless(
         name: the part's name in error messages, by default the name of the function.
         numbers: numeric hyperparameters by name, as in `Part`; `f` receives their values in the update as keyword
             arguments.
-        requires, provides, reads, place, needs_time, policy_loss, elementwise: as in `Part`. If they are given, `chain`
-            and `learner` check this part like any other. For a loss, pass `provides=("losses",),
-            place="after_sampler"`.
+        requires, provides, reads, place, needs_time, policy_loss, elementwise: as in `Part`, used by the checks of
+            `chain` and `learner`. For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp

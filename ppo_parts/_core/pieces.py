@@ -150,8 +150,7 @@ def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
     draws different ones for each piece. Otherwise the loss is computed from the outputs of all pieces, and the backward
     pass evaluates each piece a second time. On one CPU core, large minibatches also become faster, because the
     activations of a piece stay in the cache. With several cores, evaluation at once is faster, because XLA distributes
-    a large minibatch over the cores. Do not use this for networks that mix elements, for example by batch
-    normalization.
+    a large minibatch over the cores. Do not use this for networks that mix elements, as batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.

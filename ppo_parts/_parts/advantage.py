@@ -220,8 +220,7 @@ def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     if batch.current is None:
         explained = functools.partial(_explained_variance, batch)
         variance = map_streams(explained, batch.terminated, batch.value, target)(batch.value, target)
-        # This does not use `add_metrics`, because if a chain has two estimators, the value learns the last one's
-        # target.
+        # Do not use `add_metrics`, because in a chain with two estimators, the value learns the last one's target.
         variance = jnp.mean(variance) if variance.ndim else variance
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)

@@ -31,10 +31,9 @@ def critic_loss(
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        loss: a value loss of `functional`, or your own function of prediction and target that returns a loss per
-            element.
-        prediction: the entry of the policy's `Output` that is compared with the target, "value" or the path of an entry
-            of `aux`, such as "aux.value_logits".
+        loss: a value loss of `functional`, or your own function of prediction and target with a loss per element.
+        prediction: the entry of the policy's `Output` to compare with the target, "value" or one in `aux`, such as
+            "aux.value_logits".
         coef: coefficient, >= 0.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the

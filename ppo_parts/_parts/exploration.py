@@ -102,8 +102,7 @@ def rnd_reward(
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
         last = jnp.where(jnp.isfinite(last), last, state.discounted)  # a non-finite error must not persist
-        # A refresh or another phase runs this part again on the same rollout, but a rollout must not enter the sums
-        # twice.
+        # A refresh or another phase runs this part again on a rollout, which must not enter the sums twice.
         new = last, state.moments.appended(moments_of(sums, keep)), jnp.asarray(context.step, jnp.int32)
         state = RNDState(state.target, *select(state.step != context.step, new, state[1:]))
         reward = (error / jnp.sqrt(state.moments.var + 1e-8)).astype(batch.log_prob.dtype)

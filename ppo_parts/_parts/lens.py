@@ -177,8 +177,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
 
     Args:
         coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient. If a field has K streams along
-            its last axis, give a tuple of K coefficients, or a `field` with K numbers per element; the streams are
-            summed.
+            its last axis, which are summed, give a tuple of K coefficients, or a `field` with K numbers per element.
 
     Place: after the parts that write these fields.
 

@@ -137,8 +137,7 @@ def policy_diagnostics() -> Part:
             "ratio_mean": ratio,
         }
         batch = batch.add_metrics(**{name: masked_mean(x, batch.mask) for name, x in measured.items()})
-        # The minimum is computed as a maximum, so that devices that share a minibatch reduce it together with
-        # `ratio_max`.
+        # Compute the minimum as a maximum, so that devices that share a minibatch reduce both together.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf))
 
@@ -289,8 +288,7 @@ def check_loss(
 ) -> None:
     """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters.
 
-    With `probe`, `loss` is called with `[1, 1]` arrays and the first values of schedules, and must return a `[1, 1]`
-    array.
+    With `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)

@@ -108,8 +108,8 @@ def scale_by_kl_adaptive_rate(
             `policy_diagnostics` adds "approx_kl".
         average_over: if None, the rate changes before each step, according to the divergence of this minibatch (rsl_rl,
             brax). If a number K, the rate changes after every K steps, according to their mean divergence (skrl and
-            rl_games, where K is the number of minibatches in an epoch, or 1), and rises even if this mean is not
-            greater than 0.
+            rl_games, where K is the number of minibatches in an epoch, or 1), and rises even if this mean is not above
+            0.
         low: lower bound of the rate, > 0.
         high: upper bound of the rate.
 
@@ -225,8 +225,7 @@ def natural_gradient(
     One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`. Its
     coefficient must be 1, because it multiplies the divergence. F is the Hessian of the divergence, and g is the
     gradient of the other losses. x is computed by conjugate gradients, and j is the first of 0, 1, ... for which the
-    divergence is at most :math:`\delta` and the sum of the other losses decreases. If no j qualifies, the parameters do
-    not change.
+    divergence is at most :math:`\delta` and the sum of the other losses decreases. If no j qualifies, nothing changes.
 
     Args:
         max_kl: largest divergence delta after the step, in nats, >= 0, or a schedule of the number of updates so far.

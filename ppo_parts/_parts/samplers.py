@@ -33,8 +33,8 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
         refresh: how often the parts before the sampler run again, with values and ratios of the current policy.
             "rollout" runs them only once. "epoch" evaluates the whole rollout again and runs them before each epoch
             after the first. "minibatch" runs them before each minibatch, after the value and log-ratio of the last
-            minibatch have been written back. "every_epoch" is like "epoch", but includes the first epoch, for rollouts
-            of an older policy.
+            minibatch have been written back. "every_epoch" also includes the first epoch, for rollouts of an older
+            policy.
 
     Example:
         >>> import ppo_parts as pp
@@ -179,8 +179,8 @@ def prioritized_sampler(
     as if it were the whole rollout.
 
     Args:
-        num_minibatches: number of minibatches per epoch; must divide the number of segments N unless
-            `segments_per_minibatch` is given.
+        num_minibatches: minibatches per epoch; must divide the number of segments N unless `segments_per_minibatch` is
+            given.
         num_epochs: factor by which the number of minibatches is multiplied.
         alpha, eps: exponent of the priority, >= 0 (0 means uniform), and the number added to the priority, >= 0.
         beta: exponent of the weight, in [0, 1].

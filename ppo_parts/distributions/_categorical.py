@@ -60,8 +60,7 @@ class Categorical(TreeDistribution):
     def log_prob(self, value: Array) -> Array:
         """Return the log-probability of actions `[...]`, which may have additional leading axes.
 
-        For an action other than 0, 1, ..., n - 1, this raises a ValueError if it is known, and returns NaN if it is
-        traced.
+        An action other than 0, 1, ..., n - 1 raises a ValueError if it is known, and gives NaN if it is traced.
         """
         self._check_action(self._shape[:-1], value)
         if (known := known_values(value)) is not None:

@@ -80,8 +80,7 @@ class TanhNormal(VectorDistribution):
     def kl_divergence(self, other: TanhNormal) -> Array:
         """Return KL(self || other) of the Gaussians in nats, as squashing cancels; it is infinite where boxes differ.
 
-        Where both have probability at an edge, it is an upper bound, because samples beyond the edge are
-        indistinguishable.
+        Where both have probability at an edge, it is an upper bound, because samples beyond the edge look the same.
         """
         self._check_comparable(other)
         same = self._same_bounds(other, "low", "high", "eps")

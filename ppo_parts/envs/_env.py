@@ -127,8 +127,7 @@ class Observation(NamedTuple):
         available: `[..., n]`, True where an action may be taken; None means all actions. For a `MultiDiscrete`, the
             masks of all choices are concatenated; for a `Dict` or `Tuple`, it is a dict or a tuple of masks or None.
             The policies of `ppo_parts.networks` apply the mask; your own can use `distributions.mask_logits`.
-        privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None means that it sees
-            `obs`.
+        privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None means `obs`.
     """
 
     obs: Any
@@ -150,12 +149,12 @@ class Env(NamedTuple):
         step: `step(key, state, action) -> (state, Transition)`.
         observation_space, action_space: spaces of one environment, which are `Discrete`, `MultiDiscrete`, `Box`, a
             `Dict` or `Tuple` of these, or any other object with the same attributes.
-        evaluation: `evaluation(state) -> Env`, the environment for evaluation, in which running statistics are frozen
-            as in `state` and rewards are unscaled.
+        evaluation: `evaluation(state) -> Env`, the environment for evaluation, with running statistics frozen as in
+            `state` and unscaled rewards.
         num_agents: A, if observations, rewards and ends have an agent axis; None means one agent without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes but keeps running statistics, for
-            environments whose state cannot be continued from a checkpoint, as on the host. None means that every state
-            can be continued.
+            environments on the host, whose state cannot be continued from a checkpoint. None means that every state can
+            be.
         observe: `observe(state, obs) -> obs` applies the wrappers to an observation of the innermost environment, with
             the running statistics in `state`; None means that they do not change it.
         act: `act(action) -> action` applies the wrappers to an action for the innermost environment.

@@ -34,8 +34,7 @@ def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
     Args:
         env: the environment.
         num_envs: N, the number of environments in the check.
-        action: actions of all N environments, leaves `[N, ...]`; None means placeholders with the shapes of the action
-            space.
+        action: actions of all N environments, leaves `[N, ...]`; None means placeholders that fit the action space.
 
     Raises:
         UserTypeError, ShapeError: an error that names the first violation and the remedy.
@@ -297,8 +296,7 @@ def check_laws(
         act: `act(key, obs) -> action` for all environments; None draws uniformly from the available actions.
 
     Raises:
-        UserTypeError, ShapeError: as in `check`. UserValueError: an error that names the first broken law and the
-            remedy.
+        UserTypeError, ShapeError: as in `check`. UserValueError: an error that names the first broken law and a remedy.
 
     Example:
         >>> from ppo_parts import envs
@@ -338,8 +336,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     compiled = one.compile()
     first, out = jax.device_get(compiled(key))
     # Compilation takes most of the time, so only one of two programs with the same text is compiled. The text contains
-    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks constants of functions that it
-    # calls.)
+    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks constants of inner functions.)
     again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only if a law needs it
     other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(first) else None

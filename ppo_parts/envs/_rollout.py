@@ -111,8 +111,8 @@ def rollout(
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step as
             `extras[name]`, which is `[T, N]` even with agents.
         noise_steps: number of steps for which actions are sampled with the same key, from the first step of the
-            rollout. `distributions.StateDependentNormal` then has the same noise matrix, and other distributions the
-            same noise.
+            rollout. `distributions.StateDependentNormal` then keeps its noise matrix, and other distributions their
+            noise.
         shards: S, the number `batch.shards` of equal blocks of environments that samplers do not mix, so that each
             block can stay on a separate device. With S > 1, the evaluation of final observations and the merge of
             running statistics, which need all devices, wait until the last step.
@@ -178,8 +178,7 @@ def rollout(
     def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, the final estimates, and the episodes.
 
-        With several shards, return the final observations instead, because testing whether there are any needs all
-        devices.
+        With several shards, return the final observations instead, because a test for any would need all devices.
         """
         own_keys = policy_keys(policy, keys[0], num_envs)
         output = apply_policy(policy, params, state.obs, state.carry, state.reset, own_keys)

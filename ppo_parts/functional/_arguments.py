@@ -260,8 +260,7 @@ def array_function(
     The function receives its arrays in the dtype in which it computes. Masked elements are replaced by 0, so the
     function does not need to read `mask`, but it must return 0 for zeros. Gradients are stopped at fixed arrays, and at
     all arrays if the argument `stop_gradient` is true. Hyperparameters have the same dtype and a shape that fits. The
-    result is cast to the dtype of the argument `like`, by default the first. Inside `jit`, the decorator adds no
-    operations.
+    result has the dtype of the argument `like`, by default the first. Inside `jit`, the decorator adds no operations.
 
     With `raw`, the arguments are not changed. With `along_time`, axis 0 must exist and is time, and a sampler before
     such a loss must keep it. `axes` gives the axes of arrays with a fixed number of axes, such as "[T, N]".

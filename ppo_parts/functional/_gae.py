@@ -161,8 +161,7 @@ def next_values(
         value: `[T, ...]`, V(obs[t]), floating; the result has its dtype.
         last_value: `[...]`, V of the observation after the last step.
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None means nowhere.
-        final_value: `[T, ...]`, V(final observation), given together with `truncated`; it is used only where
-            `truncated` is 1.
+        final_value: `[T, ...]`, V(final observation), given together with `truncated`, and used only where that is 1.
         mask: None, or `[T, ...]` of 0/1. With a mask, the next value is the value of the next unmasked step, or
             `last_value` if there is none, as `gae(mask_mode="skip")` needs. Masked steps return 0.
 
@@ -207,8 +206,7 @@ def reward_to_go(
     .. math:: R_t = r_t + \gamma (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, R_{t+1}, \qquad R_T = 0
 
     Args:
-        reward: `[T, ...]`, the reward of the transition from step t, floating, in reward units; the result has its
-            dtype.
+        reward: `[T, ...]`, reward of the transition from step t, floating, in reward units; the result has its dtype.
         terminated, truncated: None, or `[T, ...]`, as in `gae`. Rewards after a truncation count as 0.
         gamma: discount per unmasked step, in [0, 1].
         mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`, and return 0.

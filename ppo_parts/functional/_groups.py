@@ -200,8 +200,7 @@ def aggregate(
     Args:
         loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
         by: a name in the table.
-        length: None, or the constant by which the sums of "sequence_sum" are divided, > 0; for example the largest
-            length.
+        length: None, or the constant by which the sums of "sequence_sum" are divided, > 0, such as the largest length.
         mask: None, or `[T, ...]` of 0/1.
 
     Example:

@@ -17,8 +17,7 @@ from ._common import Array, accumulator_dtype
 def solve_by_scan(terms: tuple[Array, Array], times: Any = operator.mul) -> Array:
     """Compute every A_t = delta_t + trace_t A_{t+1}, one after another; `times` is the multiplication.
 
-    The scan is not unrolled, because XLA's CPU compiler turns an unrolled one into a fusion that is several times
-    slower.
+    The scan is not unrolled, because XLA's CPU compiler turns an unrolled one into a much slower fusion.
     """
 
     def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -47,9 +47,8 @@ def cispo(
     .. math:: L_i = -w_i A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               w_i = \mathrm{sg}\left(\mathrm{clip}(e^{\ell_i}, 1-\epsilon, 1+\epsilon_{high})\right)
 
-    Unlike in PPO, elements outside the clip range keep a gradient, the gradient of the paper's :math:`-w_i A_i
-    \log\pi(a_i)`. MiniMax-M1 does not use the lower bound; set `clip_eps=1` for this. TRL's `epsilon_high` is :math:`1
-    + \epsilon_{high}`.
+    Unlike in PPO, elements outside the clip range keep the gradient of the paper's :math:`-w_i A_i \log\pi(a_i)`.
+    MiniMax-M1 has no lower bound, which is `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
     Args:
         clip_eps, clip_eps_high: clip range of the weight below and above 1.

@@ -45,8 +45,7 @@ def clipped_value_loss(
     This is PPO2's form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
-        old_value: the prediction to stay close to, same shape; it comes from the rollout, or from the latest
-            write-back.
+        old_value: the prediction to stay close to, same shape, from the rollout or from the latest write-back.
         clip_eps: clip range, > 0, in reward units.
         value, target, mask: as in `value_loss`, as is the result.
 

@@ -47,8 +47,7 @@ def dense_dot_general(
     Args:
         lhs: `[..., n]`, the layer's input.
         rhs: `[n, m]`, the layer's kernel.
-        dimension_numbers: contraction of the last axis of `lhs` with the first of `rhs`, as `flax.linen.Dense` passes
-            it.
+        dimension_numbers: must contract the last axis of `lhs` with the first of `rhs`, as in `flax.linen.Dense`.
         precision, preferred_element_type: must be None.
 
     Returns:

@@ -71,15 +71,13 @@ def action_distribution(
             continuous actions, and otherwise unused.
         available: `[..., n]`, True where a discrete action may be taken; None means all actions. For a `Dict` or
             `Tuple`, a dict or a tuple of such masks.
-        squash: whether to squash continuous actions into the box with tanh. Otherwise they are unbounded, so clip them
-            before they enter the environment.
-        features: `[..., L]`, features of the state for gSDE, which receive no gradient. `log_std` must then be `[L,
-            D]`.
+        squash: whether to squash continuous actions into the box with tanh; otherwise they are unbounded
+            (`envs.clip_action`).
+        features: `[..., L]`, features of the state for gSDE, without gradient. `log_std` must then be `[L, D]`.
 
     Returns:
         `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space. For a box, `Normal` or
-        `TanhNormal`, or with `features`, `StateDependentNormal` or a `TanhNormal` of it. For a `Dict` or `Tuple`, a
-        `Joint`.
+        `TanhNormal`, with `features` `StateDependentNormal` or a `TanhNormal` of it. For trees, `Joint`.
 
     Raises:
         TypeError: if continuous actions have no standard deviation. ValueError: if `squash` or `features` is used with

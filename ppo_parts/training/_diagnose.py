@@ -1,8 +1,7 @@
 """Rules that explain why a run does not learn, from its metrics, its configuration and `probe`.
 
 Each rule compares a number with its normal range. Ranges of settings contain the defaults of ten libraries
-(docs/libraries.md). Other ranges contain nearly all healthy runs in the training split of `python -m benchmarks
-doctor`.
+(docs/libraries.md). Others contain nearly all healthy runs in the training split of `python -m benchmarks doctor`.
 """
 
 from __future__ import annotations
@@ -388,8 +387,7 @@ RULES = (
          lambda run: largest_divergence(run) < 1e-4 and not run.rose(30)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate three times as large, and again", largest_divergence,
-         # Annealing over a few updates also makes steps small, and if the return rises this surely, they are large
-         # enough.
+         # Annealing over a few updates also makes steps small, and if the return surely rises, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,

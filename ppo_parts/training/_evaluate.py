@@ -24,8 +24,7 @@ EVALUATION = "evaluation/"
 class EpisodeResults(NamedTuple):
     """Results with one entry per episode, `[episodes]`: return (with agents `[episodes, A]`), length, and end.
 
-    If neither flag is set, `max_steps` cut the episode. `info` has the environment's own numbers about each episode, by
-    name.
+    If neither flag is set, `max_steps` cut the episode. `info` has the environment's numbers about episodes, by name.
     """
 
     episode_return: Array
@@ -60,7 +59,7 @@ def evaluate_episodes(
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Only the first episode of each environment counts, so that short episodes are not over-represented. The function is
+    Only the first episode of each environment counts, so that short ones are not over-represented. The function is
     pure.
 
     Args:

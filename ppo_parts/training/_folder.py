@@ -33,8 +33,7 @@ class RunFolder:
     """A run on disk. Many processes may read it; only the one that holds its lock writes to it, see `open_run`.
 
     Whenever the writer dies, the folder contains a run that can be resumed. No results are deleted; files from which
-    the run cannot continue are moved to `aside/`. `result.json` marks the run as complete. `stored` is the content of
-    `config.json`.
+    the run cannot continue are moved to `aside/`. `result.json` marks the run as complete. `stored` is `config.json`.
     """
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:

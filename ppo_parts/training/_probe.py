@@ -33,13 +33,11 @@ NEAR = 0.005
 def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Array]:
     """Collect rollouts with the policy of `state`, and measure what the metrics of a run do not show.
 
-    The function is pure, so it can be jitted, and vmapped over the states of several seeds. A measurement that does not
-    apply is NaN.
+    The function is pure, and can be jitted, and vmapped over several seeds. A measurement that does not apply is NaN.
 
     Args:
         train, state: the run and its state, for example from a checkpoint.
-        config: its configuration, of which `gamma`, `gae_lambda` and `vf_coef` are used (by default 0.99, 0.95 and
-            0.5).
+        config: its configuration, of which `gamma`, `gae_lambda` and `vf_coef` are used (else 0.99, 0.95 and 0.5).
 
     Raises:
         ValueError: if the policy has no critic.

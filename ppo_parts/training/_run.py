@@ -47,13 +47,11 @@ def run(
 
     Args:
         train: the run, as returned by a recipe's `make_train`.
-        config: a dataclass that has at least the fields `seed` and `env_id`. It is recorded, and compared when the run
-            is resumed.
+        config: a dataclass that has at least the fields `seed` and `env_id`. It is recorded, and compared on resuming.
         options: see `RunOptions`.
         on_rows: function that receives the metrics of new updates after they were written, as a list of dictionaries in
             order. Each has `update` and `env_steps`; with several seeds, each metric is an array with one number per
-            seed. The function may raise `StopRun`. If the process is killed, updates after the last checkpoint are
-            reported again.
+            seed. The function may raise `StopRun`. After a kill, updates since the last checkpoint are reported again.
         make_program: function that makes the object that computes updates and evaluations; see `Program`.
 
     Returns:

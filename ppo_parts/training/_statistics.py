@@ -76,8 +76,7 @@ def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray
     """Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
 
     Each sample draws as many seeds of `values` `[points, seeds]` as there are, with their whole curves. This is the
-    stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Return the mean and both ends, NaN with one
-    seed.
+    stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Return mean and ends, NaN with one seed.
     """
     if values.shape[1] == 1:
         return values[:, 0], *np.full((2, len(values)), np.nan)
