@@ -133,8 +133,8 @@ class Batch:
         reset: for recurrent policies, `[T, N]`, 1 where the state is zeroed before step t.
         next_obs: the observation that followed step t, or the final one where the episode ended, any pytree with leaves
             `[T, N, ...]`. `rollout(..., keep_next_obs=True)` writes it.
-        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`. `rollout(...,
-            keep_distribution=True)` writes it.
+        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`.
+            `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
         losses: named losses, each with the shape of `log_prob`, one per segment `[M]`, or scalar; see `add_loss`.
         metrics: named scalars.

@@ -75,9 +75,10 @@ def learner(
     invalid numbers by origin: unmasked elements of the rollout's `reward`, `log_prob`, `value` and `next_value` that
     are not finite, of `mask` and `truncated` that are not 0 or 1, and of `terminated` outside [0, 1]; traced or
     scheduled hyperparameters that are out of range; non-finite elements of the minibatches' `advantage`; and
-    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`. To skip non-finite gradients, wrap the
-    optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the parts after the sampler unchanged, and
-    parts before it keep their last finite state.
+    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+
+    To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the
+    parts after the sampler unchanged, and parts before it keep their last finite state.
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any

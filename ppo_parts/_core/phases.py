@@ -120,8 +120,7 @@ def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
         every: the phase runs only in the updates every - 1, 2 * every - 1, ..., counted from 0.
 
     Raises:
-        TypeError: if it is not a part, or for another type of `trains`. ValueError: if `trains` is empty, or `every` <
-            1.
+        TypeError: if it is not a part, or for a wrong `trains`. ValueError: if `trains` names nothing, or `every` < 1.
 
     Example:
         >>> import ppo_parts as pp

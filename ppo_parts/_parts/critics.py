@@ -85,8 +85,8 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
 
     Args:
         write: `write(params, old, new) -> params`, where `old` and `new` are the `ValueStatistics` before and after.
-        rate: the weight of the new rollout in the statistics, in [0, 1], each time the part runs. `lambda step: 1 /
-            (step + 1)` averages over all rollouts.
+        rate: the weight of the new rollout in the statistics, in [0, 1], each time the part runs.
+            `lambda step: 1 / (step + 1)` averages over all rollouts.
 
     Place: after `gae` or `vtrace`, before the sampler.
 

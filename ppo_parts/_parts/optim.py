@@ -107,9 +107,8 @@ def scale_by_kl_adaptive_rate(
         metric: name of a metric that a part of the chain adds, the divergence of a minibatch before its step.
             `policy_diagnostics` adds "approx_kl".
         average_over: if None, the rate changes before each step, according to the divergence of this minibatch (rsl_rl,
-            brax). If a number K, the rate changes after every K steps, according to their mean divergence (skrl and
-            rl_games, where K is the number of minibatches in an epoch, or 1), and rises even if this mean is not above
-            0.
+            brax). With a number K, it changes after every K steps, according to their mean divergence (skrl and
+            rl_games, where K is the number of minibatches in an epoch, or 1), and rises even if that is not above 0.
         low: lower bound of the rate, > 0.
         high: upper bound of the rate.
 

@@ -52,8 +52,7 @@ def kl_penalty(
     k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`). They estimate
     KL(reference ‖ current) if the reference is the behavior policy, and KL(current ‖ reference) while the current
     policy is close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the
-    divergence. The gradient of k1 is 0 in expectation, so k1 raises an error. "analytic" calls the method
-    `kl_divergence`.
+    divergence. The gradient of k1 is 0 in expectation, so k1 raises an error. "analytic" calls `kl_divergence`.
 
     Metrics: `<name>`, the divergence in nats. With `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
     after the previous update.

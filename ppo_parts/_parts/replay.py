@@ -39,9 +39,9 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
 
     Args:
         num_rollouts: number of rollouts, k.
-        like: a batch of arrays or `jax.ShapeDtypeStruct` with the shapes of the rollout. Only its fields are stored. It
-            must have a mask and entries if the rollout has them. `jax.eval_shape(rollout.collect, key, params,
-            state)[1]` makes such a batch; add the fields that shared parts write, such as `target` below.
+        like: a batch of arrays or `jax.ShapeDtypeStruct` with the rollout's shapes. Only its fields are stored. It must
+            have a mask and entries if the rollout has them. `jax.eval_shape(rollout.collect, key, params, state)[1]`
+            makes such a batch; add the fields that shared parts write, such as `target` below.
 
     Place: first in its own phase, as `learner` checks. A sampler with `refresh="minibatch"` cannot follow it.
 

@@ -33,8 +33,7 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
         refresh: how often the parts before the sampler run again, with values and ratios of the current policy.
             "rollout" runs them only once. "epoch" evaluates the whole rollout again and runs them before each epoch
             after the first. "minibatch" runs them before each minibatch, after the value and log-ratio of the last
-            minibatch have been written back. "every_epoch" also includes the first epoch, for rollouts of an older
-            policy.
+            minibatch have been written back. "every_epoch" includes the first epoch, for rollouts of an older policy.
 
     Example:
         >>> import ppo_parts as pp
@@ -48,10 +47,9 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
 
 @checked
 def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
-    """Draw minibatches `[T, M]` of segments, which each epoch uses once, in a new random order.
+    """Draw minibatches `[T, M]` of segments (environments or their agents), each once per epoch, in random order.
 
-    A segment is an environment, or one agent of it. Use this sampler for recurrent policies, and for parts that work
-    along time, such as `vtrace`, after the sampler.
+    Use this sampler for recurrent policies, and if parts that work along time, such as `vtrace`, follow it.
 
     Args:
         num_minibatches: number of minibatches per epoch; must divide the number of segments N.
@@ -179,8 +177,7 @@ def prioritized_sampler(
     as if it were the whole rollout.
 
     Args:
-        num_minibatches: minibatches per epoch; must divide the number of segments N unless `segments_per_minibatch` is
-            given.
+        num_minibatches: minibatches per epoch; must divide the number of segments N without `segments_per_minibatch`.
         num_epochs: factor by which the number of minibatches is multiplied.
         alpha, eps: exponent of the priority, >= 0 (0 means uniform), and the number added to the priority, >= 0.
         beta: exponent of the weight, in [0, 1].

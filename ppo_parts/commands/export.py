@@ -5,7 +5,7 @@
 The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, which are
 zero at the beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment
 receives it; `logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and
-`next_carry_0`, ... Names of entries of a dict or a tuple end with their path: `obs['image']`, `action['move']`,
+`next_carry_0`, ... Names of entries of dicts and tuples end with their path: `obs['image']`, `action['move']`,
 `logits['move']`.
 """
 

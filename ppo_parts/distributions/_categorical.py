@@ -105,8 +105,8 @@ class MultiCategorical(Joint):
     """A `Joint` of K categorical choices whose actions are one array `[..., K]` of integers.
 
     Args:
-        logits: K arrays `[..., n_k]`; the choices may have different numbers of options. With `nvec`, one array `[...,
-            n_1 + ... + n_K]`, such as the output of a layer.
+        logits: K arrays `[..., n_k]`; choices may have different numbers of options. With `nvec`, one array
+            `[..., n_1 + ... + n_K]`, such as the output of a layer.
         nvec: the number of options of each choice, if `logits` is one array.
 
     Attributes:

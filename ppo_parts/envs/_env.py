@@ -147,14 +147,13 @@ class Env(NamedTuple):
         reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except what all
             environments share, which are scalars, `Moments`, and the `shared` of `auto_reset`.
         step: `step(key, state, action) -> (state, Transition)`.
-        observation_space, action_space: spaces of one environment, which are `Discrete`, `MultiDiscrete`, `Box`, a
-            `Dict` or `Tuple` of these, or any other object with the same attributes.
-        evaluation: `evaluation(state) -> Env`, the environment for evaluation, with running statistics frozen as in
-            `state` and unscaled rewards.
+        observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, a `Dict` or
+            `Tuple` of these, or any other object with the same attributes.
+        evaluation: `evaluation(state) -> Env`, the environment for evaluation, with statistics frozen as in `state` and
+            unscaled rewards.
         num_agents: A, if observations, rewards and ends have an agent axis; None means one agent without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes but keeps running statistics, for
-            environments on the host, whose state cannot be continued from a checkpoint. None means that every state can
-            be.
+            environments on the host, whose state cannot be saved. None means that every state can be continued.
         observe: `observe(state, obs) -> obs` applies the wrappers to an observation of the innermost environment, with
             the running statistics in `state`; None means that they do not change it.
         act: `act(action) -> action` applies the wrappers to an action for the innermost environment.

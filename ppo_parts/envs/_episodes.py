@@ -125,9 +125,9 @@ def auto_reset(
         num_agents: see `Env`. With agents, an episode ends in a step in which it is terminated or truncated for all of
             them, so `step` must keep returning True for an agent that has left.
         shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; with
-            None, `reset` takes only the key. The state contains it once. Read it with `optax.tree.get(state,
-            "shared")`, and replace it with `optax.tree.set(state, shared=...)`; this requires that none of your fields
-            has this name. Episodes that begin later see the new one, as does `evaluation(state)`.
+            None, `reset` takes only the key. The state contains it once. Read it with
+            `optax.tree.get(state, "shared")`, and replace it with `optax.tree.set(state, shared=...)`; none of your
+            fields may have this name. Episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
         ValueError: if a number is less than 1. TypeError: if `reset` or `step` does not accept these arguments, or if a

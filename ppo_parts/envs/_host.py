@@ -52,8 +52,7 @@ def from_gymnasium(
 
     Args:
         make: function `make(num_envs)` that returns a new vector environment with that many environments. Its `reset`
-            must take a seed, and its autoreset mode must be SAME_STEP, because the default, NEXT_STEP, spends a step on
-            each reset.
+            must take a seed, and its autoreset mode must be SAME_STEP; the default, NEXT_STEP, spends a step on resets.
         info: names of numbers that the environment reports in `info`, such as "is_success". They become
             `Transition.info`, with NaN for steps that do not report them; a step that ends an episode must report them.
         action_mask: name of the entry of `info`, such as "action_mask", that has the mask of available actions after
@@ -182,8 +181,8 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
     """Compute `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`, faster on a CPU.
 
     `jax.pure_callback` first converts its arguments to JAX arrays on the host. With four CartPole environments, a step
-    of a rollout took 1.5 ms with it, and 0.4 ms without. It is still used on other devices, in processes with several
-    devices, and with old versions of JAX. The function must return the declared shapes, and neither keep nor change its
+    of a rollout took 1.5 ms with it, and 0.4 ms without. It is used on other devices, in processes with several
+    devices, and in old versions of JAX. The function must return the declared shapes, and not keep or change its
     arguments.
     """
     leaves, structure = jax.tree.flatten(shapes)

@@ -44,8 +44,7 @@ def prepare(
         gamma: the learner's discount, for `normalize_reward`.
         rescale: whether to apply `rescale_action` instead of `clip_action`.
         per_agent: whether each agent has its own statistics; see `normalize_observation`.
-        obs_clip: bound of normalized observations, in standard deviations; None means `normalize_observation`'s
-            default.
+        obs_clip: bound of normalized observations, in standard deviations; None is `normalize_observation`'s default.
 
     Example:
         >>> from ppo_parts import envs
@@ -100,8 +99,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         per_agent: whether each agent has its own statistics, if the agents' observations differ in meaning or size.
 
     Raises:
-        ValueError: if `clip` or `eps` is out of range, there are no agents for `per_agent`, or several with a
-            privileged part.
+        ValueError: if `clip` or `eps` is out of range, if `per_agent` is used without agents, or if several agents have
+            a privileged part.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """

@@ -92,15 +92,15 @@ def rollout(
 ) -> Rollout:
     """Make functions that step N environments T times with the current policy, and record a batch.
 
-    With A agents, `[T, N]` below is `[T, N, A]`. V of final observations is computed only in steps in which some
-    environment was truncated (even under `vmap`).
+    With A agents, `[T, N]` below is `[T, N, A]`. V of final observations is computed only in steps with a truncation
+    (even under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
-        policy: a `Policy`, or `evaluate` as in `learner`. Here the observations have the leading axes `[N]` or `[T,
-            N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step 0. It
-            must zero the state before each step where `batch.reset` `[T, N]` is 1, and return `(distribution, value,
-            carry after the last step)`. If the policy has no value, the batch has none.
+        policy: a `Policy`, or `evaluate` as in `learner`. Here observations have the leading axes `[N]` or `[T, N]`.
+            With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step 0. It must
+            zero the state before each step where `batch.reset` `[T, N]` is 1, and return `(distribution, value, carry
+            after the last step)`. If the policy has no value, the batch has none.
         num_envs, num_steps: N and T.
         value_each_step: whether to keep the value that is computed with each step's action, as for recurrent policies,
             instead of computing all values after the last step. This is faster if policy and value share layers.
@@ -111,8 +111,7 @@ def rollout(
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step as
             `extras[name]`, which is `[T, N]` even with agents.
         noise_steps: number of steps for which actions are sampled with the same key, from the first step of the
-            rollout. `distributions.StateDependentNormal` then keeps its noise matrix, and other distributions their
-            noise.
+            rollout. `distributions.StateDependentNormal` then keeps its noise matrix, and others their noise.
         shards: S, the number `batch.shards` of equal blocks of environments that samplers do not mix, so that each
             block can stay on a separate device. With S > 1, the evaluation of final observations and the merge of
             running statistics, which need all devices, wait until the last step.

@@ -66,7 +66,7 @@ def flatten_action(env: Env) -> Env:
 
 
 def clip_reward(env: Env) -> Env:
-    """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep them.
+    """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
 
     A reward that is not finite is passed on unchanged, so that the learner counts it.
 
@@ -214,8 +214,8 @@ def with_state(
 ) -> Env:
     """Add a wrapper's state around the environment's state; its `evaluation` has no such state.
 
-    `begin(inner, obs, before)` returns the state after a reset (with `before` None) or a restart. `proceed(state,
-    inner, out)` returns the state and the transition after a step. `show(state, obs)` changes observations.
+    `begin(inner, obs, before)` returns the state after a reset (`before` is None) or a restart,
+    `proceed(state, inner, out)` state and transition after a step, and `show(state, obs)` changed observations.
     """
 
     def of_inner(function: Callable[..., Any] | None) -> Any:

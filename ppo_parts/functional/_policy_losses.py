@@ -39,7 +39,7 @@ def clipped_surrogate(
         log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, which is minimized, has its
             shape and dtype.
         advantage: A, same shape.
-        clip_eps, clip_eps_high: clip range below and above 1 (DAPO's clip-higher), > 0; None means equal ranges.
+        clip_eps, clip_eps_high: clip range below and above 1 (DAPO's clip-higher), > 0; None means `clip_eps`.
         dual_clip: None, or c > 1.
         mask: None, or 0/1 of the same shape.
 
@@ -100,7 +100,7 @@ def simple_policy_optimization(
     .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2
 
     The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and the gradient,
-    unlike with a clip, pulls elements beyond the minimum back to it. The loss is infinite where the squared ratio
+    unlike with a clip, pulls elements beyond the minimum back to it. The loss is infinite if the ratio's square
     overflows.
 
     Args:
@@ -295,8 +295,7 @@ def mirror_loss(mean: Wide, mirrored: WideFixed, *, mask: Array | None = None) -
 
     Args:
         mean: `[..., D]`, mean of the action for a mirrored observation.
-        mirrored: `[..., D]`, the mirrored mean for the observation itself, which equals `mean` if the policy is
-            symmetric.
+        mirrored: `[..., D]`, the mirrored mean for the observation itself, equal to `mean` if the policy is symmetric.
         mask: as in `bounds_loss`, as is the result.
 
     Example:

@@ -84,8 +84,8 @@ def sapo(
     Args:
         tau, tau_negative: temperatures where the advantage is positive and where it is not, > 0; a larger one
             suppresses distant ratios more.
-        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result. Aggregate it with `aggregate(...,
-            by="sequence_mean")`, as in the paper.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result. Aggregate it with
+            `aggregate(..., by="sequence_mean")`, as in the paper.
 
     Example:
         >>> sapo(jnp.zeros(2), jnp.array([1., -1.]), tau=1., tau_negative=2.).tolist()

@@ -49,9 +49,8 @@ def advantage_normalize(
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
-    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; implementations in JAX use 0. If
-    all elements are equal or there is only one, the result is 0. If squares overflow, in float32 from about 1e19, it is
-    NaN.
+    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; implementations in JAX use 0. Equal
+    elements, or a single one, give 0. If squares overflow, in float32 from about 1e19, the result is NaN.
 
     Args:
         advantage: any shape, floating; the result has its shape and dtype.
@@ -93,9 +92,8 @@ def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array |
     negative. "k3+" has the value of k3 and the gradient of k2. k3 and its gradient are infinite where :math:`e^{\ell}`
     overflows, in float32 from a log-ratio of 88; k2 is infinite where :math:`\ell^2` overflows.
 
-    As losses, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If the actions come from
-    the current policy, negate the log-ratio to estimate KL(current ‖ behavior); then only k2 and "k3+" have its
-    gradient.
+    As losses, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If they come from the
+    current policy, negate the log-ratio to estimate KL(current ‖ behavior); then only k2 and "k3+" have its gradient.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats; the estimate is also in nats.

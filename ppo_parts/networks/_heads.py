@@ -76,8 +76,8 @@ def action_distribution(
         features: `[..., L]`, features of the state for gSDE, without gradient. `log_std` must then be `[L, D]`.
 
     Returns:
-        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space. For a box, `Normal` or
-        `TanhNormal`, with `features` `StateDependentNormal` or a `TanhNormal` of it. For trees, `Joint`.
+        `distributions.Categorical`, `MultiCategorical` for a `MultiDiscrete`, or a `Joint` for a `Dict` or `Tuple`. For
+        a box, `Normal` or `TanhNormal`, and with `features`, `StateDependentNormal` or a `TanhNormal` of it.
 
     Raises:
         TypeError: if continuous actions have no standard deviation. ValueError: if `squash` or `features` is used with

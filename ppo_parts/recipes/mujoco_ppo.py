@@ -8,8 +8,8 @@ As in Tianshou's benchmark, advantages are recomputed before each epoch and not 
 and actions in [-1, 1] are mapped to the bounds of the environment. (Tianshou also re-evaluates the observations after
 the last step and at time limits; here their recorded values are kept.) `--preset tianshou` also uses Tianshou's trace
 and initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
-`--obs-clip 1`. docs/results.md has the results. Install its packages with `pip install --editable
-".[train,gymnasium]"`.
+`--obs-clip 1`. docs/results.md has the results. Install its packages with
+`pip install --editable ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ def evaluate_episodes(
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Only the first episode of each environment counts, so that short ones are not over-represented. The function is
-    pure.
+    Only the first episode of each environment counts, so short ones are not over-represented. The function is pure.
 
     Args:
         env: a `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.

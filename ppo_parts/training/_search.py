@@ -157,8 +157,7 @@ def objective(
         search: for each field, the arguments of Optuna's `suggest_float`, `suggest_int` or `suggest_categorical`, such
             as `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "num_steps": {"choices": [32, 64]}}`.
         metric: name of the metric, whose value is the mean over the seeds and the updates since the last report.
-        num_seeds: number of seeds of each trial, from `config.seed` on, in one program. Confirm the best one with
-            others.
+        num_seeds: seeds of each trial, from `config.seed` on, in one program. Confirm the best trial with others.
 
     Returns:
         `objective(trial) -> float` for `study.optimize`. If the metric is never finite, it is NaN, and the trial fails.

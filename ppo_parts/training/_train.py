@@ -189,8 +189,7 @@ class Train:
         def init(params_key: Array, parts_key: Array) -> LearnerState:
             return self.learner.init(self.policy.init(params_key), parts_key)
 
-        # Initialize seeds one by one, because batched factorizations (of orthogonal initializers) can deadlock on a
-        # CPU.
+        # Initialize seeds one by one, because batched factorizations (in orthogonal initializers) can deadlock a CPU.
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
