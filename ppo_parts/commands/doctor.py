@@ -44,7 +44,7 @@ NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "learning_rate": ("train/learning_rate", "charts/learning_rate", "Loss/learning_rate"),
 }
 FACTORS = {"train/entropy_loss": -1.0, "train/value_loss": 0.5, "Loss/value_function": 0.5, "Loss/value": 0.5}
-"""Stable-Baselines3 logs the entropy loss, and, as rsl_rl does, a value loss without the factor 1/2."""
+"""Stable-Baselines3 logs the entropy loss and, like rsl_rl, a value loss without the factor 1/2."""
 
 
 def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

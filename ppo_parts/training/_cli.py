@@ -154,7 +154,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs]  # `content` has the last of each
+    names = [str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs]  # `content` has no duplicates
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content

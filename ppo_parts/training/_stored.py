@@ -164,7 +164,7 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
         check_config(config)
-        train = copy.copy(make_train(config, *own, **named))  # it is frozen, and `dataclasses.replace` traces it again
+        train = copy.copy(make_train(config, *own, **named))  # frozen, and `dataclasses.replace` would trace it
         alone = all(x is None for x in (*own, *named.values()))
         object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)
         return train
