@@ -61,7 +61,7 @@ class Learner(NamedTuple):
 def learner(
     evaluate: Evaluate | Policy, pipeline: Part, optimizer: Any, *, gradient_metrics: GradientMetrics | None = None
 ) -> Learner:
-    r"""Make a pure update function, from a rollout to new parameters and metrics, from a pipeline of parts.
+    r"""Turn a pipeline of parts into an update that maps a rollout to new parameters and metrics.
 
     The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated,
     the parts after the sampler run, and the optimizer takes a step with the gradient of

@@ -1,4 +1,4 @@
-"""Environments as pure functions: many packages' environments by name, wrappers, and tools to make your own."""
+"""Environments as pure functions: environments of many packages by name, wrappers, and tools for your own."""
 
 from .._base.moments import Moments as Moments
 from ._env import SEATS as SEATS
