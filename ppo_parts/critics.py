@@ -1,4 +1,4 @@
-"""Parts for critics: losses of your own, and targets in units of running moments."""
+"""Parts for critics: your own losses, and targets normalized by running moments."""
 
 from ._parts.critics import ValueStatistics as ValueStatistics
 from ._parts.critics import critic_loss as critic_loss

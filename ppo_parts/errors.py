@@ -1,4 +1,4 @@
-"""Errors in how the library is used; each is a `UserError`, and a `ValueError` or `TypeError` as well."""
+"""Errors in the use of the library; each is a `UserError`, and also a `ValueError` or `TypeError`."""
 
 from ._base.errors import MissingPackage as MissingPackage
 from ._base.errors import ShapeError as ShapeError

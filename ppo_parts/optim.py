@@ -1,4 +1,4 @@
-"""Optax transformations that use what the learner passes: its step, its metrics or its losses."""
+"""Optax transformations that use the step, the metrics or the losses that the learner passes."""
 
 from ._parts.optim import natural_gradient as natural_gradient
 from ._parts.optim import scale_by_kl_adaptive_rate as scale_by_kl_adaptive_rate

@@ -1,4 +1,4 @@
-"""Losses that regularize a policy: entropy held at a target, bounds, smoothness, perturbed and averaged policies."""
+"""Parts that regularize a policy: an entropy target, bounds, smoothness, perturbed and averaged policies."""
 
 from ._parts.regularizers import adaptive_entropy_bonus as adaptive_entropy_bonus
 from ._parts.regularizers import bounds_loss as bounds_loss

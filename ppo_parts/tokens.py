@@ -1,4 +1,4 @@
-"""Parts for sequences of tokens: rewards of whole outcomes, advantages of groups, aggregation of losses."""
+"""Parts for sequences of tokens: outcome rewards, group advantages, and aggregation of losses."""
 
 from ._parts.tokens import aggregate as aggregate
 from ._parts.tokens import group_advantage as group_advantage

@@ -1,1 +1,1 @@
-"""Errors, hyperparameters, trees and batching: whatever is independent of PPO."""
+"""Errors, hyperparameters, trees and batching, which are independent of PPO."""

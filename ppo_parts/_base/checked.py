@@ -1,4 +1,4 @@
-"""The check of arguments against their annotations, when a public function is called."""
+"""A decorator that checks the arguments of public functions against their annotations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Count = Annotated[int, Range(1)]
 
 
 def checked(function: F) -> F:
-    """Check, in each call, the arguments with an annotation that `check_as` knows.
+    """Make a function check its arguments whose annotations `check_as` knows.
 
-    Python checks no annotations. Without this check, `policy_gradient="no"` would count as True, and a name that is a
+    Python does not check annotations. Without this, `policy_gradient="no"` would count as True, and a name that is a
     number would fail far from its cause.
     """
     signature, where = inspect.signature(function), function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.cache
     def hints() -> dict[str, tuple[Any, bool]]:
-        """Return the annotation of each argument to check, and whether it is a `Count`."""
+        """Return the annotation of each checked argument, and whether it is a `Count`."""
         found, declared = get_type_hints(function), get_type_hints(function, include_extras=True)
         names = [name for name in signature.parameters if name in found and is_known(found[name])]
         return {name: (found[name], Count in (declared[name], *get_args(declared[name]))) for name in names}

@@ -8,7 +8,7 @@ import math
 
 
 def whole_number(text: str) -> int:
-    """Parse a whole number: "1000000", "1_000_000" or "1e6"."""
+    """Parse a whole number such as "1000000", "1_000_000" or "1e6"."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(ValueError):
@@ -23,7 +23,7 @@ def positive(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Parse a seed, a whole number in [0, 2**32): JAX would use only the last 32 bits of a larger one."""
+    """Parse a seed, a whole number in [0, 2**32), because JAX uses only the last 32 bits of a larger one."""
     return _parse(text, 0, 2**32, "must lie in [0, 2**32)")
 
 

@@ -1,4 +1,4 @@
-"""Optional packages: the core works without them, and each is imported when it is first used."""
+"""Optional packages, without which the core works, and which are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_package(name: str, extra: str) -> Any:
         The module.
 
     Raises:
-        MissingPackage: it is not installed, or something that it imports is not.
+        MissingPackage: if it, or something that it imports, is not installed.
 
     Example:
         >>> require_package("absent", "envs")

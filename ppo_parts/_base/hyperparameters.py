@@ -1,4 +1,4 @@
-"""Numeric hyperparameters: a float, a traced array, a schedule `step -> value` or a field of the batch."""
+"""Numeric hyperparameters, each a float, a traced array, a schedule `step -> value` or a field of the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What `field` returns, and the range of the hyperparameter that it stands for."""
+    """The result of `field`, with the range of the hyperparameter for which it stands."""
 
     path: str
     factor: float | Array = 1.0
@@ -34,26 +34,26 @@ class Field:
     __rmul__ = __mul__
 
     def scale(self, x: Any) -> Array:
-        """Return the numbers of the field times the factor, NaN where they are out of range."""
+        """Return the field's numbers times the factor, with NaN where they are out of range."""
         return _mark_outside(self.factor * x, self.limits)
 
 
 Numeric = float | Array | Callable[[Any], Any] | Field
-"""A float, an array (a traced one too, so that sweeps vmap), a schedule of the learner's update count, or a `field`."""
+"""A float, an array (possibly traced, for sweeps with vmap), a schedule of the update count, or a `field`."""
 
 
 def field(path: str) -> Field:
-    """Let a hyperparameter vary over the batch: name a field of the batch where a number is expected.
+    """Name a field of the batch as a hyperparameter, so that it varies over the batch.
 
     The arguments `gamma`, `gae_lambda`, `rho_clip`, `c_clip`, `pg_rho_clip`, `pg_lambda`, `clip_eps`, `clip_eps_high`,
     `dual_clip` and `coef` of the parts that compute one number per element, and the coefficients of
-    `combine_advantages`, may be fields, which the part then requires. The number of an unmasked element that is out of
-    the range of the argument becomes NaN, which the learner counts. Gradients flow to a field of `current`. A field can
-    be multiplied by a number: `0.5 * pp.field("weight")`.
+    `combine_advantages`, may be fields, which the part then requires. If the number of an unmasked element is out of
+    the argument's range, it becomes NaN, which the learner counts. Gradients flow to fields of `current`. A field can
+    be multiplied by a number, as in `0.5 * pp.field("weight")`.
 
     Args:
         path: a field of `Batch`: "extras.low" has one number per element, "per_segment.weight" one per segment,
-            "shared.scale" one for all, "weight" that of the sampler, and "current.aux.coef" those that the policy
+            "shared.scale" one for all, "weight" the sampler's weights, and "current.aux.coef" numbers that the policy
             returns.
 
     Example:
@@ -69,7 +69,7 @@ def field(path: str) -> Field:
 
 
 LATE = (np.int32(2**29), np.int32(2**30))
-"""Steps that no run reaches: a schedule that has the same value at both is taken to have become constant."""
+"""Steps that no run reaches; a schedule with equal values at both counts as constant from some step on."""
 
 
 def check_number(
@@ -78,9 +78,9 @@ def check_number(
     """Return `value` after checking that it is, or can become, a number in `limits` (`RANGES[name]`).
 
     A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
-    constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
-    that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
-    `schedule=False` a schedule is an error; without `field=True` a field of the batch is one.
+    constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped so
+    that it is NaN outside the range; the learner counts such NaNs, see `Part.numbers`. Schedules raise an error with
+    `schedule=False`, and fields raise one without `field=True`.
     """
     limits, place = RANGES[name] if limits is None else limits, {"where": where, "argument": name}
     if isinstance(value, Field):
@@ -105,13 +105,13 @@ def check_number(
 
 
 def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limits: Range) -> None:
-    """Raise unless the values of a schedule that are known are single numbers in the range."""
+    """Raise unless the known values of a schedule are single numbers in the range."""
     place = {"where": where, "argument": name}
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
             first, *late = (schedule(step) for step in (np.int32(0), *LATE))
-        except Exception as error:  # whatever a user's function raises, such as a table that ends
+        except Exception as error:  # any error of a user's function, such as a table that ends
             message = f"must be a number or a schedule step -> value for all steps, and calling {schedule!r} failed: "
             raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
@@ -129,7 +129,7 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
 
 
 def _bound_scheduled(x: Any, limits: Range) -> Array:
-    """Return the value of a schedule, NaN outside the range; an excluded bound becomes the next normal number."""
+    """Return a schedule's value, or NaN outside the range; an excluded bound becomes the next normal number."""
     x = _mark_outside(jnp.asarray(x), dataclasses.replace(limits, open_low=False))
     above = max(jnp.finfo(x.dtype).tiny, jnp.finfo(x.dtype).eps * abs(limits.low)) if limits.open_low else 0
     return jnp.clip(x, limits.low + float(above), limits.high)  # within rounding, too: functions reject what is outside
@@ -140,7 +140,7 @@ def _mark_outside(x: Any, limits: Range) -> Array:
 
 
 def _widen(limits: Range) -> Range:
-    """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
+    """Widen a range by float32's rounding error, as a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
     below = 1e-6 * (abs(limits.low) if limits.open_low else max(abs(limits.low), 0.1))
     return Range(limits.low - below, limits.high + 1e-6 * max(abs(limits.high), 0.1), limits.open_low)
 
@@ -150,13 +150,13 @@ def _is_floating(x: Any) -> bool:
 
 
 def find_nan(hyperparameters: Mapping[Any, Any]) -> dict[Any, Array]:
-    """Return whether each hyperparameter is NaN because it is out of range, of those that are not Python numbers."""
+    """Return whether each hyperparameter that is not a Python number is NaN because it is out of range."""
     arrays = {name: x for name, x in hyperparameters.items() if isinstance(x, jax.Array) and _is_floating(x)}
-    return {name: jnp.any(jnp.isnan(x)) for name, x in arrays.items()}  # others were checked when the part was built
+    return {name: jnp.any(jnp.isnan(x)) for name, x in arrays.items()}  # others were checked on creation of the part
 
 
 def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
-    """Return the tree, or NaN in all its floats if one of the hyperparameters is NaN because it is out of range."""
+    """Return the tree, with NaN in all its floats if a hyperparameter is NaN because it is out of range."""
     numbers = find_nan(dict(enumerate(hyperparameters))).values()
     if not numbers:
         return tree
@@ -165,7 +165,7 @@ def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
-    """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
+    """Return `value` after checking that it is a whole number of at least `low` (if None, any whole number)."""
     check_as(where, name, value, int)
     if low is not None and value < low:
         raise UserValueError(f"must be at least {low}, got {value!r}", where=where, argument=name)

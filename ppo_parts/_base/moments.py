@@ -1,4 +1,4 @@
-"""Running moments of a stream, and of several streams together."""
+"""Running moments of one or several streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trees import select
 class Moments(NamedTuple):
     """Running mean and (population) variance of a stream, and the number of elements so far.
 
-    `seen` has no axes, or, for the separate streams of A agents, `[A, 1, ...]`, with as many axes as `mean`.
+    `seen` has no axes or, for separate streams of A agents, shape `[A, 1, ...]` with as many axes as `mean`.
     """
 
     mean: jax.Array
@@ -23,7 +23,7 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of(example: jax.Array, per_agent: bool = False) -> Moments:
-        """Moments of an empty stream: mean 0, variance 1; `per_agent`: of one stream for each row of the example."""
+        """Make the moments of an empty stream, mean 0 and variance 1, or with `per_agent`, of a stream per row."""
         shape = jnp.shape(example)
         streams = (shape[0], *(1 for _ in shape[1:])) if per_agent else ()
         return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(streams))
@@ -31,9 +31,9 @@ class Moments(NamedTuple):
     def updated(self, x: jax.Array, present: jax.Array | None = None) -> Moments:
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
-        Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for the streams of A agents. Non-finite
-        numbers would never leave the moments, so `x` is ignored if an element that counts is not finite, or so large
-        that the variance overflows, in float32 from about 1e19.
+        Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for streams of A agents. Non-finite
+        numbers would stay in the moments forever, so `x` is ignored if an element that counts is not finite, or so
+        large that the variance overflows, in float32 from about 1e19.
         """
         x = x.astype(jnp.float32)
         if present is None:
@@ -44,14 +44,14 @@ class Moments(NamedTuple):
         return self.appended(Moments(jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where), seen))
 
     def appended(self, other: Moments) -> Moments:
-        """Return the moments of this stream followed by another one; those of this one if the result is not finite.
+        """Return the moments of this stream followed by another, or of this stream if the result is not finite.
 
-        It is not finite if a moment of the other stream is not, if the variance overflows, or without any element.
+        It is not finite if a moment of the other stream is not, the variance overflows, or there are no elements.
         """
         total, some = self.seen + other.seen, other.seen > 0
         share = other.seen / total
         delta, old = other.mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
-        # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
+        # Take a step from the old variance, because float32 cannot count beyond 2**24 elements, and sums would diverge.
         var = old + (other.var - old + jnp.square(delta) * (1 - share)) * share
         after = Moments(self.mean + delta * share, var, total)
         finite = jnp.isfinite(after.mean) & jnp.isfinite(after.var)
@@ -68,7 +68,7 @@ def find_moments(tree: Any) -> list[Moments]:
 
 
 def merge_shards(each: Moments) -> Moments:
-    """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
+    """Merge the moments of shards, `[shards, ...]`, with two sums over devices, for the mean and the variance."""
     mean, var, seen = each
     weight, total = unsqueeze(seen, mean.ndim), jnp.sum(seen, axis=0)
     some = jnp.maximum(total, 1)

@@ -13,17 +13,17 @@ from .errors import UserValueError
 
 
 def is_key(x: Any) -> bool:
-    """Return whether a leaf, an array or its shape, consists of PRNG keys."""
+    """Return whether a leaf (an array or its shape) consists of PRNG keys."""
     return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
 
 
 def to_data(x: Any) -> Any:
-    """Return the integers that PRNG keys consist of, and another leaf as it is."""
+    """Return the integers of PRNG keys, and other leaves unchanged."""
     return jax.random.key_data(x) if is_key(x) else x
 
 
 def from_data(x: Any, like: Any) -> Any:
-    """Return the PRNG keys with the data `x` if `like`, an array or its shape, consists of keys, and otherwise `x`."""
+    """Return PRNG keys with the data `x` if `like` (an array or its shape) consists of keys, otherwise `x`."""
     kinds: list[Any] = []
     if is_key(like):
         jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
@@ -31,21 +31,21 @@ def from_data(x: Any, like: Any) -> Any:
 
 
 def without_weak_types(tree: Any) -> Any:
-    """Remove weak types, such as that of a Python number in a state, from the tree; they would change between calls."""
+    """Remove weak types (for example of Python numbers) from a tree, because they would change between calls."""
     return jax.tree.map(lambda x: x if is_key(x) else jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
 
 
 def select(condition: Any, new: Any, old: Any) -> Any:
-    """Return the leaves of `new` where the condition holds, and those of `old` elsewhere."""
+    """Return the leaves of `new` where the condition holds, and of `old` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 def varying_like(tree: Any, like: Any) -> Any:
-    """Mark the arrays of the tree as varying over the same devices as `like`, inside `jax.shard_map`.
+    """Inside `jax.shard_map`, mark the arrays of a tree as varying over the same devices as `like`.
 
     Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them. Arrays
-    get a zero that is computed from `like`, instead of `jax.lax.pcast`: on several devices without `shard_map`, this
-    also leaves XLA free to divide a state that was replicated. A cast would not, and `replay` would gather rollouts.
+    get a zero that is computed from `like`, instead of `jax.lax.pcast`. On several devices without `shard_map`, this
+    also lets XLA divide a state that was replicated. A cast would not, and `replay` would gather rollouts.
     """
     if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
         return tree
@@ -69,8 +69,8 @@ def has_explicit_axes(x: Any) -> bool:
 def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
     """Let XLA choose the shardings inside `f` if the array `like` is sharded over a mesh with explicit axes.
 
-    On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are
-    then replicated on each device.
+    On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are then
+    replicated on each device.
     """
     if not has_explicit_axes(like):
         return f
@@ -79,12 +79,12 @@ def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
 
 
 def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[[int | None], Any]:
-    """Return `sharding(axis)`, which divides one axis of an array over all devices of a mesh; None: replicated.
+    """Return `sharding(axis)`, which divides an axis of an array over all devices of a mesh; None replicates it.
 
     The axes of the mesh become automatic, so that no function needs to state the shardings of its results.
 
     Raises:
-        ValueError: devices that do not divide the shards.
+        ValueError: if the number of devices does not divide the number of shards.
     """
     if shards % mesh.size:
         raise UserValueError(

@@ -1,1 +1,1 @@
-"""The contract: batches, parts, chains, and the learner that runs them."""
+"""The core of the library: batches, parts, chains, and the learner that runs them."""

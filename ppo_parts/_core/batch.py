@@ -20,10 +20,10 @@ Array = jax.Array
 Params = Any
 
 ABSENT: Any = None
-"""Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
+"""Default of the fields of a `Batch`, with type Any so that parts need not repeat the checks of `requires`."""
 
 MetricReduction = Literal["mean", "sum", "max", "min"]
-"""How the values of a metric in the minibatches of an update become one number."""
+"""How a metric is reduced over the minibatches of an update."""
 
 
 class Output(NamedTuple):
@@ -32,12 +32,12 @@ class Output(NamedTuple):
     A network may return the tuples `(distribution, value)` or, for recurrent policies, `(distribution, value, carry)`.
 
     Attributes:
-        distribution: see `ppo_parts.distributions.Distribution` for the methods that are needed.
-        value: one number per element, without a trailing axis of size 1, or one for each of K > 1 streams of rewards,
-            along a last axis; None: the policy has no critic.
-        carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
-        aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a
-            prediction. It is differentiable as `batch.current.aux`.
+        distribution: an object with the methods of `ppo_parts.distributions.Distribution`.
+        value: one number per element, without a trailing axis of size 1, or one for each of K > 1 reward streams, along
+            a last axis. None means that the policy has no critic.
+        carry: state of a recurrent policy after the batch's last step, leaves `[N, ...]`.
+        aux: any pytree of arrays with the leading axes of the batch, for additional heads such as a second value or a
+            prediction. Losses read it, with gradients, as `batch.current.aux`.
     """
 
     distribution: Any
@@ -48,19 +48,19 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A policy network as one value, which rollout, learner, training and evaluation share; call it like `evaluate`.
+    """A policy network for rollout, learner, training and evaluation; it is called like its `evaluate`.
 
     Attributes:
         init: `init(key) -> params`.
         evaluate: `evaluate(params, batch) -> Output`, or `(distribution, value[, carry])`.
-        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`, of which only
-            structure, shapes and dtypes matter, because every episode begins with `reset` = 1; None: no memory.
-        after_action: recurrent policies: `after_action(carry, action, output) -> carry`, what the policy remembers
-            after a step, if that depends on the action that was sampled: an option that continues, for example. In an
-            update, `evaluate` does the same with `batch.action`.
-        draws: whether `evaluate` draws random numbers, for dropout or noisy layers. The batch then has a key for each
-            step, `extras["policy_key"]`, which the rollout records, so that an update draws the same numbers as when
-            the action was taken. With `rollout(noise_steps=)`, steps of an environment share keys.
+        initial_carry: for recurrent policies, `initial_carry(num_envs) -> carry`, leaves `[N, ...]`. Only structure,
+            shapes and dtypes matter, because every episode begins with `reset` = 1. None means no memory.
+        after_action: for recurrent policies, `after_action(carry, action, output) -> carry`, if the state after a step
+            depends on the sampled action, for example because an option continues. In an update, `evaluate` must do the
+            same with `batch.action`.
+        draws: whether `evaluate` draws random numbers, for example for dropout or noisy layers. The rollout then
+            records a key for each step, `extras["policy_key"]`, so that an update draws the same numbers as when the
+            action was taken. With `rollout(noise_steps=)`, several steps of an environment share a key.
     """
 
     init: Callable[[Array], Params]
@@ -80,12 +80,12 @@ class Policy:
                 raise UserValueError("Policy: after_action changes a carry, and without initial_carry there is none")
 
     def __call__(self, params: Params, batch: Batch) -> Any:
-        """`evaluate(params, batch)`."""
+        """Compute `evaluate(params, batch)`."""
         return self.evaluate(params, batch)
 
 
 class Current(NamedTuple):
-    """The policy being trained, evaluated on the minibatch: written by the learner, after the sampler only."""
+    """The policy being trained, evaluated on the minibatch; only the learner writes it, after the sampler."""
 
     distribution: Any
     log_prob: Array
@@ -94,7 +94,7 @@ class Current(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A request from early-stop parts to the learner: the two traced booleans of `Batch.add_stop`."""
+    """A stop request from a part to the learner: the two (traced) booleans of `Batch.add_stop`."""
 
     discard: Array
     after: Array
@@ -107,47 +107,47 @@ class Stop(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """A rollout or a minibatch of it, which every part reads and returns. Absent fields are None.
+    """A rollout, or a minibatch of one, which every part reads and returns. Absent fields are None.
 
     The leading axes are `[T, N]` (time, segment) in a rollout, `[T, M]` after a segment sampler, and `[M]` after a step
-    sampler, which removes the time axis; `axes` names them. All fields may have the same further axes, such as agents.
-    `reward`, `value`, `next_value`, `advantage` and `target` may have one more, the last: K > 1 streams, such as
+    sampler, which removes the time axis; `axes` names them. All fields may share additional axes, such as agents.
+    `reward`, `value`, `next_value`, `advantage` and `target` may have one more last axis of K > 1 streams, such as
     objectives, which `combine_advantages` joins before a policy loss.
 
     Attributes:
-        obs: any pytree, leaves `[T, N, ...]`: the observation at step t.
-        action: any pytree, leaves `[T, N, ...]`: the action at step t, before any clipping for the environment.
+        obs: the observation at step t, any pytree with leaves `[T, N, ...]`.
+        action: the action at step t, before any clipping for the environment, any pytree with leaves `[T, N, ...]`.
         log_prob: `[T, N]`, log-probability of the action under the behavior policy, in nats.
         value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
-        reward: `[T, N]`, of the transition out of step t.
-        terminated: `[T, N]`, 1 where that transition ended the episode; also the probability that it did, in [0, 1].
-        truncated: `[T, N]`, 1 where a time limit cut the episode there; None: nowhere.
-        next_value: `[T, N]`, V of the observation that followed: of the final one where the episode was truncated or
-            the rollout ended; arbitrary where it terminated.
-        mask: `[T, N]`, 1 where the step counts; None: everywhere.
+        reward: `[T, N]`, the reward of the transition from step t.
+        terminated: `[T, N]`, 1 where that transition ended the episode, or the probability that it did, in [0, 1].
+        truncated: `[T, N]`, 1 where a time limit cut the episode at step t; None means nowhere.
+        next_value: `[T, N]`, V of the observation that followed, which is the final one where the episode was truncated
+            or the rollout ended. It is arbitrary where the episode terminated.
+        mask: `[T, N]`, 1 where the step counts; None means everywhere.
         advantage: `[T, N]`, written by an advantage part.
         target: `[T, N]`, value target, written by an advantage part.
         weight: `[M]`, importance weight of each sampled element, written by a sampler.
-        log_ratio: `[T, N]`, log pi_current - log pi_behavior as last evaluated before the sampler; None: 0.
-        carry: recurrent policies: state before step 0 of each segment, leaves `[N, ...]`.
-        reset: recurrent policies: `[T, N]`, 1 where the state is zeroed before step t.
-        next_obs: any pytree, leaves `[T, N, ...]`: the observation that followed step t, the final one where the
-            episode ended; `rollout(..., keep_next_obs=True)` writes it.
-        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`;
+        log_ratio: `[T, N]`, log pi_current - log pi_behavior as last evaluated before the sampler; None means 0.
+        carry: state of a recurrent policy before step 0 of each segment, leaves `[N, ...]`.
+        reset: for recurrent policies, `[T, N]`, 1 where the state is zeroed before step t.
+        next_obs: the observation that followed step t, or the final one where the episode ended, any pytree with leaves
+            `[T, N, ...]`. `rollout(..., keep_next_obs=True)` writes it.
+        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`.
             `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
-        losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
+        losses: named losses, each with the shape of `log_prob`, one per segment `[M]`, or scalar; see `add_loss`.
         metrics: named scalars.
-        extras: named data of each step, for your own parts: leaves `[T, N, ...]`, sampled like `obs`.
-        per_segment: named data of each segment, for your own parts: leaves `[N, ...]`; `[M, ...]` after a segment
-            sampler. A step sampler gives each step the entry of its segment.
-        shared: any other data for your own parts: any pytree, never sampled.
-        stop: the request of early-stop parts, which `add_stop` writes; None: no request.
+        extras: named data of each step, for your own parts, with leaves `[T, N, ...]` that are sampled like `obs`.
+        per_segment: named data of each segment, for your own parts, with leaves `[N, ...]`, or `[M, ...]` after a
+            segment sampler. A step sampler gives each step the entry of its segment.
+        shared: any other data for your own parts, any pytree, which is never sampled.
+        stop: the stop request that `add_stop` writes; None means no request.
         axes: names of the leading axes, ("time", "segment") or ("step",).
-        shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
-            separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
-        reductions: names of the metrics and the `MetricReduction` of each, for those that are not averaged over
-            minibatches; see `add_metrics`.
+        shards: number of equal blocks of neighboring segments that samplers do not mix, so that each block can stay on
+            a separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch also form S blocks.
+        reductions: names and `MetricReduction` of the metrics that are not averaged over minibatches; see
+            `add_metrics`.
     """
 
     obs: Any = ABSENT
@@ -191,16 +191,16 @@ class Batch:
         return dataclasses.replace(self, **changes)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
-        """Return a batch with the `NamedSharding` of each leaf, which divides a rollout over the devices of a mesh.
+        """Return a batch of the `NamedSharding` of each leaf, which divide a rollout over the devices of a mesh.
 
-        Segments are divided over all axes of the mesh; each device has all of `shared`. Use it with `jax.device_put` or
-        as `in_shardings` of `jax.jit`.
+        Segments are divided over all axes of the mesh; each device holds all of `shared`. Use the result with
+        `jax.device_put` or as `in_shardings` of `jax.jit`.
 
         Args:
-            mesh: as many devices as there are shards, or a divisor of that.
+            mesh: a mesh whose number of devices divides the number of shards.
 
         Raises:
-            ValueError: devices that do not divide the shards.
+            ValueError: if the number of devices does not divide the number of shards.
         """
         sharding, along = axis_sharding("Batch.sharding", mesh, self.shards), field_axes(self)
         trees = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
@@ -209,7 +209,7 @@ class Batch:
         )
 
     def add_extras(self, **entries: Any) -> Batch:
-        """Return a copy with more entries in `extras`, leaves `[T, N, ...]`; those with the same name are replaced."""
+        """Return a copy with new entries in `extras`, leaves `[T, N, ...]`, which replace those with the same name."""
         return self.replace(extras={**self.extras, **entries})
 
     @checked
@@ -219,14 +219,14 @@ class Batch:
         Args:
             name: a name that no other loss has.
             loss: an array of the shape that `per` specifies.
-            per: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
-                "segment": one number for each of the M sampled segments, `[M]`; the learner takes the mean over the
-                segments with an unmasked step. "batch": one number, which is not reduced.
+            per: "element" for one number per element, with the shape of `log_prob`, of which the learner takes the
+                masked mean; "segment" for one number per sampled segment, `[M]`, of which the learner takes the mean
+                over the segments with an unmasked step; "batch" for one number, which is not reduced.
 
         Raises:
-            ValueError: the name is taken. ShapeError: another shape.
+            ValueError: if the name is taken. ShapeError: if the shape is wrong.
         """
-        loss = jnp.asarray(check_floating("add_loss", name, loss))  # anything else would have no gradient
+        loss = jnp.asarray(check_floating("add_loss", name, loss))  # other dtypes have no gradient
         if name in self.losses:
             raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
@@ -255,7 +255,7 @@ class Batch:
             **metrics: scalars by name.
 
         Raises:
-            ValueError: a name is taken. ShapeError: not a scalar.
+            ValueError: if a name is taken. ShapeError: if a metric is not a scalar.
         """
         for name, value in metrics.items():
             if name in self.metrics:
@@ -273,11 +273,11 @@ class Batch:
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 
     def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
-        """Return a copy with a request to skip the rest of this phase in this update, combined with earlier requests.
+        """Return a copy that asks to skip the rest of this phase in this update, combined with earlier requests.
 
         Args:
-            discard: also do not apply this minibatch.
-            after: apply this minibatch.
+            discard: whether to stop without applying this minibatch.
+            after: whether to stop after applying this minibatch.
         """
         for name, value in {"discard": discard, "after": after}.items():
             if jnp.shape(value) != ():
@@ -308,11 +308,11 @@ PER_STEP = (
 )  # fmt: skip
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
-"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
+"""Fields of a batch that a policy may read; it cannot read what parts compute."""
 
 
 def map_streams(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1) -> Callable[..., Any]:
-    """Return `f`, mapped over `axis`, that of the streams, if the arrays have one axis more than `like`."""
+    """Return `f`, mapped over the stream axis `axis` if the arrays have one more axis than `like`."""
     several = all(np.ndim(x) > np.ndim(like) for x in arrays)
     if several and len({x.shape[axis] for x in arrays}) > 1:
         shapes = ", ".join(str(x.shape) for x in arrays)
@@ -323,12 +323,12 @@ def map_streams(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1
 
 
 def reduce_streams(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:
-    """Reduce the streams of an array, if it has one more axis than `like`."""
+    """Reduce the stream axis of an array, if it has one more axis than `like`."""
     return x if np.ndim(x) == np.ndim(like) else reduce(x, axis=-1)
 
 
 def field_axes(batch: Batch) -> dict[str, int]:
-    """Return for each field the axis of segments, or of steps if there is no time axis."""
+    """Return each field's segment axis, or its step axis if there is no time axis."""
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys((*PER_SEGMENT, "weight"), 0)
 
 
@@ -340,7 +340,7 @@ def kind(x: Any) -> str:
 
 
 def field_at(batch: Batch, path: str) -> Any:
-    """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"); None if absent."""
+    """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"), or None if absent."""
     value: Any = batch
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -350,7 +350,7 @@ def field_at(batch: Batch, path: str) -> Any:
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
-    """Return the batch with a new value at a path: a field, an entry ("extras.x") or a nested field."""
+    """Return the batch with a new value at a path, which is a field, an entry ("extras.x") or a nested field."""
 
     def replaced(tree: Any, names: list[str]) -> Any:
         if not names:
@@ -365,7 +365,7 @@ def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:
-    """Raise a `ValueError` with its remedy for the first of these fields that is None."""
+    """Raise a `ValueError` for the first of these fields that is None, with its remedy."""
     for field, remedy in remedies.items():
         if getattr(batch, field) is None:
             raise UserValueError(f"{where}: batch.{field} is missing: {remedy}")

@@ -1,4 +1,4 @@
-"""Composition: `chain`, and how its parts run, amend parameters and finish an update."""
+"""`chain`, which composes parts, and functions that run the `update`, `amend` and `finish` of parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .part import Context, Divider, Part, read_numbers
 from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
 
 AMEND = 2**29
-"""A number that is folded into the key of a part for its `amend`; it is large for the reason given in `part_key`."""
+"""The number that is folded into a part's key for `amend`; `part_key` explains why it is large."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -32,12 +32,12 @@ class Chain(Part):
 
 
 def chain(*parts: Part) -> Part:
-    """Apply parts one after another; the result is itself a part, so chains nest.
+    """Compose parts that run one after another; the result is itself a part, so chains can be nested.
 
-    A part's position determines what it sees: parts before the sampler see the rollout, parts after it see minibatches
-    under the policy being trained. The `update` of a chain runs each part once (the sampler draws only its first
-    minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the stages, and
-    what each part reads and writes.
+    A part's position determines what it sees. Parts before the sampler see the rollout; parts after it see minibatches,
+    evaluated with the policy being trained. The `update` of a chain runs each part once (the sampler draws only its
+    first minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the
+    stages and what each part reads and writes.
 
     Args:
         *parts: parts, in order; nested chains are flattened. Without parts, the chain is the identity.
@@ -46,9 +46,9 @@ def chain(*parts: Part) -> Part:
         A `Part` whose state is the tuple of its parts' states.
 
     Raises:
-        TypeError: an argument is not a part.
-        ValueError: two samplers; a loss before the sampler; `gae` or `vtrace` after a sampler that cuts the time axis;
-            a part that needs a field that only a later part writes.
+        TypeError: if an argument is not a part.
+        ValueError: if there are two samplers, a loss before the sampler, `gae` or `vtrace` after a sampler that removes
+            the time axis, or a part that needs a field that only a later part writes.
 
     Example:
         >>> import ppo_parts as pp
@@ -92,7 +92,7 @@ def parts_of(part: Part) -> tuple[Part, ...]:
 
 
 def check_wrapped(where: str, part: Any, expected: str) -> None:
-    """Raise unless `part` is a part, or a chain of parts, without a sampler."""
+    """Raise unless `part` is a part or a chain without a sampler."""
     if not isinstance(part, Part):
         raise UserTypeError(f"{where}: expected {expected}, got {part!r}")
     if (divides := find_sampler(parts_of(part))) is not None:
@@ -100,10 +100,10 @@ def check_wrapped(where: str, part: Any, expected: str) -> None:
 
 
 def part_key(key: Any, index: int) -> Any:
-    """Return the key of part `index` of a chain; None without a key.
+    """Return the key of part `index` of a chain, or None if there is no key.
 
     The first part has the key of the chain, so that `chain(p)` and `p` draw the same numbers. The others fold in large
-    numbers, so that a part that folds small numbers into its own key does not reproduce the key of another part.
+    numbers, so that if a part folds a small number into its own key, the result is not another part's key.
     """
     return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
 
@@ -111,13 +111,13 @@ def part_key(key: Any, index: int) -> Any:
 def inner_key(part: Part, key: Any) -> Any:
     """Return the key of a part that another part wraps.
 
-    The parts of a wrapped chain must not receive the keys of the parts of the outer chain.
+    The parts of a wrapped chain must not get the same keys as the parts of the outer chain.
     """
     return jax.random.fold_in(key, 2**30) if isinstance(part, Chain) and key is not None else key
 
 
 def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[Any, ...]:
-    """Return the first state of each part, each drawn with its own key."""
+    """Return the initial state of each part, made with its own key."""
     return tuple(part.init(params, part_key(key, index)) for index, part in enumerate(parts))
 
 
@@ -143,7 +143,7 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
 
 
 def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
-    """Return what the `update` of a part returned: a batch, with the losses and metrics of earlier parts, and a state.
+    """Check and return the result of a part's `update`: a batch, with earlier losses and metrics, and a state.
 
     A part may remove the losses or metrics that it requires, and a sampler removes all of them.
     """
@@ -162,9 +162,9 @@ def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
 
 
 def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> Batch:
-    """Return what the part wrote, or NaN in all of it if one of its numbers is out of range at this step; count these.
+    """Replace all that a part wrote by NaN if one of its numbers is out of range at this step, and count this.
 
-    Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
+    Comparisons and minima in a part could hide a NaN, but the learner must see it in the loss to count it.
     """
     numbers = read_numbers(part.numbers, before, step)
     if not (bad := find_nan(numbers)):
@@ -175,7 +175,7 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
             after = after.replace(losses={**after.losses, **spread_nan(own, *numbers.values())})
         elif path not in ("metrics", "stop"):
             after = with_field_at(after, path, spread_nan(field_at(after, path), *numbers.values()))
-    # The same part may be on both sides of the sampler, and twice on one of them.
+    # The same part may occur on both sides of the sampler, and several times on one side.
     prefix = f"nonfinite/range/{'rollout/' if before.current is None else ''}{part.name}/"
     counts = {prefix + name: x | after.metrics.get(prefix + name, False) for name, x in bad.items()}
     reductions = (*after.reductions, *((name, "sum") for name in counts))
@@ -190,7 +190,7 @@ def amend(
     new_state: tuple[Any, ...],
     context: Context,
 ) -> tuple[Params, Any]:
-    """Return the parameters and the state of the optimizer after each part has amended them."""
+    """Return the parameters and the optimizer state after each part has amended them."""
     for index, (part, old, new) in enumerate(zip(parts, old_state, new_state, strict=True)):
         if part.amend is not None:
             key = jax.random.fold_in(part_key(context.key, index), AMEND)
@@ -203,7 +203,7 @@ def amend(
 
 
 def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
-    """Return the states after each part has finished the update, each with its own key."""
+    """Return the states after each part has finished the update with its own key."""
     after = list(state)
     for index, part in enumerate(parts):
         if part.finish is not None:
@@ -218,7 +218,7 @@ def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context:
 
 
 def check_states(where: str, parts: Sequence[Part], before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
-    """Raise if a part changed the structure of its state, or a shape or dtype in it, so that no loop could carry it."""
+    """Raise if a part changed its state's structure, shapes or dtypes, because a loop could not carry the state."""
 
     def described(x: Any) -> str:
         return f"{x.dtype if hasattr(x, 'dtype') else jnp.result_type(x)}{list(jnp.shape(x))}"
@@ -253,7 +253,7 @@ def describe(parts: Sequence[Part]) -> str:
 
 
 def _declarations(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what a chain declares: it reads what no earlier part of its own has written."""
+    """Return what a chain declares; it reads a field only if none of its earlier parts writes the field."""
     written: dict[str, None] = {}
     requires: dict[str, None] = {}
     reads: dict[str, None] = {}

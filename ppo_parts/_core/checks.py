@@ -1,4 +1,4 @@
-"""The checks of a learner's parameters and rollout, and its report of non-finite numbers."""
+"""Checks of a learner's parameters and rollout, and reports of non-finite numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_params(params: Params) -> None:
 
 
 def check_trainable(params: Params) -> None:
-    """Raise unless every leaf of the parameters that a phase trains has a gradient."""
+    """Raise unless every leaf that a phase trains has a gradient."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise UserTypeError(
@@ -59,7 +59,7 @@ def check_trainable(params: Params) -> None:
 
 
 def check_rollout(batch: Batch, policy: Evaluate) -> None:
-    """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
+    """Raise unless a learner can use `batch`, whose fields must be present and begin with the same axes `[T, N]`."""
     where = "learner.update"
     if not isinstance(batch, Batch):
         raise UserTypeError(f"{where}: expected a ppo_parts.Batch, got {type(batch).__name__}")
@@ -111,11 +111,11 @@ def check_axes(where: str, batch: Batch) -> None:
 
 
 def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
-    """Return the batch with 0 in place of masked numbers that would make a network's gradient NaN, as 0 * inf does.
+    """Replace masked numbers by 0 if they would make a network's gradient NaN, as 0 * inf does.
 
-    All masked numbers are replaced if networks evaluate each step by itself. Where minibatches keep time or a policy
-    has several agents, the results of other steps may depend on them, so only numbers that are not finite, or so large
-    that their squares overflow, are replaced.
+    All masked numbers are replaced if networks evaluate each step separately. If minibatches keep time or a policy has
+    several agents, the results at other steps may depend on masked numbers. Then only numbers that are not finite, or
+    whose squares overflow, are replaced.
     """
     if batch.mask is None:
         return batch
@@ -134,9 +134,9 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
 
 
 def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
-    """Count the non-finite unmasked elements of the rollout, and flags out of their range, by field.
+    """Count, for each field, the unmasked elements of the rollout that are not finite, and flags out of range.
 
-    Also return the batch with NaN as log-probability and reward where a flag is out of range, so that all losses are.
+    Also return the batch, with NaN as log-probability and reward where a flag is out of range, so all losses are NaN.
     """
     flags = {name: getattr(batch, name) for name in FLAGS}
     wrong = {name: ~valid_flags(name, x) for name, x in flags.items() if x is not None and x.dtype != bool}
@@ -147,9 +147,9 @@ def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
             continue
         bad[f"nonfinite/{name}"] = reduce_streams(~jnp.isfinite(x), batch.log_prob, jnp.any)
         if name == "next_value" and batch.terminated is not None:
-            # After a termination next_value is not used, and may be any number.
+            # After a termination, `next_value` is not used and may be any number.
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)
-    # Sum one array, because each sum compiles to three kernels.
+    # Sum one stacked array, because each sum compiles to three kernels.
     whole = jnp.stack(list(bad.values())).astype(jnp.float32)
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
     if wrong:
@@ -164,10 +164,10 @@ def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
 
 @checked
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
-    """Describe in one sentence where non-finite numbers arose in an update; None if all are finite.
+    """Describe in one sentence where non-finite numbers first arose in an update; return None if all are finite.
 
     Args:
-        metrics: the metrics of one `Learner.update`, or of several, whose arrays are summed.
+        metrics: the metrics of one `Learner.update`, or of several with stacked arrays, which are summed.
 
     Example:
         >>> import ppo_parts as pp

@@ -1,4 +1,4 @@
-"""The loss of a minibatch and its gradient: of the whole minibatch, or piece by piece."""
+"""The loss of a minibatch and its gradient, computed at once or piece by piece."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .pieces import Microbatched, cut
 from .policy import evaluate_current
 
 Aux = tuple[Batch, tuple[Any, ...]]
-"""What a minibatch leaves besides its loss: a batch with the metrics, the stop and the mean losses that the parts after
-the sampler wrote, and with log-probabilities and values before the gradient step as `current`; and their states."""
+"""What a minibatch yields besides its loss: the states of the parts after the sampler, and a batch with the metrics,
+the stop request and the mean losses that they wrote, with log-probabilities and values before the step as `current`."""
 
 
 def loss_of(
@@ -30,7 +30,7 @@ def loss_of(
 ) -> tuple[Array, Aux]:
     """Return the sum of the mean losses that the parts after the sampler add to a minibatch.
 
-    The policy with these trained parameters is evaluated on it, unless its `output` is given.
+    The policy with these trained parameters is evaluated on the minibatch unless its `output` is given.
     """
     params = phase.merge_trained(state.params, trained)
     evaluate: Evaluate = context.evaluate if output is None else lambda params, batch: output
@@ -43,7 +43,7 @@ def loss_of(
         raise UserValueError(says)
     means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
     batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
-    # A gradient's further results are arrays, which a distribution need not be.
+    # `value_and_grad` can return only arrays besides the loss, and a distribution need not be a pytree of arrays.
     current = current._replace(distribution=None, aux=None)
     written = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop, losses=means, current=current)
     return sum(means.values(), jnp.zeros(())), (written, after)
@@ -52,7 +52,7 @@ def loss_of(
 def differentiate(
     phase: Phase, policy: Evaluate, minibatch: Batch, state: PhaseState, context: Context
 ) -> tuple[tuple[Array, Aux], Params]:
-    """Return the results of `loss_of`, and its gradient; one piece after another if the policy is `microbatched`."""
+    """Return the results of `loss_of` and its gradient, computed piece by piece if the policy is `microbatched`."""
     trained, traced = phase.select_trained(state.params), list[Array]()
     network = policy.evaluate if isinstance(policy, Policy) else policy
 
@@ -68,7 +68,7 @@ def differentiate(
     else:
         output, gradient = found
         results = loss_of(phase, trained, minibatch, state, context, output)
-        results = jax.tree.map(lambda x: x, results)  # sorts the names of metrics, as `value_and_grad` does
+        results = jax.tree.map(lambda x: x, results)  # sorts metric names, as `value_and_grad` does
     if not traced:
         raise UserValueError(
             "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the policy "
@@ -81,17 +81,17 @@ def _in_pieces(
     phase: Phase, network: Microbatched, trained: Params, minibatch: Batch, state: PhaseState, context: Context,
     traced: list[Array],
 ) -> tuple[Output, Params] | None:  # fmt: skip
-    """Return the output of the network and the gradient, or None if the minibatch is to be evaluated all at once.
+    """Return the output of the network and the gradient, or None if the minibatch must be evaluated at once.
 
     The parts before the first one that may read `current` or add a loss see the whole minibatch. The others must be
-    `elementwise`: they need only the elements of a piece. None may change the mask, or anything else a policy reads.
+    `elementwise`, so that they need only the elements of a piece. No part may change anything that a policy reads.
     """
     first, number = _first_of_current(phase.after), network.pieces(minibatch, once=True)
     head, tail = phase.after[:first], phase.after[first:]
     written = {field.partition(".")[0] for part in phase.after for field in part.provides}
     if number == 1 or minibatch.shards > 1 or not all(part.elementwise for part in tail) or written & {*POLICY_READS}:
         return None
-    unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
+    unread = Current(None, ABSENT, ABSENT)  # parts after the sampler must see one
 
     def prepare(trained: Params) -> Batch:
         own = context.replace(params=phase.merge_trained(state.params, trained))
@@ -99,7 +99,7 @@ def _in_pieces(
 
     prepared = prepare(trained)
     changed = any(getattr(prepared, name) is not getattr(minibatch, name) for name in POLICY_READS)  # undeclared
-    if changed or (head and _depends(prepare, trained)):  # the gradient of the pieces would lack what the head did
+    if changed or (head and _depends(prepare, trained)):  # the pieces' gradient would lack the head
         return None
 
     def evaluate(trained: Params, batch: Batch) -> Output:
@@ -108,14 +108,14 @@ def _in_pieces(
     pieces = cut("microbatched", evaluate, trained, prepared.replace(current=None), number)
     if not pieces.can_join:
         return None
-    ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
+    ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot represent 257
     count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
 
     def loss_of_piece(trained: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, list[Array]]:
         piece = pieces.batch.replace(**fields)
         output = pieces.evaluate(trained, piece)
         seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
-        key = jax.random.fold_in(context.key, 2**28 + index)  # a large number, for the reason given in `part_key`
+        key = jax.random.fold_in(context.key, 2**28 + index)  # `part_key` explains why this is large
         params = phase.merge_trained(state.params, trained)
         batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
         losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
@@ -126,7 +126,7 @@ def _in_pieces(
         gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(trained, *numbered)
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, gradient), leaves
 
-    # A sum of many bfloat16 numbers would lose digits.
+    # The sum of many bfloat16 numbers would lose precision.
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x, accumulator_dtype(x)), trained)
     numbered = (jnp.arange(number), pieces.in_front())
     total, leaves = jax.lax.scan(add_piece, varying_like(zeros, minibatch.log_prob), numbered)
@@ -134,7 +134,7 @@ def _in_pieces(
 
 
 def _depends(f: Callable[[Params], Any], params: Params) -> bool:
-    """Return whether a number that `f` returns has a gradient with respect to the parameters."""
+    """Return whether any result of `f` has a gradient with respect to the parameters."""
     traced = list[Array]()
 
     def total(params: Params) -> Array:
@@ -146,10 +146,10 @@ def _depends(f: Callable[[Params], Any], params: Params) -> bool:
 
 
 def _first_of_current(parts: Sequence[Part]) -> int:
-    """Return the position of the first part that may read `current` or add a loss."""
+    """Return the index of the first part that may read `current` or add a loss."""
 
     def needs_gradient(part: Part) -> bool:
-        if part.reads is None or "losses" in part.provides:  # a loss may depend on the parameters alone
+        if part.reads is None or "losses" in part.provides:  # a loss may depend only on parameters
             return True
         return any(field.startswith("current") for field in (*part.requires, *part.reads))
 
@@ -157,7 +157,7 @@ def _first_of_current(parts: Sequence[Part]) -> int:
 
 
 def record_tangent(x: Array, traced: list[Array]) -> Array:
-    """Return `x`; if it is differentiated, append its tangent to `traced`, but not where JAX knows it to be zero."""
+    """Return `x`; under differentiation, append its tangent to `traced` unless JAX knows that it is zero."""
 
     def tangent_of(tangent: Array, result: Array, x: Array) -> Array:
         traced.append(tangent)

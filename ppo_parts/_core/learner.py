@@ -1,4 +1,4 @@
-"""The learner: one PPO update as a pure function, made from a chain and an optax optimizer."""
+"""The learner, which makes a pure update function from a chain and an optax optimizer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LearnerState(NamedTuple):
 
     Attributes:
         params: the user's parameter tree.
-        opt_state: the optimizer's state (a dict of them with `phases`).
+        opt_state: the optimizer's state, or with `phases` a dict of the optimizers' states.
         pipeline: the states of the parts.
-        step: int32, updates so far.
+        step: int32, number of updates so far.
     """
 
     params: Params
@@ -49,7 +49,7 @@ class Learner(NamedTuple):
     """The result of `learner`: two pure functions.
 
     Attributes:
-        init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
+        init: `init(params, key=None) -> LearnerState`; parts use the key to draw their initial state.
         update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars.
     """
 
@@ -61,46 +61,45 @@ class Learner(NamedTuple):
 def learner(
     evaluate: Evaluate | Policy, pipeline: Part, optimizer: Any, *, gradient_metrics: GradientMetrics | None = None
 ) -> Learner:
-    r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
+    r"""Turn a pipeline of parts into an update that maps a rollout to new parameters and metrics.
 
-    The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated on
-    it, the parts after the sampler run, and the optimizer steps along the gradient of
+    The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated,
+    the parts after the sampler run, and the optimizer takes a step with the gradient of
 
     .. math:: L = \sum_{\text{names}} \frac{\sum_i m_i L^{\text{name}}_i}{\max(1, \sum_i m_i)}
 
-    Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
-    default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
-    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and, if the chain can stop,
-    `early_stopped` (1 if a part has asked to stop, also after the last minibatch). The metrics `nonfinite/...` count
-    non-finite numbers by where they arose: unmasked elements of the rollout's `reward`, `log_prob`, `value` and
-    `next_value`, of `mask` and `truncated` that are not 0 or 1, and of `terminated` outside [0, 1]; hyperparameters
-    that a trace or a schedule takes out of range; elements of the minibatches' `advantage`; and minibatches whose loss
-    or `gradient` is not finite; see `nonfinite_report`.
+    Metrics are reduced over the minibatches that ran, as the part that adds them specifies (`Batch.add_metrics`; by
+    default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (the gradient steps
+    that neither a part discarded nor the optimizer skipped), `epochs` (those begun) and, if the chain can stop,
+    `early_stopped` (1 if a part has asked to stop, even after the last minibatch). The metrics `nonfinite/...` count
+    invalid numbers by origin: unmasked elements of the rollout's `reward`, `log_prob`, `value` and `next_value` that
+    are not finite, of `mask` and `truncated` that are not 0 or 1, and of `terminated` outside [0, 1]; traced or
+    scheduled hyperparameters that are out of range; non-finite elements of the minibatches' `advantage`; and
+    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
-    To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
-    states of the parts after the sampler unchanged, and parts before it keep their last finite state.
+    To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the
+    parts after the sampler unchanged, and parts before it keep their last finite state.
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
-            network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value has exactly
-            these. `ppo_parts.distributions.Distribution` states what a distribution needs.
-            See `microbatched` for networks that need too much memory.
-        pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
-        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives
-            those of the extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss),
-            `metrics` (those of the minibatch, by name) and `grad` that it takes, so that a learning rate can adapt to
-            a divergence or a loss; and functions that evaluate the minibatch at other parameters, `value_fn(params)`
-            (also as `obj_fn`), `grad_fn(params)` and `losses_fn(params)` (the mean losses by name), for line searches,
-            lbfgs, sophia, sam and `natural_gradient`. `optax.lookahead`, whose parameters have a type of their own,
-            raises an error.
-        gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
-            actor and critic.
+            network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value must have
+            exactly these axes. `ppo_parts.distributions.Distribution` lists the methods of a distribution. For networks
+            that need too much memory, see `microbatched`.
+        pipeline: a part that contains one sampler (or `phases`), usually a `chain`.
+        optimizer: an optax transformation, or with `phases` a dict of them by phase name. Its `update` receives the
+            extra arguments that it accepts. `step` (updates so far, see `scale_by_update_schedule`), `value` (the
+            loss), `metrics` (of the minibatch, by name) and `grad` let a learning rate adapt to a divergence or a loss.
+            `value_fn(params)` (also as `obj_fn`), `grad_fn(params)` and `losses_fn(params)` (the mean losses by name)
+            evaluate the minibatch at other parameters, for line searches, lbfgs, sophia, sam and `natural_gradient`.
+            `optax.lookahead` raises an error, because it needs its own type of parameters.
+        gradient_metrics: function `gradient -> {name: scalar}` for additional metrics of each gradient, such as
+            separate norms for actor and critic.
 
     Returns:
-        `Learner(init, update)`. Both are pure: jit, vmap and scan them.
+        `Learner(init, update)`, two pure functions, to which jit, vmap and scan can be applied.
 
     Raises:
-        ValueError: no sampler; optimizers that do not match the phases; at the first trace, fields that are missing.
+        ValueError: if there is no sampler, optimizers do not match phases, or (at the first trace) fields are missing.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, ppo_parts as pp
@@ -163,7 +162,7 @@ class _Update:
         pipeline = init_parts(self.shared, params, key), unname_states(states, self.phases)
         opt_state = unname_states(opt_states, self.phases)
         state = LearnerState(params, opt_state, pipeline, jnp.zeros((), jnp.int32))
-        # It compiles once, and may be donated, also if it contains the parameters twice.
+        # Then `update` compiles only once, and the state can be donated even if it contains the parameters twice.
         return jax.tree.map(jnp.copy, without_weak_types(state))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
@@ -177,8 +176,8 @@ class _Update:
         check_rollout(batch, self.policy)
         if has_explicit_axes(batch.log_prob):
             return on_automatic_mesh(self.update, batch.log_prob)(key, state, batch)
-        # Inside `shard_map` the rollout may differ between devices, and so do parameters trained on it. The carries of
-        # the loops below must then be marked as varying from the beginning.
+        # Inside `shard_map`, the rollout may differ between devices, and so may parameters trained on it. The carries
+        # of the loops below must then be marked as varying from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         keeps_time = not all(phase.sampler.cuts_time for phase in self.phases)
@@ -189,7 +188,7 @@ class _Update:
         keep_finite = any(last_finite(opt_state) is not None for opt_state in opt_states.values())
         metrics, stopped = [counts], jnp.zeros_like(state.step, bool)
 
-        # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
+        # The shared parts run once, for `finish` and for the phases that do not run them again.
         of_shared = context.replace(key=jax.random.fold_in(key, 0))
         prepared, new = fold(self.shared, recorded, shared, of_shared)
         new, amended, _ = check_and_amend(self.shared, prepared, shared, new, of_shared, None, keep_finite)
@@ -222,7 +221,7 @@ class _Update:
     def _finish(
         self, shared: Any, states: dict[str, Any], prepared: Batch, rollouts: dict[str, Batch], context: Context
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
+        """Return the states of all parts after `finish`, which sees the rollout under the updated policy."""
         finished = {}
         for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
@@ -235,7 +234,7 @@ class _Update:
 def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, index: int, states: Any) -> Any:
     """Return the states of some parts after their `finish`, for which the updated policy evaluates the rollout.
 
-    `index` is different for each call with this context, and so are the keys of the parts.
+    Calls with the same context must have different values of `index`, so that the parts get different keys.
     """
     if all(part.finish is None for part in parts):
         return states
@@ -245,15 +244,15 @@ def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, inde
 
 @checked
 def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
-    """Return the state of the part with that name.
+    """Return the state of the part with the given name.
 
     Args:
         state: the state of a learner.
         pipeline: the chain from which the learner was made.
-        name: the part's `name`; "phase/name" within `phases`.
+        name: the part's `name`, or "phase/name" within `phases`.
 
     Raises:
-        ValueError: no part has that name, or several parts do.
+        ValueError: if no part has that name, or if several parts have it.
 
     Example:
         >>> import jax.numpy as jnp, optax, ppo_parts as pp

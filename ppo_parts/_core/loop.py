@@ -1,4 +1,4 @@
-"""One phase of an update: epochs of minibatches, which are drawn, evaluated, differentiated and applied."""
+"""One phase of an update, which draws, evaluates, differentiates and applies minibatches for several epochs."""
 
 # What `PhaseLoop.run` computes, without keys, states of parts, metrics and early stops:
 #
@@ -45,7 +45,7 @@ from .phases import Phase
 from .sampling import Sampler
 from .wiring import check_batch
 
-MAX_FLAT = 2**22  # parameters of which the gradient is flattened
+MAX_FLAT = 2**22  # the largest number of parameters whose gradient is flattened
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 
@@ -56,14 +56,13 @@ class PhaseLoop:
     Attributes:
         phase: the sampler, the parts and the optimizer of the phase.
         shared: the parts that all phases share.
-        recorded: the rollout before any part has run; numbers in masked elements are finite.
+        recorded: the rollout before any part has run, with finite numbers in masked elements.
         prepared: the rollout after the shared parts.
         context: the step of the update, the policy, and the key of this phase.
-        policy: the policy as it was given to the learner, perhaps `microbatched`.
+        policy: the policy as given to the learner, which may be `microbatched`.
         gradient_metrics: function that returns metrics of the gradient.
-        policy_changed: whether the policy may differ from the one that acted when the phase begins.
-        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
-            finite.
+        policy_changed: whether the policy at the beginning of the phase may differ from the one that acted.
+        keep_finite: whether parts keep their last finite state, because the optimizer skips non-finite gradients.
     """
 
     phase: Phase
@@ -77,7 +76,7 @@ class PhaseLoop:
     keep_finite: bool
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run all epochs; also return the rollout that parts with `finish` receive."""
+        """Run all epochs, and also return the rollout that parts with `finish` receive."""
         sampler, can_stop, key = self.phase.sampler, self.phase.can_stop, self.context.key
         rollout = self.recorded
         if sampler.refresh == "rollout":
@@ -93,7 +92,7 @@ class PhaseLoop:
             if sampler.refresh in ("epoch", "every_epoch"):
                 drawn_from, state = self._prepare(state, context, self._estimates(state.params, index))
             refreshed, drawn_from = split_metrics(drawn_from)
-            if sampler.refresh != "minibatch":  # then no part has run yet
+            if sampler.refresh != "minibatch":  # otherwise no part has run yet
                 check_batch(sampler, drawn_from)
             items = sampler.plan(keys[1], drawn_from, index)
             check_plan(sampler, items)
@@ -111,9 +110,9 @@ class PhaseLoop:
         return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), finished
 
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0)."""
+        """Run the phase if it is due; otherwise keep the state and return metrics of NaN (sums of 0)."""
 
-        @functools.partial(jax.jit, inline=True)  # traced once for both uses
+        @functools.partial(jax.jit, inline=True)  # traced only once
         def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
             return self.run(state)[:2]
 
@@ -128,7 +127,7 @@ class PhaseLoop:
     def _prepare(
         self, state: PhaseState, context: Context, estimates: Estimates | None = None
     ) -> tuple[Batch, PhaseState]:
-        """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
+        """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded."""
         if estimates is None:
             first, batch = len(self.shared), split_metrics(self.prepared)[1]
         else:
@@ -140,7 +139,7 @@ class PhaseLoop:
         return batch, state._replace(params=params, opt_state=opt_state, before=(*state.before[:first], *new))
 
     def _estimates(self, params: Params, epoch: Array | int) -> Estimates:
-        """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
+        """Return the estimates of the latest policy, or the recorded ones if it is still the behavior policy."""
 
         def evaluated(params: Params) -> Estimates:
             return Estimates.evaluated(self.context.evaluate, params, self.recorded)
@@ -154,11 +153,11 @@ class PhaseLoop:
     def _minibatch(
         self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
     ) -> tuple[PhaseState, Metrics]:
-        """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
+        """Draw a minibatch, differentiate its loss, take the step unless a part discards it, and write back."""
         phase, sampler = self.phase, self.phase.sampler
         index, item = numbered
         key = jax.random.fold_in(context.key, index)
-        # The parent of these keys is not used itself, because a part that splits it would get the same keys.
+        # The parent key is not given to any part, because a part that splits it would get the same keys.
         before_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
         context = context.replace(key=before_key, minibatch=index)
         if sampler.refresh == "minibatch":
@@ -184,15 +183,15 @@ class PhaseLoop:
             new = new._replace(estimates=new.estimates.write_back(self.recorded, sampler, minibatch, indices))
         measured = self._measure(loss, gradient, applied, minibatch)
         metrics = join_metrics(refreshed, split_metrics(written)[0], *measured)
-        return varying_like((new, metrics), new.stopped)  # also what is constant, inside `shard_map`
+        return varying_like((new, metrics), new.stopped)  # constants must vary, too, inside `shard_map`
 
     def _step(
         self, minibatch: Batch, state: PhaseState, context: Context, loss: Array, aux: Aux, gradient: Params
     ) -> tuple[PhaseState, Array]:
-        """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
+        """Apply the optimizer and the parts' `amend`, and also return whether the optimizer applied the gradient."""
         phase, params, (written, after) = self.phase, state.params, aux
 
-        # optax's line searches pass all other extra arguments to `value_fn`, and refuse those that it does not name.
+        # The line searches of optax pass all other extra arguments to `value_fn`, and reject those it does not name.
         def value_fn(
             trained: Params, step: Any = 0, metrics: Any = 0, obj_fn: Any = 0, grad_fn: Any = 0, losses_fn: Any = 0
         ) -> Array:
@@ -220,12 +219,12 @@ class PhaseLoop:
             grad_fn=grad_fn,
             losses_fn=losses_fn,
         )
-        # Weight decay also changes parameters without a gradient.
+        # Weight decay would also change parameters without a gradient.
         updates = phase.mask_untrained(updates, params)
         params = phase.merge_trained(params, optax.apply_updates(phase.select_trained(params), updates))
         applied = jnp.ones((), bool)
         if (finite := last_finite(opt_state)) is not None:
-            # After many gradients in a row that are not finite, `optax.apply_if_finite` applies them.
+            # After many consecutive non-finite gradients, `optax.apply_if_finite` applies them.
             applied = finite | ~all_finite(updates)
             after = select(applied, after, state.after)
         params, opt_state = amend(phase.after, params, opt_state, state.after, after, context)
@@ -233,14 +232,14 @@ class PhaseLoop:
 
     def _measure(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
-        # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping. A
-        # large one must not be copied, or gathered if it is divided over devices.
+        # Take the norm of the flattened gradient, as `optax.flatten` does, so that XLA computes it only once even if
+        # the optimizer clips. A large gradient must not be copied, or gathered from several devices.
         leaves = jax.tree.leaves(gradient)
         small = sum(x.size for x in leaves) <= MAX_FLAT
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in leaves]) if small else gradient)
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
-            # As floats, because devices then sum this count together with the other numbers.
+            # Count with floats, so that devices sum this count together with the other numbers.
             bad = reduce_streams(~jnp.isfinite(minibatch.advantage), minibatch.log_prob, jnp.any)
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
@@ -265,7 +264,7 @@ def check_plan(sampler: Sampler, items: Any) -> None:
 
 
 def check_written_back(rollout: Batch, recorded: Batch) -> None:
-    """Raise if a part before the sampler changed the shape of the rollout, so that no estimate can be written back."""
+    """Raise if a part before the sampler changed the rollout's shape, because estimates could not be written back."""
     if rollout.log_prob.shape != recorded.log_prob.shape:
         raise UserValueError(
             f'refresh="minibatch" writes values back into the rollout of shape {recorded.log_prob.shape}, but a part '
@@ -276,13 +275,13 @@ def check_written_back(rollout: Batch, recorded: Batch) -> None:
 def scan_until(
     step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
 ) -> tuple[PhaseState, Any, Array]:
-    """Run `lax.scan`, skipping the remaining steps once `state.stopped` is True; also return which steps ran."""
+    """Run `lax.scan`, skip the remaining steps once `state.stopped` is True, and also return which steps ran."""
     state = varying_like(state, state.stopped)
     if not can_stop:
         state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
-    run = jax.jit(step, inline=True)  # traced once, also for its shapes
-    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
+    run = jax.jit(step, inline=True)  # traced once for both the shapes and the loop
+    # The state is captured, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
     shapes = jax.eval_shape(lambda: run(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:

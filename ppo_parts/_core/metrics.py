@@ -1,4 +1,4 @@
-"""Metrics: a mapping from names to numbers, stored as one array so that loops carry a single leaf."""
+"""`Metrics`, a mapping from names to numbers that is stored as one array, so that loops carry a single leaf."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Metrics(Mapping[str, Array]):
     """Named numbers, stored as one array; the names and reductions are static.
 
     A program that carries or returns dozens of scalars needs a kernel and a copy for each; here they are one leaf.
-    Index it by name like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added. Counts
-    are stored as floats, which are exact up to 2**24.
+    Index metrics by name like a dictionary; `metrics["loss"]` has the leading axes that scans and vmaps have added.
+    Counts are stored as floats, which are exact up to 2**24.
 
     Attributes:
         array: `[..., names]`.
         names: the names, in order.
-        reductions: "mean", "sum", "max" or "min" for each: how the values of several minibatches are reduced.
+        reductions: "mean", "sum", "max" or "min" for each name, the reduction over several minibatches.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Metrics(Mapping[str, Array]):
 
     @classmethod
     def of(cls, named: Mapping[str, Any], reductions: Mapping[str, MetricReduction] | None = None) -> Metrics:
-        """Make metrics from arrays of one shape, by name; those without a reduction are averaged."""
+        """Make metrics from named arrays of one shape; metrics without a reduction are averaged."""
         check_same_shape("Metrics.of", **named)
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))
         values = stack_scalars(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
@@ -57,7 +57,7 @@ class Metrics(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self.names:
             raise KeyError(f"no metric is named {name!r}; the metrics are {', '.join(self.names)}")
-        if isinstance(self.array, jax.ShapeDtypeStruct):  # returned by jax.eval_shape
+        if isinstance(self.array, jax.ShapeDtypeStruct):  # from `jax.eval_shape`
             return jax.ShapeDtypeStruct(self.array.shape[:-1], self.array.dtype)  # type: ignore[return-value]
         return self.array[..., self.names.index(name)]
 
@@ -77,7 +77,7 @@ class Metrics(Mapping[str, Array]):
         return f"Metrics({', '.join(f'{name}={x:.4g}' for name, x in zip(self.names, known, strict=True))})"
 
     def reduce(self, ran: Array) -> Metrics:
-        """Reduce the leading axes to one number per metric, over the entries where `ran`, booleans `[...]`, is True."""
+        """Reduce the leading axes to one number per metric; only entries where `ran` `[...]` is True count."""
         if not self.names:
             return dataclasses.replace(self, array=jnp.zeros((0,), self.array.dtype))
         rows, ran = self.array.reshape(-1, len(self)), ran.reshape(-1, 1)
@@ -98,7 +98,7 @@ def split_metrics(batch: Batch) -> tuple[Metrics, Batch]:
 
 
 def join_metrics(*groups: Metrics) -> Metrics:
-    """Join all metrics; two with the same name are an error, as within a chain."""
+    """Join all metrics; raise if two have the same name, as a chain does."""
     groups = tuple(group for group in groups if group.names)
     if not groups:
         return Metrics.of({})

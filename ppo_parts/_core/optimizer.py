@@ -1,4 +1,4 @@
-"""The optimizer of a learner: any optax transformation, and whether it skips gradients."""
+"""Functions that wrap an optax transformation as the optimizer of a learner, and tell whether it skips gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationEx
 
 
 def _keywords_of(function: Any) -> frozenset[str] | None:
-    """Return the names of the keyword arguments that a function takes; None: any name."""
+    """Return the names of the keyword arguments that a function accepts, or None if it accepts any name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature
@@ -61,7 +61,7 @@ def _keywords_of(function: Any) -> frozenset[str] | None:
 
 
 def last_finite(opt_state: Any) -> Any:
-    """Return whether the last gradient was finite, if the optimizer skips others, as `optax.apply_if_finite` does."""
+    """Return whether the last gradient was finite, if the optimizer skips others like `optax.apply_if_finite`."""
 
     def is_skipper(x: Any) -> bool:
         return isinstance(x, optax.ApplyIfFiniteState)

@@ -1,4 +1,4 @@
-"""`Part` and what it is given, `Context`; `stateless`, which makes a part from a function."""
+"""`Part`, its input `Context`, and `stateless`, which makes a part from a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PartState = Any
 
 
 def _no_policy(params: Params, batch: Batch) -> Any:
-    """The `evaluate` of a context that was given none."""
+    """Raise, because the context has no `evaluate`."""
     raise UserValueError("Context: there is no policy to evaluate: give one, Context(..., evaluate=policy)")
 
 
@@ -33,12 +33,12 @@ class Context:
 
     Attributes:
         key: PRNG key, different for every part and every call.
-        step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
-        params: the parameters: after the sampler those being trained, before it the latest ones of the update.
-        evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
-        epoch, minibatch: int32 scalars, position within the phase; before the sampler 0, or with a `refresh` that of
-            the epoch or minibatch before which the part runs.
-        num_minibatches: minibatches per epoch.
+        step: int32 scalar, the number of learner updates so far, 0 in the first. Schedules of parts receive it.
+        params: after the sampler, the parameters being trained; before it, the latest parameters of the update.
+        evaluate: the policy. In a learner, it returns an `Output`, even if the policy returns a tuple.
+        epoch, minibatch: int32 scalars, the position within the phase. Before the sampler they are 0, or with a
+            `refresh` the position of the epoch or minibatch before which the part runs.
+        num_minibatches: number of minibatches per epoch.
     """
 
     key: Array
@@ -59,36 +59,36 @@ Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Two pure functions, `init` and `update`, from which updates are composed.
+    """A pair of pure functions, `init` and `update`, from which updates are composed.
 
     Attributes:
-        init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
+        init: `init(params, key) -> state`. The state must keep its tree structure, shapes and dtypes.
         update: `update(batch, state, context) -> (batch, state)`.
-        name: name of the part in error messages.
+        name: the part's name in error messages.
         requires: fields of `Batch` that it reads and that must be present; "extras.x" or "metrics.x" is one entry.
         provides: fields of `Batch` that it writes.
-        reads: fields that it reads besides `requires`, if they are present; None: unspecified, so that checks assume
-            that it may read any field.
-        place: the side of the sampler on which it may be placed; "first": before the sampler, as the first part of its
-            own chain.
+        reads: other fields that it reads if they are present. None means unspecified, so checks assume that it may read
+            any field.
+        place: the side of the sampler on which it may be placed. "first" means before the sampler, as the first part of
+            its own chain.
         needs_time: True if it works along the time axis.
         amend: `amend(params, opt_state, old_state, new_state, context) -> (params, opt_state)`, called outside the
-            gradient after the part has run and the optimizer has stepped: for exact PopArt, projections, or resets of
-            units with their moments. The state of the optimizer is that of the phase in which the part runs; None if it
-            runs before `phases`.
+            gradient after the part has run and the optimizer has taken its step, for exact PopArt, projections, or
+            resets of units and their moments. `opt_state` is the optimizer state of the phase in which the part runs,
+            or None if the part runs before `phases`.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
-            under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
-            the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
-            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
-            called only in the updates in which its phase runs.
-        numbers: its numeric hyperparameters by name: numbers, schedules and fields. If the value of one is NaN in an
-            update, as those of the library are where they are out of range, all that the part writes is NaN, and
+            from the updated policy, for example to measure the true divergence or to store rollouts. A part before the
+            sampler gets the rollout that all phases share. A part after it gets the rollout from which its minibatches
+            were drawn or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the
+            phase. It is called only in updates in which its phase runs.
+        numbers: its numeric hyperparameters by name, which are numbers, schedules or fields. If one of them is NaN in
+            an update (the library turns those out of range into NaN), all that the part writes becomes NaN, and
             `nonfinite_report` names the number. The fields are added to `requires`.
-        policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
-            part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
-            checks assume that it may be one.
-        elementwise: whether what it adds to the losses has one number per element, which depends on that element of the
-            batch only. Then `microbatched` evaluates a network once per gradient step, and not twice.
+        policy_loss: whether the loss that it adds is a policy loss, weighted by the advantage. `learner` rejects a part
+            that changes what such a loss has read, unless another policy loss follows. None means unspecified, so
+            checks assume that it may be a policy loss.
+        elementwise: whether it adds only losses per element that depend on no other element of the batch. Then
+            `microbatched` evaluates a network once per gradient step instead of twice.
     """
 
     init: Callable[..., PartState]
@@ -133,13 +133,13 @@ class Part:
 
 @functools.cache
 def declarable() -> dict[str, Any]:
-    """Return what a part declares besides its functions, and the type of each."""
+    """Return the names and types of the declarations of a part, which are its fields besides the functions."""
     return {name: hint for name, hint in get_type_hints(Part).items() if name != "name" and is_known(hint)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Divider(Part):
-    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches.
+    """Base class of parts that divide a chain into parts that see the rollout and parts that see minibatches.
 
     Attributes:
         cuts_time: whether the minibatches have no time axis.
@@ -167,16 +167,16 @@ def stateless(
     policy_loss: bool | None = None,
     elementwise: bool = False,
 ) -> Part:
-    """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
+    """Make a `Part` from a function `batch -> batch` or `(batch, context) -> batch`.
 
     Args:
-        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default, or
-            a second one called `context`.
-        name: its name in error messages; by default the name of the function.
-        numbers: numeric hyperparameters by name, as in `Part`; their values in the update are passed to `f` as keyword
+        f: pure function of a `Batch`. It also receives the `Context` if it has two parameters without a default, or a
+            second one called `context`.
+        name: the part's name in error messages, by default the name of the function.
+        numbers: numeric hyperparameters by name, as in `Part`; `f` receives their values in the update as keyword
             arguments.
-        requires, provides, reads, place, needs_time, policy_loss, elementwise: as in `Part`; with them, `chain` and
-            `learner` check this part like any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
+        requires, provides, reads, place, needs_time, policy_loss, elementwise: as in `Part`, used by the checks of
+            `chain` and `learner`. For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -225,7 +225,7 @@ def read_numbers(numbers: Mapping[str, Any], batch: Batch, step: Any) -> dict[st
 
 
 def read_number(number: Any, batch: Batch, step: Any) -> Any:
-    """Return the value of one hyperparameter; a `field` as an array that broadcasts against `log_prob`."""
+    """Return the value of one hyperparameter; for a `field`, it is an array that broadcasts against `log_prob`."""
     if not isinstance(number, Field):
         return value_at(number, step)
     x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
@@ -239,6 +239,6 @@ def read_number(number: Any, batch: Batch, step: Any) -> Any:
     x = unsqueeze(x, max(rank, x.ndim))
     if batch.mask is None:
         return number.scale(x)
-    # A masked element has no number, and gets one that is in range; 1 first, so that no gradient is 0 * NaN.
+    # A masked element has no number and gets one in range. Before scaling it is set to 1, so no gradient is 0 * NaN.
     keep, in_range = unsqueeze(batch.mask.astype(bool), x.ndim), min(number.limits.high, max(number.limits.low, 0) + 1)
     return jnp.where(keep, number.scale(jnp.where(keep, x, 1)), in_range)

@@ -21,8 +21,8 @@ class Estimates(NamedTuple):
     """The estimates of a policy for the rollout, each `[T, N]`.
 
     Attributes:
-        value: V of each observation; None without a critic.
-        next_value: V of the observation that followed; None without a critic.
+        value: V of each observation, or None without a critic.
+        next_value: V of the observation that followed, or None without a critic.
         log_ratio: log pi - log pi_behavior of the recorded actions.
     """
 
@@ -53,7 +53,7 @@ class Estimates(NamedTuple):
         return Estimates(value, following, log_ratio)
 
     def write_back(self, batch: Batch, sampler: Sampler, minibatch: Batch, indices: Any) -> Estimates:
-        """Return the estimates with those of a minibatch, whose `current` is the policy before its step."""
+        """Return the estimates after writing in those of a minibatch's `current`, the policy before its step."""
         current: Current = minibatch.current
         value, _, log_ratio = self
         log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
@@ -68,10 +68,10 @@ class PhaseState(NamedTuple):
     Attributes:
         params: the latest parameters.
         opt_state: the state of the phase's optimizer.
-        before: the states of the parts before its sampler: those that all phases share, and then its own.
+        before: the states of the parts before its sampler, first the shared ones and then its own.
         after: the states of the parts after its sampler.
         stopped: whether a part has stopped the phase.
-        estimates: those of the latest evaluation of each step; None unless the refresh updates them.
+        estimates: the estimates from the latest evaluation of each step, or None unless the refresh updates them.
     """
 
     params: Params
@@ -85,7 +85,7 @@ class PhaseState(NamedTuple):
 def check_and_amend(
     parts: tuple[Part, ...], batch: Batch, old: Any, new: Any, context: Context, opt_state: Any, keep_finite: bool
 ) -> tuple[tuple[Any, ...], Params, Any]:
-    """Check what parts before a sampler did to a rollout; return their states and what they amended.
+    """Check the results of the parts before a sampler; return their states and what they amended.
 
     With `keep_finite`, a part keeps its last finite state.
     """
@@ -109,11 +109,11 @@ def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
             f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
             "put it after the sampler"
         )
-    if parts:  # samplers would draw the wrong elements of a field whose size these parts changed
+    if parts:  # samplers would draw wrong elements if a field's size had changed
         check_axes(f"learner, after {names}", batch)
 
 
 def all_finite(tree: Any) -> Array:
-    """Return whether all floats of a tree are finite."""
+    """Return whether all floats in a tree are finite."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in floats], bool))

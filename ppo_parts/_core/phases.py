@@ -1,4 +1,4 @@
-"""`phases`: chains that run one after another on the same rollout, and what a learner does in each of them."""
+"""`phases`, which runs chains one after another on the same rollout, and the operations of a learner on each."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .wiring import find_sampler
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A sampler with the parts on both sides of it, the parameters that they train, and how often they run.
+    """A sampler, the parts before and after it, the parameters that they train, and how often they run.
 
     Attributes:
         before, sampler, after: the parts of a chain.
-        trains: None: all parameters; names of entries of the parameter tree; a function `params -> mask`; or "own", the
-            name of the phase, which `phases` replaces.
-        every: the phase runs once in this many updates.
-        name: name of the phase; "" if the pipeline has no phases.
-        optimizer: an optax transformation that takes extra arguments; the learner sets it.
+        trains: None for all parameters, names of entries of the parameter tree, a function `params -> mask`, or "own",
+            which `phases` replaces by the name of the phase.
+        every: the phase runs once every this many updates.
+        name: name of the phase, or "" if the pipeline has no phases.
+        optimizer: an optax transformation that accepts extra arguments; the learner sets it.
     """
 
     before: tuple[Part, ...]
@@ -44,17 +44,17 @@ class Phase:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of its chain."""
+        """Return the parts of its chain."""
         return (*self.before, self.sampler, *self.after)
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its metrics and parts."""
+        """Return the prefix of the names of its metrics and parts."""
         return f"{self.name}/" if self.name else ""
 
     @property
     def can_stop(self) -> bool:
-        """Whether a part declares that it may stop the phase; the loop can then skip minibatches."""
+        """Return whether a part declares that it may stop the phase; the loop can then skip minibatches."""
         return any("stop" in part.provides for part in self.after)
 
     def check_stop(self) -> None:
@@ -69,7 +69,7 @@ class Phase:
         """Return `run(*operands)` if the phase runs in this update, otherwise `skip(*operands)`."""
         if self.every == 1:
             return run(*operands)
-        # Inside `shard_map`, both must return what varies over the same devices.
+        # Inside `shard_map`, the results of both branches must vary over the same devices.
         branches = (lambda *operands, f=f: varying_like(f(*operands), step) for f in (run, skip))
         return jax.lax.cond((step + 1) % self.every == 0, *branches, *operands)
 
@@ -87,14 +87,14 @@ class Phase:
         return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
 
     def merge_trained(self, params: Params, trained: Params) -> Params:
-        """Return all parameters, including those that the optimizer has updated."""
+        """Return all parameters, with those that the optimizer has updated."""
         if self.trains is None or callable(self.trains):
             return trained
         every = {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
-        return type(params)(every)  # a dict, or the mapping of a library
+        return type(params)(every)  # a dict, or another mapping type
 
     def mask_untrained(self, tree: Params, params: Params) -> Params:
-        """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
+        """Return a gradient or update of all parameters, set to 0 where this phase does not train."""
         if not callable(self.trains):
             return tree
         mask = self.trains(params)
@@ -114,13 +114,13 @@ def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
 
     Args:
         part: a chain with a sampler.
-        trains: which parameters its gradient reaches. "own": the entry of the parameter tree with the phase's name.
-            None: all of them. A string or a tuple of strings: the entries with these names. A function
-            `mask(params) -> tree of bools`: the leaves where it is True.
-        every: the phase runs once in this many updates: in the updates every - 1, 2 * every - 1, ..., counted from 0.
+        trains: the parameters that the phase trains. "own" means the entry of the parameter tree with the phase's name,
+            None means all of them, and a string or a tuple of strings means the entries with these names. A function
+            `mask(params) -> tree of bools` selects the leaves where it is True.
+        every: the phase runs only in the updates every - 1, 2 * every - 1, ..., counted from 0.
 
     Raises:
-        TypeError: not a part; `trains` is of another type. ValueError: `trains` names nothing; `every` < 1.
+        TypeError: if it is not a part, or for a wrong `trains`. ValueError: if `trains` names nothing, or `every` < 1.
 
     Example:
         >>> import ppo_parts as pp
@@ -141,19 +141,19 @@ def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
 
 @checked
 def phases(**chains: Part | Phase) -> Part:
-    """Run named chains in order on the same rollout, each with its own sampler, epochs, optimizer and early stop.
+    """Run named chains in order on one rollout, each with its own sampler, epochs, optimizer and early stop.
 
     Phase `name` trains only the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`), unless
-    `phase(..., trains=...)` specifies other parameters. The learner takes a dict of optimizers with the same names, and
+    `phase(..., trains=...)` specifies other parameters. The learner needs a dict of optimizers with the same names, and
     its metrics are named `name/metric`.
 
     Args:
-        **chains: a chain with a sampler for each phase, or a `phase`.
+        **chains: for each phase, a chain with a sampler, or a `phase`.
 
     Place: in place of a sampler, at the end of the chain.
 
     Raises:
-        ValueError: no phase; a phase without a sampler, or one that contains phases.
+        ValueError: if there is no phase, or if a phase has no sampler or contains phases.
 
     Example:
         >>> import ppo_parts as pp
@@ -165,7 +165,7 @@ def phases(**chains: Part | Phase) -> Part:
         ...     ),
         ... )
 
-    Reference: Spinning Up's PPO and jaxagents' IPPO train actor and critic this way.
+    Reference: Spinning Up's PPO and jaxagents' IPPO train actor and critic in this way.
     """
     if not chains:
         raise UserValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
@@ -191,7 +191,7 @@ class Phases(Divider):
 
 
 def make_phase(where: str, part: Any, trains: Any = None) -> Phase:
-    """Return a chain with a sampler as a phase that has no name yet; `where` begins error messages."""
+    """Make an unnamed phase from a chain with a sampler; error messages begin with `where`."""
     if not isinstance(part, Part):
         raise UserTypeError(f"{where} must be a chain with a sampler in it, got {part!r}")
     parts = parts_of(part)
@@ -209,7 +209,7 @@ def make_phase(where: str, part: Any, trains: Any = None) -> Phase:
 
 
 def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[Phase]]:
-    """Return the shared parts, and the phases; a pipeline without `phases` is one phase without a name."""
+    """Return the shared parts and the phases; a pipeline without `phases` is one unnamed phase."""
     *shared, last = parts_of(pipeline) or (pipeline,)
     for part in shared:
         if isinstance(part, Phases):
@@ -220,7 +220,7 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[Phase]]:
 
 
 def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
-    """Return the phases, each with its optimizer; raise if there are too few or too many optimizers."""
+    """Return the phases with their optimizers; raise if there are too few or too many optimizers."""
     names = [phase.name for phase in phases]
     if names == [""]:
         if isinstance(optimizer, Mapping):
@@ -238,10 +238,10 @@ def attach_optimizers(phases: list[Phase], optimizer: Any) -> tuple[Phase, ...]:
 
 
 def name_states(states: Any, phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return the states of the phases by name, from those in a `LearnerState`; inverts `unname_states`."""
+    """Return the states of the phases in a `LearnerState` by name, which inverts `unname_states`."""
     return {"": states} if phases[0].name == "" else dict(states)
 
 
 def unname_states(states: dict[str, Any], phases: Sequence[Phase]) -> Any:
-    """Return the states of the phases as in a `LearnerState`: by name, or without names if there are no `phases`."""
+    """Return the states of the phases as in a `LearnerState`, by name, or without names if there are no `phases`."""
     return states[""] if phases[0].name == "" else states

@@ -1,4 +1,4 @@
-"""Networks evaluated on equal pieces of a batch: shard by shard, or one after another, for less memory."""
+"""Functions that evaluate networks on equal pieces of a batch, shard by shard, or in sequence to save memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .policy import evaluate_policy
 from .shards import split_fields
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs.
-MIN_ELEMENTS, MIN_ELEMENTS_TWICE = 2048, 16_384  # of a minibatch for which pieces are faster, evaluated once or twice
-PIECE_ELEMENTS = 1024  # whose activations stay in the cache
-MAX_INPUTS = 128  # numbers of an observation
+MIN_ELEMENTS, MIN_ELEMENTS_TWICE = 2048, 16_384  # pieces are faster from this size on, if evaluated once, or twice
+PIECE_ELEMENTS = 1024  # the activations of a piece this large stay in the cache
+MAX_INPUTS = 128  # the largest observation for which pieces are faster
 
 
 class Pieces(NamedTuple):
-    """A batch that is cut into equal pieces along the last of its leading axes, and a network to evaluate on them.
+    """A batch, cut into equal pieces along the last of its leading axes, and a network to evaluate on the pieces.
 
-    A loop can carry the leaves of an output, whatever the class of its distribution.
+    Methods return the leaves of an output, which a loop can carry, whatever the class of its distribution.
 
     Attributes:
         where: the beginning of error messages.
         evaluate: `evaluate(params, piece) -> output`.
-        batch: the whole.
-        number: how many pieces there are.
-        output: the shapes of the output for the whole. Its structure is that of the joined output, because that of a
-            piece may contain the shape of a piece.
+        batch: the whole batch.
+        number: the number of pieces.
+        output: the shapes of the output for the whole batch. `join` uses its tree structure, because the structure of a
+            piece's output may contain the shape of a piece.
         can_join: False if `join` raises an error.
     """
 
@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
     can_join: bool
 
     def in_front(self) -> dict[str, Any]:
-        """Return the fields of the batch with the pieces along a first axis, for a loop."""
+        """Return the fields of the batch with a new first axis of pieces, for a loop."""
         fields, axes = split_fields(self.batch, self.number), field_axes(self.batch)
         return {
             name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), fields[name]) for name in fields
@@ -57,7 +57,7 @@ class Pieces(NamedTuple):
         return jax.tree.leaves(self.evaluate(params, self.batch.replace(**fields)))
 
     def join(self, leaves: list[Array]) -> Output:
-        """Return the output for the whole, from the leaves of the outputs, `[number, ...]`."""
+        """Return the output for the whole batch, from the leaves of the pieces' outputs, `[number, ...]`."""
         if not self.can_join:
             raise UserTypeError(
                 f"{self.where}: {kind(self.output.distribution)} keeps arrays outside the leaves of its pytree (in "
@@ -68,7 +68,7 @@ class Pieces(NamedTuple):
 
 
 def one_after_another(pieces: Pieces, params: Params) -> Output:
-    """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
+    """Evaluate the pieces in a loop, and again in the backward pass, to save memory."""
     again = jax.checkpoint(pieces.leaves)
     return pieces.join(jax.lax.map(lambda fields: again(params, fields), pieces.in_front()))
 
@@ -76,8 +76,8 @@ def one_after_another(pieces: Pieces, params: Params) -> Output:
 def side_by_side(pieces: Pieces, params: Params) -> Output:
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
-    A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
-    copies, which is all that requires communication between devices, is computed once, after the loop.
+    A loop inside the network (over time, for example) accumulates a separate gradient for each copy. Only the sum over
+    the copies requires communication between devices, and it is computed once, after the loop.
     """
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (pieces.number, *jnp.shape(x))), params)
     evaluate = jax.vmap(pieces.leaves, in_axes=(0, field_axes(pieces.batch)))
@@ -85,7 +85,7 @@ def side_by_side(pieces: Pieces, params: Params) -> Output:
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """Compute `evaluate(params, batch)`; for a recurrent policy and several shards, separately for each device."""
+    """Compute `evaluate(params, batch)`, separately for each device if a recurrent policy has several shards."""
     blocks = _count_blocks(batch.shards)
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
@@ -94,16 +94,16 @@ def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
 
 
 def _count_blocks(shards: int) -> int:
-    """Return how many blocks of neighboring shards to evaluate, the fewest that any mesh can divide.
+    """Return the smallest number of blocks of neighboring shards that any mesh can divide.
 
     The number of devices that hold the data is not known while a program is traced, but it divides the number of shards
-    and is at most `jax.device_count()`. Each block costs a separate gradient in every iteration of a network's loop.
+    and is at most `jax.device_count()`. Each block needs a separate gradient in every iteration of a network's loop.
     """
     return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
 
 
 def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: int) -> Pieces:
-    """Cut a rollout or a minibatch into pieces, on which a network will be evaluated; `where` begins error messages."""
+    """Cut a rollout or a minibatch into pieces for a network; error messages begin with `where`."""
     whole = batch.replace(shards=1)
 
     def evaluate_piece(params: Params, piece: Batch) -> Output:
@@ -123,7 +123,7 @@ def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: in
 def _join_leaf(x: Array, whole: Any) -> Array:
     """Join a leaf of all pieces, `[number, ...]`, along the axis that is shorter in a piece than in the whole.
 
-    Without such an axis, it does not depend on the elements, so all pieces have the same.
+    A leaf without such an axis does not depend on the elements, so it is the same for all pieces.
     """
     shorter = [axis for axis, size in enumerate(whole.shape) if x.shape[axis + 1] != size]
     return jnp.moveaxis(x, 0, shorter[0]).reshape(whole.shape) if shorter else x[0]
@@ -145,27 +145,27 @@ def _holds_tracers(distribution: Any, action: Any) -> bool:
 def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
     """Wrap a network so that it evaluates a minibatch in pieces of at most `size` elements, one after another.
 
-    The gradient is that of the whole minibatch, up to rounding, with the memory of one piece. Where every part that
+    The result is the gradient of the whole minibatch, up to rounding, with the memory of one piece. If every part that
     reads `current` is `elementwise`, the gradients of the pieces are summed; a loss that draws random numbers then
-    draws others for each piece. Otherwise the loss is taken over the outputs of all pieces, and the backward pass
-    evaluates each piece a second time. On one core of a CPU, where the activations of a piece stay in the cache, large
-    minibatches are faster as well. With several cores, XLA distributes a large minibatch over them, and evaluating it
-    all at once is faster. Do not use this for networks that mix elements, as batch normalization does.
+    draws different ones for each piece. Otherwise the loss is computed from the outputs of all pieces, and the backward
+    pass evaluates each piece a second time. On one CPU core, large minibatches also become faster, because the
+    activations of a piece stay in the cache. With several cores, evaluation at once is faster, because XLA distributes
+    a large minibatch over the cores. Do not use this for networks that mix elements, as batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
-            the size applies to each shard, and all shards are cut into pieces at once. "auto": 1024 where that is
-            faster, that is, on a single core of a CPU, for minibatches of 2,048 elements or more (16,384 if each piece
-            is evaluated twice), observations of at most 128 numbers, and no recurrence; otherwise the whole minibatch
-            at once.
+            the size applies to each shard, and the shards are evaluated side by side. "auto" means 1024 where this is
+            faster: on a single CPU core, for minibatches of 2,048 elements or more (16,384 if each piece is evaluated
+            twice), observations of at most 128 numbers, and no recurrence. Otherwise "auto" evaluates the whole
+            minibatch at once.
 
     Returns:
-        A function with the signature of `evaluate` that returns an `Output`; a `Policy` if `evaluate` is one.
+        A function with the signature of `evaluate` that returns an `Output`, or a `Policy` if `evaluate` is one.
 
     Raises:
-        ValueError: a minibatch that cannot be cut into equal pieces of about that size.
-        TypeError: a distribution that is not a pytree of arrays.
+        ValueError: if a minibatch cannot be cut into equal pieces of about that size.
+        TypeError: if the distribution is not a pytree of arrays.
 
     Example:
         >>> import ppo_parts as pp
@@ -190,7 +190,7 @@ class Microbatched:
         number = self.pieces(batch)
         if number == 1:
             return evaluate_policy(self.evaluate, params, batch)
-        if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
+        if batch.shards > 1:  # evaluate shards side by side, with a recursive call for each
             pieces, run = cut("microbatched", self, params, batch, batch.shards), side_by_side
         else:
             pieces, run = cut("microbatched", self.evaluate, params, batch, number), one_after_another
@@ -199,8 +199,8 @@ class Microbatched:
         return run(pieces, params)
 
     def pieces(self, batch: Batch, once: bool = False) -> int:
-        """Return the number of pieces for each shard of a batch; `once`: each piece is evaluated once, not twice."""
-        if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
+        """Return the number of pieces per shard; `once` tells whether each piece is evaluated only once."""
+        if batch.log_prob is None:  # not a minibatch, but observations from a part or a rollout
             return 1
         shape, total = jnp.shape(batch.log_prob), batch.log_prob.size // batch.shards
         size = self.size
@@ -210,7 +210,7 @@ class Microbatched:
             one_core = jax.default_backend() == "cpu" and count_cores() == 1
             if total < smallest or inputs > MAX_INPUTS or jax.tree.leaves(batch.carry) or not one_core:
                 return 1
-        length = shape[len(batch.axes) - 1] // batch.shards  # along which shards are cut
+        length = shape[len(batch.axes) - 1] // batch.shards  # size of the axis along which shards are cut
         needed = min(length, -(-total // size))
         pieces = next(n for n in range(needed, length + 1) if length % n == 0)
         if pieces <= 2 * needed:
@@ -225,7 +225,7 @@ class Microbatched:
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use; on a CPU, XLA distributes its work over as many threads."""
+    """Return the number of cores that this process may use, over which XLA distributes its work on a CPU."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not available on this system

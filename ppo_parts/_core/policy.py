@@ -16,7 +16,7 @@ from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Poli
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)` as an `Output`."""
-    # Copy the containers, so that a user's function that modifies them does not change the caller's batch.
+    # Copy the containers, so that the caller's batch does not change if a user's function modifies them.
     try:
         result = evaluate(params, jax.tree.map(lambda x: x, batch))
     except (AttributeError, TypeError) as error:
@@ -38,9 +38,9 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
 def apply_policy(
     policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None, keys: Any = None
 ) -> Output:
-    """Evaluate one step of a policy for observations `[N, ...]`; a recurrent policy receives a time axis of size 1.
+    """Evaluate one step of a policy on observations `[N, ...]`; a recurrent policy gets a time axis of size 1.
 
-    `keys` are those of `policy_keys`.
+    `keys` is the result of `policy_keys`.
     """
     if carry is None:
         return evaluate_policy(policy, params, Batch(obs=obs, extras=keys or {}, axes=("segment",)))
@@ -53,9 +53,9 @@ def apply_policy(
         )
 
     def first(x: Array) -> Array:
-        """Drop the time axis; an array without it, such as a standard deviation `[D]`, is shared by all elements.
+        """Drop the time axis, unless an array has none, such as a standard deviation `[D]` that all elements share.
 
-        An array that begins with an axis of size 1 has the time axis, or broadcasts against it.
+        If the first axis has size 1, it is the time axis or broadcasts against it.
         """
         return x[0] if jnp.shape(x)[:1] == (1,) else x
 
@@ -63,7 +63,7 @@ def apply_policy(
 
 
 def policy_keys(policy: Evaluate, key: Array, num_envs: int) -> dict[str, Array]:
-    """Return the entries of `extras` that a policy which draws is given for N observations, none for another policy.
+    """Return the `extras` that a policy with `draws` needs for N observations; other policies need none.
 
     `key` is the key that samples the actions.
     """
@@ -72,19 +72,19 @@ def policy_keys(policy: Evaluate, key: Array, num_envs: int) -> dict[str, Array]
 
 
 def carry_after(policy: Evaluate, output: Output, action: Any) -> Any:
-    """Return what a policy remembers after a step in which it took this action."""
+    """Return the carry of a policy after a step with this action."""
     if not isinstance(policy, Policy) or policy.after_action is None:
         return output.carry
     return policy.after_action(output.carry, action, output)
 
 
 def initial_carry_of(policy: Any) -> Any:
-    """Return the `initial_carry` of a recurrent `Policy`; None for anything else."""
+    """Return the `initial_carry` of a recurrent `Policy`, or None for anything else."""
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
 def is_value(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether an array has one number per element, or K > 1 of them, one per stream."""
+    """Return whether an array has one number per element, or K > 1 numbers, one per stream."""
     return shape == expected or (shape[:-1] == expected and shape[-1] > 1)
 
 
@@ -117,7 +117,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     for leaf in jax.tree.leaves(output.aux):
         if jnp.shape(leaf)[: len(expected)] != expected:
             raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
-    if batch.mask is not None:  # masked elements keep the recorded numbers: their ratio is 1 and their gradient is 0
+    if batch.mask is not None:  # masked elements keep the recorded numbers, so their ratio is 1
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
             value = jnp.where(unsqueeze(keep, value.ndim), value, batch.value.astype(value.dtype))
@@ -125,12 +125,12 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
 
 
 def shift_values(batch: Batch, value: Array, *, skip: bool = False) -> Array:
-    """Compute `next_value` from new values, shifted by one step; with `skip`, from that of the next unmasked step.
+    """Compute `next_value` from the new values of the next step or, with `skip`, of the next unmasked step.
 
     At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
-    not in the batch, and the recorded `next_value` is kept.
+    not in the batch, so the recorded `next_value` is kept.
     """
-    # Estimators, which call this, declare that they read `terminated`, and not that they read `log_prob`.
+    # The estimators that call this function declare that they read `terminated`, but not `log_prob`.
     like, mask = batch.log_prob if batch.terminated is None else batch.terminated, batch.mask if skip else None
     elsewhere = jnp.zeros_like(like, bool) if batch.truncated is None else batch.truncated.astype(bool)
     if batch.mask is not None and not skip:

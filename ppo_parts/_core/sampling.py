@@ -1,4 +1,4 @@
-"""The contract of samplers: which elements a minibatch has, and how they are taken and written back."""
+"""Samplers, which choose the elements of minibatches, and functions that take elements and write them back."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Draw = Callable[[Any, Batch, Context], tuple[Any, Array | None]]
 
 
 class Windows(NamedTuple):
-    """The indices that `draw` returns with `axis="window"`: M pieces of L steps.
+    """The indices that `draw` returns with `axis="window"`, M pieces of L steps.
 
     Attributes:
-        start, segment: `[M]` integers: window m has the steps start[m], ..., start[m] + L - 1 of a segment.
-        counts: `[L, M]` booleans: True for steps that are trained on. False masks a step, which then only warms up a
+        start, segment: `[M]` integers; window m has the steps start[m], ..., start[m] + L - 1 of a segment.
+        counts: `[L, M]` booleans, True for steps that are trained on. False masks a step, which then only warms up a
             recurrent state.
     """
 
@@ -42,10 +42,10 @@ class Windows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler(Divider):
-    """A part that divides the chain: parts before it see the rollout, parts after it see minibatches.
+    """A part that divides a chain into parts that see the rollout and parts that see minibatches.
 
-    Its attributes are the arguments of `sampler`, but `plan` and `draw` receive the whole rollout. If it has S > 1
-    shards, the leaves of what they return have a further axis `[S]` in front of `[M]` (a plan: after
+    Its attributes are the arguments of `sampler`, but `plan` and `draw` receive the whole rollout. If the rollout has S
+    > 1 shards, the leaves of their results have an additional axis `[S]` before `[M]` (in a plan, after
     `[num_minibatches]`), and indices are positions within a shard.
     """
 
@@ -73,7 +73,7 @@ class Sampler(Divider):
         return minibatch.replace(**{name: join_shards(x, axes[name]) for name, x in taken.items()})
 
     def _check_drawn(self, indices: Any, weight: Array | None, segments: int, shards: int) -> None:
-        """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
+        """Raise unless `draw` returned integers `[M]` or `Windows`, and one weight for each; each shard is a row."""
         windows, where = isinstance(indices, Windows), f"{self.name}: draw must return"
         if indices is None:  # all segments
             drawn: tuple[Any, ...] = ()
@@ -100,9 +100,9 @@ class Sampler(Divider):
             raise ShapeError(f"{where} one weight for each index, {shape}, got {jnp.shape(weight)}")
 
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
-        """Return the fields of a batch with one shard at these indices; an index out of range gives a NaN."""
+        """Return the fields of a batch with one shard at these indices; an index out of range gives NaN."""
         rows, segments, inside = self._locate(indices, *batch.log_prob.shape[:2])
-        # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
+        # Samplers draw indices in range, so "clip" avoids the default mode's handling of other indices.
         take = functools.partial(jnp.take, axis=0, mode="clip")
         flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), {name: getattr(batch, name) for name in PER_STEP})
         per_segment = {name: getattr(batch, name) for name in PER_SEGMENT}
@@ -111,7 +111,7 @@ class Sampler(Divider):
         log_prob, mask = taken["log_prob"], taken["mask"]
         inside = unsqueeze(inside if self.axis == "step" else inside[None], log_prob.ndim)
         taken["log_prob"] = nan_where(~inside, log_prob)
-        if mask is not None:  # "clip" took the mask of another element, which might hide the NaN
+        if mask is not None:  # "clip" takes another element's mask, which might hide the NaN
             taken["mask"] = jnp.where(inside, mask, 1).astype(mask.dtype)
         return taken | _mask_windows(taken, indices) if self.axis == "window" else taken
 
@@ -125,13 +125,13 @@ class Sampler(Divider):
             put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
             return jax.lax.collapse(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1, 3)
         flat, places = jax.lax.collapse(buffer, 0, 2), self._locate(indices, *buffer.shape[:2])[0]
-        if self.axis == "window":  # do not write steps that only warm up: two windows may overlap in them
+        if self.axis == "window":  # do not write warm-up steps, in which windows may overlap
             counts = unsqueeze(indices.counts, rows.ndim)
             places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
         return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
 
     def _locate(self, indices: Any, time: int, segments: int) -> tuple[Array, Array, Array]:
-        """Return rows of the flattened rollout, `[M]` or `[L, M]`, their segments, and which indices are in range."""
+        """Return rows of the flattened rollout, `[M]` or `[L, M]`, their segments, and whether indices are in range."""
         if self.axis == "step":
             return indices, indices % segments, (indices >= 0) & (indices < time * segments)
         if self.axis == "window":
@@ -155,29 +155,29 @@ def sampler(
     weighted: bool = False,
     requires: tuple[str, ...] = (),
 ) -> Part:
-    """Make a sampler from your own functions, which choose the elements of the rollout for each minibatch.
+    """Make a sampler from functions that choose the elements of the rollout for each minibatch.
 
     These functions need no code for shards. If the rollout has several shards, `plan` and `draw` are called for every
-    shard (by `vmap`), each time with a different key and with the batch of one shard, `[T, N / S]` and `batch.shards`
-    1. A minibatch consists of the elements drawn from all shards.
+    shard (with `vmap`), each time with a different key and the batch of one shard, `[T, N / S]`, whose `batch.shards`
+    is 1. A minibatch consists of the elements drawn from all shards.
 
     Args:
-        name: its name in error messages.
-        plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
-            with the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
-        draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
-            `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None. An index out of range makes
-            the log-probability NaN, and so the loss, which the learner counts.
-        num_epochs: passes over the rollout.
-        num_minibatches: minibatches per epoch.
-        axis: what an index means: "step": a row t*N + n of the flattened rollout; "segment": a column; "window": a
-            piece of a segment.
+        name: the sampler's name in error messages.
+        plan: `plan(key, batch, epoch) -> tree`, where every leaf has the leading axis `[num_minibatches]`. It is called
+            once per epoch, with the batch after the parts before the sampler (with `refresh="minibatch"`, before them).
+        draw: `draw(item, batch, context) -> (indices, weight)`. `item` is one row of the plan, the indices are integers
+            `[M]` (or `Windows`, or None for the whole batch), and the weight is `[M]` or None. An index out of range
+            makes the log-probability and the loss NaN, which the learner counts.
+        num_epochs: number of passes over the rollout.
+        num_minibatches: number of minibatches per epoch.
+        axis: the meaning of an index. "step" means a row t*N + n of the flattened rollout, "segment" a column, and
+            "window" a piece of a segment.
         refresh: as in `shuffled_minibatches`.
-        weighted: whether `draw` returns a weight, which goes to `batch.weight`.
+        weighted: whether `draw` returns a weight, which is written to `batch.weight`.
         requires: fields of the batch that `plan` or `draw` read.
 
     Example:
-        The newest half of every rollout, in order:
+        Use the newest half of every rollout, in order:
 
         >>> import jax.numpy as jnp, ppo_parts as pp
         >>> def plan(key, batch, epoch):
@@ -207,16 +207,16 @@ def sampler_of_shards(
     weighted: bool = False,
     requires: tuple[str, ...] = (),
 ) -> Part:
-    """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler`."""
+    """Make a sampler whose `plan` and `draw` receive the whole rollout, with all its shards; see `Sampler`."""
     check_count(name, "num_minibatches", num_minibatches)
     check_count(name, "num_epochs", num_epochs)
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        # A sampler that runs as a plain part draws the first minibatch of the first epoch.
+        # If a sampler runs as a plain part, it draws the first minibatch of the first epoch.
         return on_automatic_mesh(first, batch.log_prob)(batch, context), state
 
     def first(batch: Batch, context: Context) -> Batch:
-        draw_key = jax.random.fold_in(context.key, 2**31)  # a large number, for the reason given in `part_key`
+        draw_key = jax.random.fold_in(context.key, 2**31)  # `part_key` explains why this number is large
         item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
         indices, weight = draw(item, batch, context.replace(key=draw_key))
         minibatch = made.take(batch, indices, weight)
@@ -231,7 +231,7 @@ def sampler_of_shards(
 
 
 def _mask_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
-    """Return the mask, without warm-up steps, and the resets, which zero the state in windows that begin later."""
+    """Return the mask without warm-up steps, and resets that zero the state in windows that begin after step 0."""
     log_prob, mask, reset = (taken[name] for name in ("log_prob", "mask", "reset"))
     counts = jnp.broadcast_to(unsqueeze(windows.counts, log_prob.ndim), log_prob.shape)
     if reset is not None:

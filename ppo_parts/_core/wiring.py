@@ -1,4 +1,4 @@
-"""The checks of how parts are wired: their order, the fields that they need, and writes that nothing reads."""
+"""Checks of how parts fit together: their order, the fields that they need, and fields that nothing reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REMEDY = {
     "next_obs": "make the rollout keep it, rollout(..., keep_next_obs=True)",
 }
 NAMED_BY_POLICIES = {*POLICY_READS} - {"extras", "per_segment", "shared"}
-"""Fields that any policy may read; entries of the others are more often forgotten than read by a policy."""
+"""Fields that any policy may read. Entries of the others are more often unused by mistake than read by a policy."""
 BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 
 
@@ -33,19 +33,19 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
 
 
 def list_reads(part: Part) -> tuple[str, ...]:
-    """Return all fields that a part declares to read."""
+    """Return all fields that a part declares that it reads."""
     return tuple(dict.fromkeys((*part.requires, *(part.reads or ()))))
 
 
 def reads_field(part: Part, field: str) -> bool:
-    """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
+    """Return whether a part declares that it reads a field, an entry of it, or the field that contains it."""
     return any(
         field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.") for read in list_reads(part)
     )
 
 
 def _adds_loss(part: Part, *, of_policy: bool = False) -> bool:
-    """Return whether a part adds a loss; `of_policy`: one that may be a policy loss."""
+    """Return whether a part adds a loss or, with `of_policy`, a loss that may be a policy loss."""
     return "losses" in part.provides and (part.policy_loss is not False or not of_policy)
 
 
@@ -58,14 +58,14 @@ def check_order(parts: Sequence[Part]) -> None:
     for index, part in enumerate(parts):
         if divides is not None:
             _check_side(part, index - divides, parts[divides])
-        if part.place == "first" and index > 0:  # it would replay only what the parts before it compute now
+        if part.place == "first" and index > 0:  # stored rollouts lack what earlier parts compute now
             raise UserValueError(
                 f"chain: {part.name} must be the first part of its chain, but {parts[0].name} is: put {parts[0].name} "
                 f"before pp.phases(...), with {part.name} first in a phase"
             )
         written = {field for earlier in parts[:index] for field in earlier.provides}
         for field in part.requires:
-            # A part that requires a field which it provides changes it, and so does not produce it.
+            # A part that both requires and provides a field only changes it, and does not create it.
             makers = [x for x in parts[index + 1 :] if field in x.provides and field not in x.requires]
             if field not in written and makers:
                 raise UserValueError(
@@ -75,7 +75,7 @@ def check_order(parts: Sequence[Part]) -> None:
 
 
 def _check_side(part: Part, side: int, sampler: Any) -> None:
-    """Raise if the part is on the wrong side of the sampler: before it where `side` < 0, after it where `side` > 0."""
+    """Raise if the part is on the wrong side of the sampler; it is before it if `side` < 0, after it if `side` > 0."""
     if side < 0 and part.place == "after_sampler":
         raise UserValueError(
             f"chain: {part.name} needs the policy being trained, which is evaluated after the sampler: move it after "
@@ -95,7 +95,7 @@ def _check_side(part: Part, side: int, sampler: Any) -> None:
 
 
 def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
-    """Raise if a part writes a field that no part reads, or changes a field after the losses that should have used it.
+    """Raise if a part writes a field that no part reads, or changes a field after the losses that should use it.
 
     Args:
         shared: the parts that all phases share.
@@ -111,7 +111,7 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
 
 
 def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
-    """Raise if the part writes fields, and none of the paths after it reads any of them."""
+    """Raise if the part writes fields and no path after it reads any of them."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(_is_read(written, path) for path in paths):
         return
@@ -141,9 +141,9 @@ def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
 
 
 def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -> None:
-    """Raise if the part changes a field that an earlier loss has read, and the result reaches no loss of its kind.
+    """Raise if the part changes a field that an earlier loss has read, and no later loss of its kind uses the result.
 
-    Paths must be equal: a loss that declares "current" may not read the one field of it that the part changes.
+    Paths must be equal, because a loss that declares "current" may not read the one field of it that the part changes.
     """
     for field in part.provides:
         missed = [loss for loss in earlier if _adds_loss(loss) and field in list_reads(loss)]
@@ -161,7 +161,7 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
 
 
 def _reaches_a_loss(field: str, later: Sequence[Part], *, of_policy: bool) -> bool:
-    """Return whether a later loss (with `of_policy`, one of the policy) may read the field, or one derived from it."""
+    """Return whether a later loss (with `of_policy`, a policy loss) may read the field, or a field derived from it."""
     changed = {field}
     for reader in later:
         if reader.reads is None:
@@ -177,7 +177,7 @@ def _reaches_a_loss(field: str, later: Sequence[Part], *, of_policy: bool) -> bo
 
 
 def check_batch(part: Part, batch: Batch) -> None:
-    """Raise for errors that only the batch reveals: an unevaluated policy, a missing field, a missing time axis."""
+    """Raise for errors that only the batch reveals: an unevaluated policy, a missing field or a missing time axis."""
     needs_current = part.place == "after_sampler" or any(path.split(".")[0] == "current" for path in part.requires)
     if needs_current and batch.current is None:
         raise _no_current(part)
@@ -192,7 +192,7 @@ def check_batch(part: Part, batch: Batch) -> None:
 
 
 def explain_missing(part: Part, batch: Batch, error: Exception) -> None:
-    """Raise a better error, or add a note, if a part failed because something that it does not declare is missing."""
+    """Raise a better error, or add a note, if a part failed because it lacks something that it does not declare."""
     of_none = batch.current is None and isinstance(error, AttributeError) and error.obj is None
     if of_none and getattr(error, "name", None) in Current._fields:
         raise _no_current(part) from error

@@ -1,1 +1,1 @@
-"""The parts, a module for each family; the public modules beside this folder export them."""
+"""The parts, with one module per family; the public modules next to this folder export them."""

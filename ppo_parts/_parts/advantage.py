@@ -32,17 +32,17 @@ def gae(
     gae_lambda: Numeric,
     mask_mode: functional.MaskMode = "cut",
 ) -> Part:
-    """Write `advantage` and `target` by generalized advantage estimation, `functional.gae`.
+    """Write `advantage` and `target` with generalized advantage estimation, `functional.gae`.
 
-    Before the sampler it reads the rollout's values, and adds the metric `explained_variance`. After a sampler that
-    keeps time it reads the values of the policy being trained, `current.value`, and takes `next_value` from them,
-    except at truncations, before masked steps and at the rollout's end. Streams (see `Batch`) are estimated separately,
-    and the metric is their mean. Gradients do not flow through it.
+    Before the sampler, it reads the rollout's values and adds the metric `explained_variance`. After a sampler that
+    keeps time, it reads the values of the policy being trained, `current.value`, and also takes `next_value` from them,
+    except at truncations, before masked steps and at the end of the rollout. Streams (see `Batch`) are estimated
+    separately, and the metric is their mean. Gradients do not flow through this part.
 
     Args:
         gamma, gae_lambda: as in `functional.gae`.
-        mask_mode: as there; with "skip", the next value is the `value` of the next unmasked step, and `next_value` is
-            read only at truncations and at the end of the rollout.
+        mask_mode: as in `functional.gae`. With "skip", the next value is the `value` of the next unmasked step, and
+            `next_value` is used only at truncations and at the end of the rollout.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
@@ -70,15 +70,15 @@ def vtrace(
     pg_rho_clip: Numeric | None = None,
     pg_lambda: Numeric | None = None,
 ) -> Part:
-    """Write `advantage` and `target` by V-trace with the latest importance ratios, `functional.vtrace`.
+    """Write `advantage` and `target` with V-trace, `functional.vtrace`, and the latest importance ratios.
 
-    Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it; after a sampler that keeps
-    time, ratio and values are those of the policy being trained, as in `gae`. Gradients do not flow through it. Metric,
-    before the sampler: `explained_variance`.
+    Before the sampler, the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it, and the part adds the
+    metric `explained_variance`. After a sampler that keeps time, the policy being trained gives the ratios and values,
+    as in `gae`. Gradients do not flow through this part.
 
     Args:
-        policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
-            `policy_advantage`, to which alone `pg_rho_clip` and `pg_lambda` apply.
+        policy_gradient: whether the advantage is IMPALA's `policy_advantage`, the only result that `pg_rho_clip` and
+            `pg_lambda` affect, or the recurrence's `error` (as in PufferLib and JaxDEM).
         gamma, gae_lambda, rho_clip, c_clip, pg_rho_clip, pg_lambda: as in `functional.vtrace`.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
@@ -99,9 +99,9 @@ def _estimator(
     where: str, estimate: Callable[..., Any], advantage: str, numbers: dict[str, Any], *, off_policy: bool = False,
     skip: bool = False,
 ) -> Part:  # fmt: skip
-    """Make a part that writes a result of `estimate` as the advantage, and its target.
+    """Make a part that writes the advantage and the target that `estimate` returns.
 
-    With `off_policy`, it is an estimate from log-ratios; with `skip`, next values skip masked steps.
+    With `off_policy`, the estimate uses log-ratios. With `skip`, next values skip masked steps.
     """
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
@@ -121,16 +121,16 @@ def _estimator(
 
 @checked
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
-    """Standardize `advantage` by `functional.advantage_normalize`; streams (see `Batch`) separately.
+    """Standardize `advantage` with `functional.advantage_normalize`, each stream (see `Batch`) separately.
 
     Args:
-        axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
-            time and axis 1 the segments; after a step sampler there is only axis 0. Statistics of one element, whose
-            standardized advantage is always 0, raise an error.
+        axis: axes of the batch over which the statistics are computed; None means all. After `segment_minibatches`,
+            axis 0 is time and axis 1 the segments; after a step sampler, there is only axis 0. Statistics over a single
+            element raise an error, because the standardized advantage would always be 0.
         ddof, eps: as in `functional.advantage_normalize`.
 
-    Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
-    whole rollout.
+    Place: after `gae` or `vtrace`. After the sampler, the statistics are computed over the minibatch; before it, over
+    the whole rollout.
 
     Example:
         >>> import ppo_parts as pp
@@ -163,7 +163,7 @@ def advantage_weight() -> Part:
     """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
 
     Place: after a sampler that provides weights (`prioritized_sampler`, `given_indices(weights=...)`), and after
-    `advantage_normalize`, as in PufferLib; before it, the weights would change the statistics.
+    `advantage_normalize`, as in PufferLib. Before it, the weights would change the statistics.
 
     Example:
         >>> import ppo_parts as pp
@@ -173,7 +173,7 @@ def advantage_weight() -> Part:
     """
 
     def update(batch: Batch) -> Batch:
-        x, sampled = batch.advantage, len(batch.axes) - 1  # the weight is `[M]`: time is before it, agents after it
+        x, sampled = batch.advantage, len(batch.axes) - 1  # the weight is `[M]`, between time and agents
         weight = batch.weight.reshape((1,) * sampled + batch.weight.shape + (1,) * (x.ndim - sampled - 1))
         return batch.replace(advantage=x * weight.astype(x.dtype))
 
@@ -184,7 +184,7 @@ def advantage_weight() -> Part:
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array, Array]:
-    """Return rewards, values and next values, those of the latest policy that was evaluated on the batch."""
+    """Return rewards, and the values and next values of the latest policy evaluated on the batch."""
     require(
         batch,
         where,
@@ -209,25 +209,25 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
 
 
 def _latest_log_ratio(batch: Batch) -> Array:
-    """Return the log-ratio of the latest policy that was evaluated on the batch."""
+    """Return the log-ratio of the latest policy evaluated on the batch."""
     if batch.current is not None:
         return jax.lax.stop_gradient(batch.current_log_ratio())
     return jnp.zeros_like(batch.terminated, batch.value.dtype) if batch.log_ratio is None else batch.log_ratio
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
-    """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
+    """Write the estimates and, before the sampler, the metric `explained_variance`."""
     if batch.current is None:
         explained = functools.partial(_explained_variance, batch)
         variance = map_streams(explained, batch.terminated, batch.value, target)(batch.value, target)
-        # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
+        # Do not use `add_metrics`, because in a chain with two estimators, the value learns the last one's target.
         variance = jnp.mean(variance) if variance.ndim else variance
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)
 
 
 def _explained_variance(batch: Batch, value: Array, target: Array) -> Array:
-    """Compute `functional.explained_variance`; several shards exchange their moments in one step."""
+    """Compute `functional.explained_variance`; shards exchange their moments in a single step."""
     if batch.shards == 1:
         return functional.explained_variance(value, target, mask=batch.mask)
 

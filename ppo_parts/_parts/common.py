@@ -1,4 +1,4 @@
-"""Helpers that parts share: the checks of their hyperparameters, and how a loss per element becomes a part."""
+"""Helpers for parts: checks of hyperparameters, and functions that make a part from a loss per element."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PER_ELEMENT = (
     "gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "pg_lambda", "clip_eps", "clip_eps_high", "dual_clip",
     "coef",
 )  # fmt: skip
-"""Hyperparameters that may be a `field`, one number per element."""
+"""Hyperparameters that may be a `field`, with one number per element."""
 
 
 def check_numbers(where: str, **given: Any) -> dict[str, Any]:
-    """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
+    """Return hyperparameters after checking that each is a number in its range, or can become one."""
 
     def checked(name: str, value: Any) -> Any:
         absent = value is None and name in OPTIONAL
@@ -50,10 +50,10 @@ def loss_part(
     coef: Numeric = 1.0,
     **declared: Any,
 ) -> Part:
-    """Make a part that adds `coef` times `loss(batch, context, **numbers)`, a loss per element, as the loss `name`.
+    """Make a part that adds `coef` times a loss per element, `loss(batch, context, **numbers)`, as the loss `name`.
 
     `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
-    coefficient. A function that returns `(loss, measured)` has the means of the arrays `measured` as metrics instead.
+    coefficient. If the function returns `(loss, measured)`, the metrics are the means of the arrays `measured` instead.
     """
     given, weight = numbers or {}, check_numbers(where, coef=coef)["coef"]
     weight_name = "coef of the loss" if "coef" in given else "coef"

@@ -1,4 +1,4 @@
-"""Parts for critics that are not trained on the squared error of a value in reward units."""
+"""Parts for critics that are not trained on the squared error in reward units."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def critic_loss(
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        loss: a value loss of `functional`, or your own function of prediction and target, a loss per element.
-        prediction: what of the policy's `Output` is compared with the target: "value", or the path of an entry of
-            `aux`, such as "aux.value_logits".
+        loss: a value loss of `functional`, or your own function of prediction and target with a loss per element.
+        prediction: the entry of the policy's `Output` to compare with the target, "value" or one in `aux`, such as
+            "aux.value_logits".
         coef: coefficient, >= 0.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
@@ -56,7 +56,7 @@ def critic_loss(
     """
     if prediction != "value" and not re.fullmatch(r"aux\..+", prediction):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
-    of_value = prediction == "value"  # the shape of an entry of aux is not known yet
+    of_value = prediction == "value"  # the shape of an entry of `aux` is not known yet
     check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
     fields = (f"current.{prediction}", "target")
     return critic_part("critic_loss", loss, fields, hyperparameters, name=name, coef=coef)
@@ -71,23 +71,23 @@ class ValueStatistics(NamedTuple):
 
 @checked
 def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric) -> Part:
-    r"""Write the targets, normalized by running statistics, to `extras.target_normalized`.
+    r"""Normalize targets with running statistics, and write them to `extras.target_normalized`.
 
     .. math:: \mu \leftarrow \mu + \beta (\bar y - \mu), \qquad
               \sigma^2 \leftarrow (1 - \beta) \sigma^2 + \beta\, \mathrm{Var}(y) + \beta (1 - \beta) (\bar y - \mu)^2,
               \qquad \hat y = \frac{y - \mu}{\sigma}
 
-    with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`: exponential averages of the first
-    two moments, which begin at 0 and 1; :math:`\sigma` is at least 1e-4. Metrics: `target_mean`, `target_scale`.
+    This averages the first two moments of the rollout's targets y exponentially, from a mean of 0 and a variance of 1;
+    :math:`\beta` is `rate`, and :math:`\sigma` is at least 1e-4. Metrics: `target_mean`, `target_scale`.
 
-    The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
-    everywhere else. So the statistics are parameters, which `write` sets. If it also rescales the last layer, by
-    `functional.rescale_head`, this is PopArt.
+    The network must denormalize its prediction n, :math:`V = \sigma n(s) + \mu`, because values are in reward units
+    everywhere else. The statistics are therefore parameters, which `write` sets. If `write` also rescales the last
+    layer with `functional.rescale_head`, this is PopArt.
 
     Args:
-        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after.
-        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs.
-            `lambda step: 1 / (step + 1)` averages over all.
+        write: `write(params, old, new) -> params`, where `old` and `new` are the `ValueStatistics` before and after.
+        rate: the weight of the new rollout in the statistics, in [0, 1], each time the part runs.
+            `lambda step: 1 / (step + 1)` averages over all rollouts.
 
     Place: after `gae` or `vtrace`, before the sampler.
 
@@ -114,7 +114,7 @@ def normalize_target(write: Callable[[Params, ValueStatistics, ValueStatistics],
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
         check_same_shape(where, target=batch.target, log_prob=batch.log_prob)  # of one stream
         share = jnp.asarray(read_numbers(numbers, batch, context.step)["rate"], state.mean.dtype)
-        if batch.mask is not None:  # without targets, their mean is undefined
+        if batch.mask is not None:  # without unmasked targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         dtype, target = batch.target.dtype, batch.target.astype(state.mean.dtype)
         center, spread, _ = moments_of(target, batch.mask)

@@ -1,4 +1,4 @@
-"""Exploration: random network distillation, a reward for new observations, and self-imitation."""
+"""Parts for exploration: random network distillation, which rewards new observations, and self-imitation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Embed = Callable[[Any, Any], Array]
 
 
 class RNDState(NamedTuple):
-    """State of `rnd_reward`: the random network, sums of errors `[N]`, their running moments, and the last step."""
+    """State of `rnd_reward`: the random network, the discounted sums `[N]`, their moments, and the last step."""
 
     target: Any
     discounted: Array
@@ -48,18 +48,19 @@ def rnd_reward(
 
     The network f is random and fixed; `rnd_loss` trains the predictor :math:`\hat f` to agree with it. :math:`\sigma`
     is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
-    have no reward, and do not enter the sums; a rollout enters them once, also with a `refresh` or `phases`.
+    have no reward and do not enter the sums. A rollout enters the sums once, even with a `refresh` or `phases`.
 
-    It writes the `extras` `rnd_reward`, from which a second `gae`, in `within`, makes an advantage; `rnd_terminated`, 0
-    everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`, `[T, N, K]`, f of the next
-    observations, for `rnd_loss`. Metric: `rnd_reward`, the mean. Put a second one and its loss in `within`, too.
+    The part writes three `extras`: `rnd_reward`, from which a second `gae`, in `within`, computes an advantage;
+    `rnd_terminated`, which is 0 everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`,
+    `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `rnd_reward`, the mean. Put a second part and its
+    loss in `within`, too.
 
     Args:
         init: function of a key that returns the parameters of a network.
-        embed: function of these parameters and observations `[..., *shape]` that returns `[..., K]`.
-        num_envs: N.
+        embed: function that maps these parameters and observations `[..., *shape]` to `[..., K]`.
+        num_envs: number of environments, N.
         gamma: discount of the sums, in [0, 1].
-        predictor: the entry of the parameters with those of the predictor.
+        predictor: key of the predictor's parameters in the parameters of the policy.
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.
@@ -100,8 +101,8 @@ def rnd_reward(
             return total, total
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
-        last = jnp.where(jnp.isfinite(last), last, state.discounted)  # an error that is not finite must not last
-        # A refresh or another phase runs this part again on the same rollout, which must not enter the sums twice.
+        last = jnp.where(jnp.isfinite(last), last, state.discounted)  # a non-finite error must not persist
+        # A refresh or another phase runs this part again on a rollout, which must not enter the sums twice.
         new = last, state.moments.appended(moments_of(sums, keep)), jnp.asarray(context.step, jnp.int32)
         state = RNDState(state.target, *select(state.step != context.step, new, state[1:]))
         reward = (error / jnp.sqrt(state.moments.var + 1e-8)).astype(batch.log_prob.dtype)
@@ -118,7 +119,7 @@ def rnd_reward(
 
 @checked
 def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor", name: str = "rnd") -> Part:
-    r"""Add `coef` times the error of the predictor of `rnd_reward` as the loss `name`.
+    r"""Add `coef` times the prediction error of the predictor in `rnd_reward` as the loss `name`.
 
     .. math:: L_i = \frac{1}{K} \left\| \hat f(s'_i) - f(s'_i) \right\|^2
 
@@ -159,16 +160,16 @@ def _predictor(where: str, params: Params, entry: str) -> Any:
 
 @checked
 def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:
-    r"""Add the self-imitation loss, which learns from steps whose return was higher than the value, as the loss `name`.
+    r"""Add a loss, `name`, that imitates the policy's own actions whose return was higher than the value.
 
     .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
 
     R is `batch.target`, so use `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`,
-    without the coefficient c, and `<name>_fraction`, the share of steps that were better.
+    without the coefficient c, and `<name>_fraction`, the share of steps whose return was higher.
 
     Args:
         coef: coefficient c, >= 0.
-        value_coef: weight beta of the value's term, >= 0.
+        value_coef: weight beta of the value term, >= 0.
         name: key in `losses`.
 
     Place: after the sampler, usually in a `phase` that replays rollouts; needs a critic.

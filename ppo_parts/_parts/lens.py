@@ -1,4 +1,4 @@
-"""Run existing parts on other fields: for a second critic, a cost critic, or two lambdas."""
+"""Parts that run other parts on other fields, for example for a second critic, a cost critic, or two lambdas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrap_part(
     provides: tuple[str, ...],
     reads: tuple[str, ...] | None,
 ) -> Part:
-    """Make a part that runs another one on `inner(batch)`, and writes `outer(batch, inner(batch), result)`."""
+    """Make a part that runs another part on `inner(batch)` and returns `outer(batch, inner(batch), result)`."""
 
     def init(params: Params, key: Array | None = None) -> Any:
         return part.init(params, inner_key(part, key))
@@ -57,21 +57,21 @@ def wrap_part(
 def within(
     part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
 ) -> Part:
-    """Run a part on other fields of the batch: `read` and `write` map the paths that it names to others.
+    """Run a part on other fields of the batch; `read` and `write` map the part's paths to other paths.
 
-    A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
-    ("current.value", "current.aux.intrinsic"). Fields that the part writes but `write` does not name are discarded. Its
-    stop request is kept, and so are its losses, as `<name>/<loss>`, and its metrics, as `<name>/<metric>`.
+    A path is a field ("reward"), an entry of a field ("extras.intrinsic") or a field of the policy being trained
+    ("current.value", "current.aux.intrinsic"). Fields that the part writes are discarded unless `write` names them. The
+    part's stop request is kept, as are its losses, named `<name>/<loss>`, and its metrics, named `<name>/<metric>`.
 
     Args:
         part: any part except a sampler.
-        read: maps a path that the part reads to the path to read instead, such as "current.value" of a value loss to
-            "current.aux.intrinsic".
+        read: maps a path that the part reads to the path to read instead; for a value loss, for example,
+            "current.value" to "current.aux.intrinsic".
         write: maps a field that the part writes to the path to write.
         name: prefix of its losses and metrics, and its name in error messages.
 
     Example:
-        The advantage of intrinsic rewards, with a separate critic, is added to the extrinsic advantage:
+        Add the advantage of intrinsic rewards, which have a separate critic, to the extrinsic advantage:
 
         >>> import ppo_parts as pp
         >>> intrinsic = pp.within(
@@ -82,7 +82,7 @@ def within(
         ...     name="intrinsic",
         ... )
 
-    Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
+    Reference: this is a lens in the sense of Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
     reading, writing = dict(read or {}), dict(write or {})
     for path in (*reading, *reading.values(), *writing, *writing.values()):
@@ -102,7 +102,7 @@ def within(
     def inner(batch: Batch) -> Batch:
         """Return the batch that the part receives.
 
-        It contains only the metrics and losses that the part requires, so that the part may use any other name.
+        The batch contains only the metrics and losses that the part requires, so the part may use any other name.
         """
         metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in part.requires}
         losses = batch.losses if "losses" in part.requires else {}
@@ -124,8 +124,8 @@ def within(
         return seen
 
     def outer(batch: Batch, seen: Batch, result: Batch) -> Batch:
-        """Return the batch with the fields that the part has written, and its losses and metrics with the prefix."""
-        # Not in `inner`, because `finish` has a current policy before the sampler, too.
+        """Return the batch with the fields that the part wrote, and with its losses and metrics under the prefix."""
+        # This check is not in `inner`, because in `finish`, parts before the sampler have a current policy, too.
         _check_one_critic(name, part, reading, after_sampler=batch.current is not None)
         for field, path in writing.items():
             batch = with_field_at(batch, path, field_at(result, field))
@@ -157,8 +157,8 @@ def within(
 
 
 def _check_one_critic(name: str, part: Part, read: dict[str, str], *, after_sampler: bool = False) -> None:
-    """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
-    own = set(read)  # fields that no longer belong to the critic of the batch
+    """Raise if the part would mix values of the critic that `read` names with values of the batch's critic."""
+    own = set(read)  # fields that no longer come from the batch's critic
     for inner in parts_of(part):
         values = {"value", "current.value"} if after_sampler or inner.place == "after_sampler" else {"value"}
         others = sorted((values | {"next_value"}).intersection(list_reads(inner)) - own)
@@ -176,8 +176,8 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
     r"""Write `advantage` as a weighted sum, :math:`A = \sum_k c_k A^{(k)}`.
 
     Args:
-        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient. For K streams along the last
-            axis, which are summed: a tuple of K coefficients, or a `field` with K numbers per element.
+        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient. If a field has K streams along
+            its last axis, which are summed, give a tuple of K coefficients, or a `field` with K numbers per element.
 
     Place: after the parts that write these fields.
 
@@ -213,7 +213,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric | tuple[Numeric, ...]]
         else:
             sizes = jnp.shape(c)
             got = f"a coefficient of shape {sizes}"
-            # A field has size 1 along axes, such as that of agents, whose elements share its numbers.
+            # A field has size 1 along an axis, such as the agents' axis, whose elements share one number.
             like_x = len(sizes) == x.ndim and all(a in (1, b) for a, b in zip(sizes, x.shape, strict=True))
             if (like_x and sizes[rank:] == streams) or not (sizes or streams):
                 return jnp.sum(c * x, axis=-1) if streams else c * x

@@ -1,4 +1,4 @@
-"""Parts that add named losses, and measure the policy being trained; they are placed after the sampler."""
+"""Parts that add named losses or measure the policy being trained; they are placed after the sampler."""
 
 from __future__ import annotations
 
@@ -72,14 +72,13 @@ def policy_loss(
     Args:
         loss: a policy loss of `functional`, or your own function of :math:`\log\pi_{current}(a) -
             \log\pi_{behavior}(a)` and the advantage that returns a loss per element. If it has a parameter `log_prob`
-            or `key`, as `functional.clip_cov` has, it receives :math:`\log\pi_{current}(a)` or a PRNG key. It is called
-            once with `[1, 1]` arrays when the part is built, so that a hyperparameter that it rejects raises an error
-            at once.
+            or `key`, like `functional.clip_cov`, it receives :math:`\log\pi_{current}(a)` or a PRNG key. It is called
+            once with `[1, 1]` arrays when the part is built, so that invalid hyperparameters raise an error at once.
         name: key in `losses`.
-        needs_time: whether the loss works along the time axis, so that the sampler must keep it. The sequence losses
-            of `functional`, such as `gspo`, declare this themselves.
+        needs_time: whether the loss works along the time axis, which the sampler must then keep. The sequence losses of
+            `functional`, such as `gspo`, declare this themselves.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates. Only its first
-            value is checked, except by the losses of `functional`, for which a value out of range becomes NaN.
+            value is checked, except for losses of `functional`, where later values out of range become NaN.
 
     Place: after the sampler, and after the parts that change the advantage.
 
@@ -90,7 +89,7 @@ def policy_loss(
     """
     takes = inspect.signature(loss).parameters.keys() - hyperparameters.keys()
     further: dict[str, Any] = {"log_prob": np.zeros((1, 1), np.float32)} if "log_prob" in takes else {}
-    if "key" in takes:  # only then, because a key starts JAX's backend
+    if "key" in takes:  # a key is made only if needed, because it starts JAX's backend
         further["key"] = jax.random.key(0)
     check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
     if works_along_time(loss) is not None:  # a loss of `functional`, which cannot check values that it is given later
@@ -119,10 +118,10 @@ def works_along_time(loss: Callable[..., Any]) -> bool | None:
 
 @checked
 def policy_diagnostics() -> Part:
-    """Measure how far the policy being trained has moved from the policy that acted.
+    """Measure how far the policy being trained has moved from the behavior policy.
 
-    Metrics: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`, `ratio_min` and `ratio_max` of the importance ratio,
-    whose extremes are those of the whole update.
+    Metrics: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`, `ratio_min` and `ratio_max` of the importance ratio.
+    The minimum and maximum are over the whole update.
 
     Place: after the sampler.
 
@@ -143,7 +142,7 @@ def policy_diagnostics() -> Part:
             "ratio_mean": ratio,
         }
         batch = batch.add_metrics(**{name: masked_mean(x, batch.mask) for name, x in measured.items()})
-        # Computed as a maximum, so that devices that share the minibatch reduce it together with `ratio_max`.
+        # Compute the minimum as a maximum, so that devices that share a minibatch reduce both together.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf))
 
@@ -159,8 +158,8 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
     Args:
         clip_eps: clip range, > 0, in reward units.
-        coef: coefficient, >= 0. With CleanRL's 0.5, the squared error has weight 0.25, because of the factor 1/2 in the
-            loss.
+        coef: coefficient, >= 0. With CleanRL's 0.5, the squared error has weight 0.25, because the loss has a factor of
+            1/2.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -181,8 +180,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        coef: coefficient, >= 0. For codebases without the factor 1/2 (jaxagents, Stable-Baselines3), double their
-            coefficient.
+        coef: coefficient, >= 0. To reproduce codebases without the factor 1/2 (jaxagents, Stable-Baselines3), double
+            their coefficient.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -205,9 +204,9 @@ def critic_part(
     coef: Numeric,
     elementwise: bool = False,
 ) -> Part:
-    """Make a part of a loss of fields of the batch, of which the first is a prediction of the policy being trained.
+    """Make a part from a loss of fields of the batch, the first of which is predicted by the policy being trained.
 
-    If the fields have a further axis of streams after the elements, the loss is the sum over it.
+    If the fields have an additional last axis of streams, the loss is the sum over this axis.
     """
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
@@ -225,10 +224,10 @@ def critic_part(
 def entropy_bonus(*, coef: Numeric, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
-    If the distribution does not define `entropy()` (as a squashed Gaussian), it is estimated from one fresh sample,
-    :math:`-\log\pi(a|s)`. The gradient flows through samples of real numbers, which must be differentiable with respect
-    to all parameters (those of a mixture, and of a `TanhNormal` at its bounds, are not); with a discrete action it is
-    :math:`-\log\pi(a|s)\, \nabla\log\pi(a|s)`.
+    If the distribution does not define `entropy()` (for example, a squashed Gaussian), the entropy is estimated from
+    one fresh sample as :math:`-\log\pi(a|s)`. For continuous actions, the gradient flows through the sample, which must
+    be differentiable with respect to all parameters (samples of a mixture, and of a `TanhNormal` at its bounds, are
+    not). For discrete actions, the gradient is :math:`-\log\pi(a|s)\, \nabla\log\pi(a|s)`.
 
     Metric: `<name>`, in nats, without the coefficient.
 
@@ -253,7 +252,7 @@ def entropy_bonus(*, coef: Numeric, name: str = "entropy") -> Part:
 
 
 def entropy_of(distribution: Any, key: Array) -> Array:
-    """Return the entropy per element, estimated from a sample if it has no closed form."""
+    """Return the entropy per element, which is estimated from a sample if it has no closed form."""
     if hasattr(distribution, "entropy"):
         try:
             return distribution.entropy()
@@ -294,7 +293,7 @@ def check_loss(
 ) -> None:
     """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters.
 
-    With `probe`, it is called with `[1, 1]` arrays and the first values of schedules, and must return such an array.
+    With `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)

@@ -1,4 +1,4 @@
-"""Optax transformations for PPO: schedules that count learner updates, clipped Adam, separate steps per agent."""
+"""Optax transformations for PPO: schedules that count learner updates, clipped Adam, and separate steps per agent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..functional._common import Range
 
 @checked
 def linear_schedule(init_value: float, end_value: float, transition_steps: Count) -> optax.Schedule:
-    """Like `optax.linear_schedule`, but end exactly at `end_value`, and raise for `transition_steps` < 1.
+    """Make a schedule like `optax.linear_schedule` that ends exactly at `end_value`; raise for `transition_steps` < 1.
 
     Args:
-        init_value, end_value: the value at step 0, and from step `transition_steps` on.
-        transition_steps: learner updates in which the value changes, at least 1.
+        init_value, end_value: the values at step 0, and from step `transition_steps` on.
+        transition_steps: number of learner updates over which the value changes, at least 1.
 
     Example:
         >>> import ppo_parts as pp
@@ -34,7 +34,7 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: Count
     where, ends = "linear_schedule", {"init_value": init_value, "end_value": end_value}
     first, last = (check_number(where, name, x, ANY, schedule=False) for name, x in ends.items())
     schedule = optax.linear_schedule(first, last, transition_steps)
-    # In a compiled program, n * (1 / n) is not exactly 1, so that a value annealed to 0 would end below it.
+    # In a compiled program, n * (1 / n) may differ from 1, so a value annealed to 0 could end below 0.
     return lambda step: jnp.where(jnp.less(step, transition_steps), schedule(step), last)
 
 
@@ -42,11 +42,11 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: Count
 def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*; the rate is constant within an update.
 
-    optax's own schedules count gradient steps: num_minibatches * num_epochs in each update, or fewer if it stopped
-    early. A learning rate whose schedule counts the wrong unit decays too fast by this factor.
+    The schedules of optax count gradient steps, which are num_minibatches * num_epochs per update, or fewer after an
+    early stop. A schedule that expects updates but counts gradient steps decays too fast by this factor.
 
     Args:
-        learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
+        learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first update).
 
     Returns:
         An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
@@ -79,7 +79,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
 
 class KLAdaptiveRateState(NamedTuple):
-    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the divergence over `steps` steps so far."""
+    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the latest `steps` divergences."""
 
     learning_rate: Array
     total: Array
@@ -102,13 +102,13 @@ def scale_by_kl_adaptive_rate(
               \alpha \leftarrow \min(1.5 \alpha,\ \text{high}) \text{ if } 0 < d < d_{targ} / 2
 
     Args:
-        learning_rate: the rate to begin with, in [low, high].
-        target_kl: the divergence that the rate seeks, in nats, > 0.
-        metric: name of a metric that a part of the chain adds: the divergence of a minibatch before its step.
+        learning_rate: the initial rate, in [low, high].
+        target_kl: the divergence near which the rate keeps the policy's steps, in nats, > 0.
+        metric: name of a metric that a part of the chain adds, the divergence of a minibatch before its step.
             `policy_diagnostics` adds "approx_kl".
-        average_over: None: the rate changes before each step, by the divergence of this minibatch (rsl_rl, brax). A
-            number K: it changes after every K steps, by the mean of their divergences (skrl and rl_games, where K is
-            the number of minibatches in an epoch, or 1), and rises even if that is not greater than 0.
+        average_over: if None, the rate changes before each step, according to the divergence of this minibatch (rsl_rl,
+            brax). With a number K, it changes after every K steps, according to their mean divergence (skrl and
+            rl_games, where K is the number of minibatches in an epoch, or 1), and rises even if that is not above 0.
         low: lower bound of the rate, > 0.
         high: upper bound of the rate.
 
@@ -171,15 +171,15 @@ def _scaled(updates: Any, rate: Array | float) -> Any:
 def clipped_adam(
     learning_rate: Numeric, max_grad_norm: float, *, eps: float = 1e-5
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
+    """Adam with gradients clipped by their global norm, and a learning rate that is constant within an update.
 
-    This is `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`: all
-    parameters are concatenated into one vector, so that the same steps take fewer, larger operations.
+    This is `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`. All
+    parameters are concatenated into one vector, so that the same computation takes fewer and larger operations.
 
     Args:
         learning_rate: a number, or a schedule of the number of updates so far.
         max_grad_norm: largest global norm of the gradient, > 0.
-        eps: added to the root of the second moment, >= 0.
+        eps: number added to the square root of the second moment, >= 0.
 
     Example:
         >>> import ppo_parts as pp
@@ -196,7 +196,7 @@ def clipped_adam(
 
 
 def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], value: Any) -> Any:
-    """Return `make(value)`; an array whose dtype is not that of the updates, which optax rejects, is converted."""
+    """Return `make(value)`, and convert an array to the dtype of the updates, because optax rejects other dtypes."""
     if type(value) in (int, float):
         return make(value)
 
@@ -216,26 +216,26 @@ def natural_gradient(
     cg_steps: Count = 15,
     backtracks: Count = 10,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Step along the natural gradient as far as a divergence from the old policy and a line search allow, as in TRPO.
+    r"""Step along the natural gradient, with a step size from a trust region and a line search, as in TRPO.
 
     .. math:: x \approx (F + \lambda I)^{-1} g, \qquad
               \theta \leftarrow \theta - 0.8^j \sqrt{\frac{2 \delta}{x^T (F + \lambda I)\, x}}\; x
 
-    One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`, whose
-    coefficient must be 1, because it multiplies the divergence; F is its Hessian, and g the gradient of the other
-    losses. x is computed by conjugate gradients, and j is the first number of 0, 1, ... with a divergence of at most
-    :math:`\delta` and a smaller sum of the others. Without one, nothing changes.
+    One of the losses of the chain is the divergence, for example `kl_penalty(coef=1.0, estimator="analytic")`. Its
+    coefficient must be 1, because it multiplies the divergence. F is the Hessian of the divergence, and g is the
+    gradient of the other losses. x is computed by conjugate gradients, and j is the first of 0, 1, ... for which the
+    divergence is at most :math:`\delta` and the sum of the other losses decreases. If no j qualifies, nothing changes.
 
     Args:
         max_kl: largest divergence delta after the step, in nats, >= 0, or a schedule of the number of updates so far.
-        divergence: name of the loss that is the divergence.
+        divergence: name of the divergence loss.
         damping: lambda, >= 0.
         cg_steps: number of conjugate gradient steps.
-        backtracks: how many numbers j to try.
+        backtracks: how many values of j to try.
 
     Returns:
         An optax transformation, to be used alone, for `full_batch` or few large minibatches. Train the critic in a
-        phase of its own (`phases`), with another optimizer.
+        separate phase (`phases`), with another optimizer.
 
     Example:
         >>> import optax, ppo_parts as pp
@@ -260,7 +260,7 @@ def natural_gradient(
         limit = value_at(max_kl, step)
 
         def losses_at(params: Any) -> tuple[Array, Array]:
-            """Return the divergence, and the sum of the other losses."""
+            """Return the divergence and the sum of the other losses."""
             losses = dict(losses_fn(params))
             if divergence not in losses or len(losses) == 1:
                 raise UserValueError(
@@ -298,17 +298,17 @@ def natural_gradient(
 
 @checked
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
+    """Apply an optimizer to each agent's parameters separately; every leaf has a leading agent axis.
 
-    Elementwise transformations (Adam) are the same with and without it. Global norms, as in
-    `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's. The
-    optimizer does not receive the learner's `grad`, `value_fn` and the like, which are those of all agents together.
+    This does not change elementwise transformations such as Adam. Global norms, as in `optax.clip_by_global_norm`, are
+    computed per agent, so one agent's gradient does not shrink another's. The optimizer does not receive the learner's
+    extra arguments such as `grad` and `value_fn`, because they concern all agents together.
 
     Args:
         optimizer: any optax transformation.
 
     Raises:
-        TypeError: not an optax transformation. ValueError: (from its `init`) parameters without an axis of agents.
+        TypeError: if it is not an optax transformation. ValueError: from its `init`, if a leaf has no agent axis.
 
     Example:
         >>> import optax, ppo_parts as pp

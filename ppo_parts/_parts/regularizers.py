@@ -1,4 +1,4 @@
-"""Parts that regularize the policy: by a loss, or by changing the policies to which later losses refer."""
+"""Parts that regularize the policy, by a loss or by changing the policies to which later losses refer."""
 
 from __future__ import annotations
 
@@ -46,25 +46,24 @@ def kl_penalty(
     .. math:: L_i = \beta\, \mathrm{KL}(\pi_{ref} \,\|\, \pi) \quad\text{("reference_to_current")}, \qquad
               L_i = \beta\, \mathrm{KL}(\pi \,\|\, \pi_{ref}) \quad\text{("current_to_reference")}
 
-    Given `target_kl`, the coefficient adapts: after each update, :math:`\beta` is halved if the mean divergence d of
-    the updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above
-    :math:`1.5\, d_{targ}`.
+    With `target_kl`, the coefficient adapts. After each update, :math:`\beta` is halved if the mean divergence d of the
+    updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above :math:`1.5\, d_{targ}`.
 
-    k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`): of KL(reference ‖
-    current) if the reference is the behavior policy, and of KL(current ‖ reference) as long as the current policy is
-    close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the divergence; that
-    of k1 is 0 in expectation, which is an error. "analytic" calls `kl_divergence` of the distributions.
+    k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`). They estimate
+    KL(reference ‖ current) if the reference is the behavior policy, and KL(current ‖ reference) while the current
+    policy is close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the
+    divergence. The gradient of k1 is 0 in expectation, so k1 raises an error. "analytic" calls `kl_divergence`.
 
-    Metrics: `<name>`, the divergence in nats; with `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
+    Metrics: `<name>`, the divergence in nats. With `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
     after the previous update.
 
     Args:
-        coef: coefficient beta, >= 0, which may follow a schedule; with `target_kl` the initial one, > 0. With 0, no
-            loss is added, and the divergence is only measured.
+        coef: coefficient beta, >= 0, or a schedule; 0 only measures the divergence, without a loss. With `target_kl`,
+            it is the initial coefficient, > 0.
         estimator: "k1", "k2", "k3", "k3+" or "analytic".
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
-        reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
-            under another policy, `[T, N]` (with "analytic", of its distribution).
+        reference: "behavior", the policy that acted, or a key in `extras`, which holds the log-probabilities of the
+            actions under another policy, `[T, N]` (with "analytic", its distribution).
         target_kl: None, or the divergence to keep, in nats, > 0.
         name: key in `losses`.
 
@@ -118,9 +117,9 @@ def kl_penalty(
         goal = value_at(numbers["target_kl"], context.step)
         kl = masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
-        if batch.mask is not None:  # if no step counts, no divergence was measured
+        if batch.mask is not None:  # if all steps are masked, no divergence was measured
             factor = jnp.where(jnp.any(batch.mask.astype(bool)), factor, 1)
-        limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
+        limits = jnp.finfo(state.coef.dtype)  # no factor could change 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
     recorded = "behavior" if of_behavior else f"extras.{reference}"
@@ -134,9 +133,9 @@ def kl_penalty(
 
 
 def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
-    """Replace masked elements, in which the learner may have zeroed a standard deviation, by the current policy's.
+    """Replace masked elements, whose standard deviation the learner may have set to 0, by the current policy's.
 
-    The divergence is 0 there, and so is its gradient, which would otherwise be NaN.
+    The divergence and its gradient are then 0 there; otherwise the gradient would be NaN.
     """
     structure: Any = jax.tree.structure(current)
     if mask is None or structure != jax.tree.structure(other):
@@ -158,18 +157,18 @@ def adaptive_entropy_bonus(
     coef: float | Array = 0.01,
     name: str = "entropy",
 ) -> Part:
-    r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts, so that the entropy stays near a target.
+    r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts to keep the entropy near a target.
 
     .. math:: L_i = -\alpha H(\pi(\cdot|s_i)), \qquad
               \log\alpha \leftarrow \log\alpha - \eta \left(\bar H - H_{targ}\right)
 
-    :math:`\bar H` is the mean over the minibatch. The coefficient grows for as long as the entropy is below the target,
-    so choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
+    :math:`\bar H` is the mean over the minibatch. The coefficient grows as long as the entropy is below the target, so
+    choose a target that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
 
     Args:
-        target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
-            their dimensions).
-        learning_rate: step eta per minibatch, >= 0. With 0 this is `entropy_bonus`.
+        target_entropy: entropy in nats, which may be negative for continuous actions. Soft actor-critic uses minus the
+            number of action dimensions.
+        learning_rate: step eta per minibatch, >= 0. With 0, this part is `entropy_bonus`.
         coef: the initial coefficient, > 0.
         name: key in `losses`.
 
@@ -194,7 +193,7 @@ def adaptive_entropy_bonus(
         alpha = jnp.exp(state).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
-        # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
+        # Unlike the mean entropy minus the target, this is 0 if all steps of a minibatch are masked.
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - now["target_entropy"], batch.mask)
         return batch, (state - now["learning_rate"] * excess).astype(jnp.float32)
 
@@ -206,16 +205,16 @@ def adaptive_entropy_bonus(
 
 @checked
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
-    """Add `coef` times the squared excess of the action's mean over a soft bound, `functional.bounds_loss`.
+    """Add `coef` times a penalty for action means outside a soft bound, `functional.bounds_loss`.
 
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
         coef: coefficient, >= 0.
-        bound: the soft bound, >= 0, for actions with bounds -1 and 1.
+        bound: the soft bound, >= 0, for actions whose bounds are -1 and 1.
         name: key in `losses`.
 
-    Place: after the sampler; the policy is a Gaussian, such as `distributions.Normal`, whose mean is `loc`.
+    Place: after the sampler; the policy must be a Gaussian whose mean is `loc`, such as `distributions.Normal`.
 
     Example:
         >>> import ppo_parts as pp
@@ -244,22 +243,22 @@ def smoothness_loss(
     noise_scale: Numeric = 0.05,
     name: str = "smoothness",
 ) -> Part:
-    r"""Add the CAPS penalty, `functional.smoothness_loss`, for actions that change from step to step or under noise.
+    r"""Add the CAPS penalty for actions that change between steps or under noise, `functional.smoothness_loss`.
 
     .. math:: L_i = \lambda_T \| \mu(s_i) - \mu(s'_i) \|_2 + \lambda_S \| \mu(s_i) - \mu(\bar s_i) \|_2,
               \qquad \bar s_i \sim \mathcal N(s_i, \sigma^2)
 
-    :math:`\mu` is the mode of the policy, and s' the observation that followed, the final one where an episode ended.
-    Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean distances.
+    :math:`\mu` is the mode of the policy, and s' is the next observation, or the final one where an episode ended. Each
+    term needs one more evaluation of the policy. Metrics: `<name>_temporal` and `<name>_spatial`, the mean distances.
 
     Args:
-        temporal: lambda_T, >= 0; None: omit this term.
-        spatial: lambda_S, >= 0; None: omit this term. Only floating leaves of the observations get noise.
+        temporal: lambda_T, >= 0; None omits this term.
+        spatial: lambda_S, >= 0; None omits this term. Only floating leaves of the observations get noise.
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
-    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. The policy has continuous
-    actions and no memory.
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. The policy must have
+    continuous actions and no memory.
 
     Example:
         >>> import ppo_parts as pp
@@ -296,7 +295,7 @@ def check_no_memory(where: str, batch: Batch) -> None:
 
 
 def mode_of(where: str, distribution: Any) -> Array:
-    """Return the action without noise, as one vector per element."""
+    """Return the mode of the distribution as one vector per element."""
     mode: Any = distribution.mode() if hasattr(distribution, "mode") else None
     if not jnp.issubdtype(getattr(mode, "dtype", int), jnp.floating):
         raise UserTypeError(
@@ -307,7 +306,7 @@ def mode_of(where: str, distribution: Any) -> Array:
 
 
 def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
-    """Add Gaussian noise to every floating leaf."""
+    """Add Gaussian noise to every floating-point leaf."""
     leaves, tree = jax.tree.flatten(obs)
     if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
         raise UserTypeError(
@@ -324,7 +323,7 @@ def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
 
 
 class ProximalAverageState(NamedTuple):
-    """State of `proximal_average`: the average of the parameters, and the sum of the weights in it."""
+    """State of `proximal_average`: the average of the parameters, and the sum of its weights."""
 
     params: Any
     weight: Array
@@ -332,19 +331,19 @@ class ProximalAverageState(NamedTuple):
 
 @checked
 def proximal_average(*, decay: Numeric) -> Part:
-    r"""Let the losses after this part refer to an average of the parameters instead of the behavior policy (PPO-EWMA).
+    r"""Make later losses refer to an average of the parameters instead of the behavior policy (PPO-EWMA).
 
     .. math:: \theta_{prox} \leftarrow \frac{\sum_k \beta^k \theta_{-k}}{\sum_k \beta^k}, \qquad
               A_i \leftarrow \frac{\pi_{prox}(a_i|s_i)}{\pi_{old}(a_i|s_i)} A_i, \qquad
               \log\pi_{old} \leftarrow \log\pi_{prox}
 
-    :math:`\theta_{-k}` are the parameters k gradient steps ago. A surrogate clips around the policy of their average,
-    which is evaluated here; an importance weight of the advantage corrects for the behavior policy. Metric:
-    `off_policy_weight`, the mean of the weight.
+    :math:`\theta_{-k}` are the parameters k gradient steps ago. This part evaluates the policy of their average, around
+    which a surrogate then clips, and multiplies the advantage by an importance weight that corrects for the behavior
+    policy. Metric: `off_policy_weight`, the mean of the weight.
 
     Args:
-        decay: factor beta by which older parameters count less, in [0, 1]; the average spans about 1 / (1 - beta)
-            gradient steps.
+        decay: factor beta by which the weight of older parameters decays per gradient step, in [0, 1]. The average
+            spans about 1 / (1 - beta) gradient steps.
 
     Place: after the sampler and the parts that change the advantage; before the policy loss. Parts before it refer to
     the behavior policy.
@@ -383,19 +382,19 @@ def proximal_average(*, decay: Numeric) -> Part:
 
 @checked
 def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
-    r"""Let the policy loss after this part see a Gaussian policy whose mean is perturbed (robust policy optimization).
+    r"""Perturb the mean of a Gaussian policy for the policy loss after this part (robust policy optimization).
 
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
-    z is drawn for every dimension and minibatch, so that the policy keeps exploring. Actions are sampled without it, so
-    the ratio of the first minibatch is not 1. Only `current.log_prob` changes: parts that read the distribution, such
-    as an entropy bonus, see the policy itself.
+    z is drawn for every dimension and minibatch, so that the policy keeps exploring. Actions are sampled without z, so
+    the ratio of the first minibatch is not 1. Only `current.log_prob` changes. Parts that read the distribution, such
+    as an entropy bonus, see the unperturbed policy.
 
     Args:
         scale: the largest perturbation alpha, >= 0, in the units of the action.
 
-    Place: after the sampler and before the policy loss (`learner` checks the order); the policy is a
+    Place: after the sampler and before the policy loss (`learner` checks the order); the policy must be a
     `distributions.Normal`.
 
     Example:
@@ -413,7 +412,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         shift = scale * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
         perturbed = Normal((policy.loc + shift).astype(policy.loc.dtype), policy.scale)
         log_prob = perturbed.log_prob(batch.action)
-        # Masked elements keep a ratio of 1, as in the policy itself.
+        # Masked elements keep a ratio of 1, as without the perturbation.
         log_prob = jnp.where(boolean_mask(batch.mask, log_prob), log_prob, batch.current.log_prob)
         return batch.replace(current=batch.current._replace(log_prob=log_prob))
 

@@ -1,4 +1,4 @@
-"""Replay of earlier rollouts."""
+"""A part that replays earlier rollouts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .._core.shards import beside
 from ..functional._common import unsqueeze
 
 NEEDED = ("mask", "extras", "per_segment")
-"""Fields whose entries are stored if the rollout has any, because later parts would miss them."""
+"""Fields that are stored if the rollout has entries in them, because later parts may need them."""
 
 
 class ReplayState(NamedTuple):
-    """The latest rollouts, as fields by name with leaves `[k, T, N, ...]`, and how many have been stored."""
+    """The latest rollouts, as fields by name with leaves `[k, T, N, ...]`, and the number of rollouts stored."""
 
     fields: dict[str, Any]
     stored: Array
@@ -29,22 +29,21 @@ class ReplayState(NamedTuple):
 
 @checked
 def replay(num_rollouts: Count, like: Batch) -> Part:
-    """Replace the rollout with the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
+    """Replace the rollout with the latest k rollouts, including this one, side by side in each shard: `[T, k*N]`.
 
-    Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
-    rollout after the parts that all phases share have run, even if the phase with this part does not run.
+    Slots that are not filled yet are masked. `replay(1, like)` leaves the rollout unchanged. Each update stores its
+    rollout after the parts that all phases share, even if the phase with this part does not run.
 
-    Earlier rollouts keep the values and ratios that were stored with them. To correct for the current policy, put
+    Earlier rollouts keep the values and ratios with which they were stored. To correct for the current policy, put
     `vtrace` after the sampler instead of before it. Groups with the same number (`tokens.group_advantage`) are merged.
 
     Args:
-        num_rollouts: k.
-        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`; the fields that it has are
-            kept. Its mask and entries are those of the rollout. `jax.eval_shape(rollout.collect, key, params,
-            state)[1]` makes one, to which the fields that shared parts write must be added, as `target` below.
+        num_rollouts: number of rollouts, k.
+        like: a batch of arrays or `jax.ShapeDtypeStruct` with the rollout's shapes. Only its fields are stored. It must
+            have a mask and entries if the rollout has them. `jax.eval_shape(rollout.collect, key, params, state)[1]`
+            makes such a batch; add the fields that shared parts write, such as `target` below.
 
-    Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
-    follow it.
+    Place: first in its own phase, as `learner` checks. A sampler with `refresh="minibatch"` cannot follow it.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -82,7 +81,7 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
         counts = jnp.broadcast_to(unsqueeze(slots, log_prob.ndim - 1), log_prob.shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
         absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
-        return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
+        return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, even without this
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
         return _stored_with(batch, state)

@@ -1,4 +1,4 @@
-"""Samplers: the parts that divide a rollout into minibatches."""
+"""Samplers, the parts that divide a rollout into minibatches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .common import check_numbers, is_zero
 
 @checked
 def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
-    """Use every step exactly once per epoch, in a new random order: minibatches of T*N/num_minibatches steps, `[M]`.
+    """Draw minibatches `[M]`, M = T*N/num_minibatches; each epoch uses every step exactly once, in a new random order.
 
-    This cuts the time axis, so parts that work along time and recurrent policies need `segment_minibatches`.
+    The minibatches have no time axis, so recurrent policies and parts that work along time need `segment_minibatches`.
 
     Args:
-        num_minibatches: minibatches per epoch; must divide T*N.
-        num_epochs: passes over the rollout.
-        refresh: how often the parts before the sampler run again, on values and ratios of the current policy.
-            "rollout": only once; "epoch": before each epoch (the whole rollout is evaluated again); "minibatch": before
-            each minibatch, after the value and log-ratio of the last minibatch have been written back; "every_epoch":
-            like "epoch", but the first epoch also evaluates the rollout, because an older policy collected it.
+        num_minibatches: number of minibatches per epoch; must divide T*N.
+        num_epochs: number of passes over the rollout.
+        refresh: how often the parts before the sampler run again, with values and ratios of the current policy.
+            "rollout" runs them only once. "epoch" evaluates the whole rollout again and runs them before each epoch
+            after the first. "minibatch" runs them before each minibatch, after the value and log-ratio of the last
+            minibatch have been written back. "every_epoch" includes the first epoch, for rollouts of an older policy.
 
     Example:
         >>> import ppo_parts as pp
@@ -47,13 +47,13 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
 
 @checked
 def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
-    """Use every segment (environment, or environment and agent) once per epoch, in a new random order: `[T, M]`.
+    """Draw minibatches `[T, M]` of segments (environments or their agents), each once per epoch, in random order.
 
-    Use it for recurrent policies, and for parts that work along time (`vtrace`) under the policy being trained.
+    Use this sampler for recurrent policies, and if parts that work along time, such as `vtrace`, follow it.
 
     Args:
-        num_minibatches: minibatches per epoch; must divide the number of segments N.
-        num_epochs: passes over the rollout.
+        num_minibatches: number of minibatches per epoch; must divide the number of segments N.
+        num_epochs: number of passes over the rollout.
         refresh: as in `shuffled_minibatches`.
 
     Example:
@@ -70,7 +70,7 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
     """Use the whole rollout as one minibatch `[T, N]`, `num_epochs` times, without copying or shuffling.
 
     Args:
-        num_epochs: gradient steps.
+        num_epochs: number of gradient steps.
         refresh: as in `shuffled_minibatches`.
 
     Example:
@@ -93,14 +93,14 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
 def given_indices(
     indices: Any, axis: Literal["step", "segment"] = "step", weights: Any = None, *, refresh: Refresh = "rollout"
 ) -> Part:
-    """Use exactly these minibatches, in this order, for parity tests and debugging.
+    """Use exactly the given minibatches, in the given order, for parity tests and debugging.
 
     Args:
-        indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
-            `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
-            integers cannot be checked: those that are out of range make the loss NaN. The rollout has one shard.
-        axis: "segment": the integers are segment numbers instead.
-        weights: importance weights of the shape of `indices`, or None.
+        indices: integers `[K, M]` for K minibatches of one epoch, or `[E, K, M]` for E epochs (which matter to
+            `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced integers
+            cannot be checked; integers out of range make the loss NaN. The rollout must have one shard.
+        axis: "step", or "segment" if the integers are segment numbers instead.
+        weights: importance weights with the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
 
     Example:
@@ -164,24 +164,24 @@ def prioritized_sampler(
     eps: Numeric = 1e-6,
     refresh: Refresh = "rollout",
 ) -> Part:
-    r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
+    r"""Draw minibatches `[T, M]` of segments in proportion to a power of their summed absolute advantage.
 
     .. math:: P_n \propto \left(\sum_t |A_{tn}|\right)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
-    where N' counts the segments with a positive priority; see `functional.segment_priorities` and
+    N' is the number of segments with a positive priority; see `functional.segment_priorities` and
     `functional.importance_weights`. Each minibatch is drawn independently and without replacement, so a segment can be
-    in several minibatches of an epoch, or in none; the weights of beta = 1 would be unbiased with replacement.
-    `advantage_weight`, or a loss with `coef=pp.field("weight")`, applies the weight. Fully masked segments are never
-    drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each, as if it were
-    the whole rollout.
+    in several minibatches of an epoch, or in none. Weights with beta = 1 would be unbiased if draws were with
+    replacement. `advantage_weight`, or a loss with `coef=pp.field("weight")`, applies the weight. Fully masked segments
+    are never drawn if there are enough others. If the rollout has S shards, M / S segments are drawn from each shard,
+    as if it were the whole rollout.
 
     Args:
-        num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
-        num_epochs: multiplies the number of draws.
-        alpha, eps: exponent of the priority, >= 0 (0: uniform), and what is added to it, >= 0.
+        num_minibatches: minibatches per epoch; must divide the number of segments N without `segments_per_minibatch`.
+        num_epochs: factor by which the number of minibatches is multiplied.
+        alpha, eps: exponent of the priority, >= 0 (0 means uniform), and the number added to the priority, >= 0.
         beta: exponent of the weight, in [0, 1].
-        segments_per_minibatch: M; None: N / num_minibatches.
-        refresh: as in `shuffled_minibatches`; with "minibatch" each draw uses updated priorities, as in PufferLib.
+        segments_per_minibatch: M; None means N / num_minibatches.
+        refresh: as in `shuffled_minibatches`; with "minibatch", each draw uses updated priorities, as in PufferLib.
 
     Place: after `gae` or `vtrace`, whose advantage it reads.
 
@@ -209,13 +209,13 @@ def prioritized_sampler(
         check_same_shape(where, log_prob=batch.log_prob, advantage=batch.advantage)
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
-            # At least float32, because small probabilities would be 0 in float16.
+            # Compute at least in float32, because small probabilities would be 0 in float16.
             advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
             mask = None if batch.mask is None else _steps_of_segments(batch.mask)
             probabilities = functional.segment_priorities(advantage, alpha=alpha, eps=eps, mask=mask)
             indices = functional.sample_without_replacement(key, probabilities, size)
             weight = functional.importance_weights(probabilities, indices, beta=beta)
-            # A number out of range is counted by the learner: the row -1, which does not exist, makes a NaN.
+            # If a hyperparameter is out of range, use row -1, which does not exist, so that the learner sees a NaN.
             indices = jnp.where(jnp.isnan(spread_nan(jnp.zeros(()), alpha, beta, eps)), -1, indices)
             return indices, weight.astype(batch.advantage.dtype)
 
@@ -230,7 +230,7 @@ def prioritized_sampler(
 
 
 def _steps_of_segments(x: Array) -> Array:
-    """Reshape `[T, N, ...]` to `[..., N]`: the agents of a segment count as further steps of it."""
+    """Reshape `[T, N, ...]` to `[..., N]`, so that the agents of a segment count as additional steps."""
     return x.reshape((*x.shape[:2], -1)).swapaxes(1, 2).reshape(-1, x.shape[1])
 
 
@@ -238,17 +238,17 @@ def _steps_of_segments(x: Array) -> Array:
 def time_chunks(
     num_minibatches: int, num_epochs: int = 1, *, length: Count, burn_in: int = 0, refresh: Refresh = "rollout"
 ) -> Part:
-    """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
+    """Draw minibatches `[burn_in + length, M]` of pieces of `length` steps; each epoch uses every step once.
 
     A recurrent policy first processes up to `burn_in` steps before the piece. It starts from the recorded state at the
-    beginning of the rollout, and from zeros elsewhere. The steps of the burn-in are masked: they have no loss and do
-    not affect any statistic.
+    beginning of the rollout, and from zeros elsewhere. The burn-in steps are masked, so they have no loss and do not
+    affect any statistic.
 
     Args:
-        num_minibatches: minibatches per epoch; must divide the number of pieces, N * T / length.
-        num_epochs: passes over the rollout.
-        length: steps per piece; must divide T.
-        burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T. These steps are
+        num_minibatches: number of minibatches per epoch; must divide the number of pieces, N * T / length.
+        num_epochs: number of passes over the rollout.
+        length: number of steps per piece; must divide T.
+        burn_in: number of steps that warm up the recurrent state; burn_in + length must be at most T. These steps are
             masked, so parts after the sampler cannot use `mask_mode="skip"`.
         refresh: as in `shuffled_minibatches`.
 
@@ -304,7 +304,7 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
 
 
 def _number_of(axis: Axis, batch: Batch) -> int:
-    """Return how many steps or segments the rollout has."""
+    """Return the number of steps or segments of the rollout."""
     time, segments = batch.log_prob.shape[:2]
     return time * segments if axis == "step" else segments
 

@@ -1,4 +1,4 @@
-"""Early stop on the divergence of the policy, or on any metric."""
+"""Parts that stop an update early because of the policy's divergence or any other metric."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def kl_early_stop(
     check: Literal["minibatch", "epoch"] = "minibatch",
     name: str = "early_stop_kl",
 ) -> Part:
-    """Stop this phase's gradient steps, for this update, when the policy has moved too far.
+    """Stop the gradient steps of this phase in this update when the policy has moved too far.
 
-    The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
-    the threshold if it is greater than `target_kl`, or NaN.
+    The divergence is measured *before* the minibatch's step, with `functional.approx_kl`. It exceeds the threshold if
+    it is greater than `target_kl` or NaN.
 
-    * `check="minibatch"`: neither the minibatch that exceeds it nor any later one is applied (Stable-Baselines3, whose
-      threshold is 1.5 times its `target_kl`).
-    * `check="epoch"`: the last minibatch of each epoch is checked, and all steps of that epoch are applied (CleanRL;
-      jaxagents with `estimator="k1", reduction="sum"`).
+    * With `check="minibatch"`, neither the minibatch that exceeds the threshold nor any later one is applied, as in
+      Stable-Baselines3, whose threshold is 1.5 times its `target_kl`.
+    * With `check="epoch"`, the last minibatch of each epoch is checked, and all steps of that epoch are applied, as in
+      CleanRL, and in jaxagents with `estimator="k1", reduction="sum"`.
 
-    Without `vmap`, a stop skips the remaining computation. Metric: `<name>`, the mean divergence of the minibatches
-    that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
+    Without `vmap`, a stop saves the remaining computation. Metric: `<name>`, the mean divergence of the minibatches
+    that ran. The learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
         target_kl: threshold in nats, >= 0.
         estimator: as in `functional.approx_kl`.
-        reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
+        reduction: reduction over the elements of a minibatch, "mean" or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         name: key in `metrics`.
 
@@ -72,11 +72,11 @@ def kl_early_stop(
 
 @checked
 def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:
-    """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
+    """Stop the gradient steps of this phase in this update when a metric exceeds a limit or is NaN.
 
     Args:
-        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
-            such as "grad_norm", do not exist yet when parts run.
+        metric: name of a minibatch metric that an earlier part adds, such as "clip_fraction". The learner's own
+            metrics, such as "grad_norm", do not exist yet when parts run.
         limit: any number.
         check: "minibatch" or "epoch", as in `kl_early_stop`.
 
@@ -101,7 +101,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:
-    """Request a stop if the value is greater than the limit, or NaN."""
+    """Request a stop if the value is greater than the limit or NaN."""
     exceeds = ~(value <= limit)
     if check == "minibatch":
         return batch.add_stop(discard=exceeds)

@@ -1,4 +1,4 @@
-"""Parts for tasks with a symmetry: mirrored copies of the rollout, and a loss for policies that are not symmetric."""
+"""Parts for tasks with a symmetry: mirrored copies of the rollout, and a loss that makes the policy symmetric."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .regularizers import check_no_memory, mode_of
 
 @checked
 def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any], Any]) -> Part:
-    r"""Append a mirrored copy of every segment to the rollout, `[T, 2 N]`, for tasks with a symmetry.
+    r"""Append a mirrored copy of every segment to the rollout, giving `[T, 2 N]`, for tasks with a symmetry.
 
     .. math:: (s, a) \mapsto (T_o(s),\, T_a(a))
 
-    All other fields are repeated: log-probabilities, values, advantages and targets are those of the recorded steps, so
-    that the ratio of a copy is :math:`\pi(T_a(a)|T_o(s)) / \pi_{old}(a|s)`, which is 1 for a symmetric policy. The
-    copies follow the segments of their shard.
+    The copies repeat all other fields, such as log-probabilities, values, advantages and targets, so the ratio of a
+    copy is :math:`\pi(T_a(a)|T_o(s)) / \pi_{old}(a|s)`, which is 1 for a symmetric policy. The copies follow the
+    segments of their shard.
 
     Args:
-        observation: function T_o of observations, leaves `[T, N, ...]`; for example, it permutes the entries of the
+        observation: function T_o of observations with leaves `[T, N, ...]`; for example, it permutes the entries of the
             last axis and changes their signs.
         action: function T_a of actions `[T, N, ...]`.
 
     Place: before the sampler, after `gae` or `vtrace`, which then run on N segments only. `refresh="minibatch"` cannot
-    follow it. The policy has no memory, and the rollout no `keep_distribution`, because distributions cannot be
+    follow it. The policy must have no memory, and the rollout no `keep_distribution`, because distributions cannot be
     mirrored.
 
     Example:
@@ -81,17 +81,17 @@ def mirror_loss(
 ) -> Part:
     r"""Add `coef` times the squared distance from a symmetric policy, `functional.mirror_loss`, as the loss `name`.
 
-    The policy is evaluated once more, on mirrored observations; its mode there is compared with the mirrored mode, a
-    constant. With several symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the
-    coefficient.
+    The policy is evaluated once more, on mirrored observations. Its mode there is compared with the mirrored mode,
+    which is a constant. If there are several symmetries, add a part with a different name for each. Metric:
+    `<name>_loss`, without the coefficient.
 
     Args:
-        observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`.
+        observation: function T_o of observations with leaves `[M, ...]` or `[T, M, ...]`.
         action: function T_a of actions `[..., D]`.
         coef: coefficient, >= 0.
         name: key in `losses`.
 
-    Place: after the sampler. The policy has continuous actions and no memory.
+    Place: after the sampler. The policy must have continuous actions and no memory.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp

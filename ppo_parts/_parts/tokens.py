@@ -1,4 +1,4 @@
-"""Parts for sequences of tokens: rewards and advantages of whole sequences, corrections, and aggregated losses."""
+"""Parts for sequences of tokens: rewards and advantages of whole sequences, corrections, and aggregation of losses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .common import check_numbers, is_zero
 
 @checked
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
-    """Write `reward` by `functional.outcome_reward`: the score at the last token, minus a divergence penalty.
+    """Write `reward` with `functional.outcome_reward`, the score at the last token minus a divergence penalty.
 
     Args:
         score: name of an entry of `per_segment`, one number per sequence.
-        kl_coef: coefficient of the penalty, >= 0. 0: `reference` is not read.
+        kl_coef: coefficient of the penalty, >= 0; with 0, `reference` is not read.
         reference: name of an entry of `extras`, the log-probabilities of the tokens under the reference policy.
 
     Place: before the sampler.
@@ -51,7 +51,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
 @checked
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
-    """Write `advantage` by `functional.reward_to_go`: the sum of this reward and all later ones, without a critic.
+    """Write `advantage` with `functional.reward_to_go`, the sum of this and all later rewards, without a critic.
 
     REINFORCE++ is `outcome_reward`, this part, and `advantage_normalize` before the sampler.
 
@@ -88,16 +88,16 @@ def group_advantage(
     ddof: int = 1,
     eps: Numeric = 1e-6,
 ) -> Part:
-    """Write `advantage`: the reward of each sequence compared with those of its group, the same for all its steps.
+    """Write `advantage`, which compares the reward of a sequence with its group and is equal for all its steps.
 
     `functional.group_advantage` has the settings of GRPO, Dr.GRPO, RLOO, OPO and ReMax. Metric: `zero_advantage`, the
-    fraction of the sequences whose advantage is 0, so that they contribute nothing.
+    fraction of sequences whose advantage is 0, which contribute nothing.
 
     Args:
         group: name of an entry of `per_segment`, whole numbers in [0, N) that say which segments form a group; or the
-            size of the groups, which are then neighboring segments.
-        score: name of an entry of `per_segment`, one number per sequence; None: the sum of the unmasked rewards.
-        baseline: a name as in `functional.group_advantage`, or "given": the entry "baseline" of `per_segment`.
+            group size, if groups are neighboring segments.
+        score: name of an entry of `per_segment`, one number per sequence; None means the sum of the unmasked rewards.
+        baseline: a name as in `functional.group_advantage`, or "given" for the entry "baseline" of `per_segment`.
         scale, ddof, eps: as in `functional.group_advantage`.
 
     Place: before the sampler, so that a sampler may separate the segments of a group.
@@ -170,7 +170,7 @@ def group_advantage(
 def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
-    """Choose how the losses of tokens become one number, as `functional.aggregate` does.
+    """Choose how token losses are reduced to one number, as `functional.aggregate` does.
 
     The metric of the loss, such as `policy_loss`, stays the mean over all tokens.
 
@@ -219,18 +219,18 @@ def importance_correction(
 ) -> Part:
     r"""Multiply the advantage by `functional.importance_sampling_weight` of :math:`\pi_{old} / \pi_{sampler}`.
 
-    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions, for
-    example because the inference engine rounds differently. Metrics: `<name>_weight`, the mean weight, and
-    `<name>_fraction`, the share of elements whose ratio was outside [low, high].
+    Use it if `batch.log_prob`, to which the losses refer, is not from the policy that sampled the actions, for example
+    because the inference engine rounds differently. Metrics: `<name>_weight`, the mean weight, and `<name>_fraction`,
+    the share of elements whose ratio was outside [low, high].
 
     Args:
         high, low, mode: as in `functional.importance_sampling_weight`.
-        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
+        level: "token" uses the ratio of each step, and "sequence" the product over the unmasked steps of its segment.
         reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
         name: prefix of the metrics.
 
-    Place: after the advantage, before the policy loss; on either side of the sampler, which must keep the time axis for
-    "sequence".
+    Place: after the parts that write the advantage and before the policy loss; before or after the sampler, which must
+    keep the time axis for "sequence".
 
     Example:
         >>> import ppo_parts as pp

@@ -1,4 +1,4 @@
-"""Advantages in games of two players, in which one policy plays both sides."""
+"""Advantages in two-player games in which one policy plays both sides."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .lens import wrap_part
 
 @checked
 def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "extras.next_seat") -> Part:
-    r"""Run an estimator in a zero-sum game of two players, both of whom the policy plays (self-play).
+    r"""Run an estimator in a zero-sum game of two players, both played by the policy (self-play).
 
-    In each step one player moves, and the network's value is that player's. Let :math:`\sigma_t` be 1 where the first
-    player moves and -1 where the second does. `estimator` sees the game of the first player: the reward, which is
-    already that player's, the value :math:`\sigma_t V(s_t)` and the next value :math:`\sigma_{t+1} V(s_{t+1})`. The
-    advantage and the target that it writes are multiplied by :math:`\sigma_t`, so that they are those of the player who
+    In each step one player moves, and the network predicts this player's value. Let :math:`\sigma_t` be 1 where the
+    first player moves and -1 where the second player moves. `estimator` sees the first player's view: the reward, which
+    is already the first player's, the value :math:`\sigma_t V(s_t)` and the next value :math:`\sigma_{t+1} V(s_{t+1})`.
+    The advantage and the target that it writes are multiplied by :math:`\sigma_t`, so they belong to the player who
     moved. With `gae`,
 
     .. math::
         A_t = \sigma_t r_t + \gamma \sigma_t \sigma_{t+1} \left(V(s_{t+1}) + \lambda A_{t+1}\right) - V(s_t).
 
-    In games with imperfect information, such as poker, use :math:`\lambda = 1`: the opponent's observation lacks what
-    the player knows, so an estimate that bootstraps from its value is biased.
+    In games with imperfect information, such as poker, use :math:`\lambda = 1`, because the opponent's observation
+    lacks what the player knows, so an estimate that bootstraps from the opponent's value is biased.
 
     Args:
         estimator: the part that writes `advantage` and, possibly, `target`.
-        seat: path of :math:`\sigma_t`, `[T, N]`. `rollout(keep_info=("seat", "next_seat"))` keeps both signs where the
+        seat: path of :math:`\sigma_t`, `[T, N]`. `rollout(keep_info=("seat", "next_seat"))` records both signs if the
             environment's `info` has them.
-        next_seat: path of :math:`\sigma_{t+1}`, which belongs to the observation that followed step t: the final one
-            where the episode was truncated; arbitrary where it terminated.
+        next_seat: path of :math:`\sigma_{t+1}`, which belongs to the observation that followed step t, or to the final
+            one where the episode was truncated; it is arbitrary where the episode terminated.
 
-    Place: that of `estimator`.
+    Place: the same as for `estimator`.
 
     Example:
         >>> import ppo_parts as pp

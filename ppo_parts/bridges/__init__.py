@@ -1,1 +1,1 @@
-"""Bridges to other libraries: each is a module that is imported by name and needs that library."""
+"""Bridges to other libraries, each of which is a module that is imported by name and needs that library."""

@@ -1,11 +1,11 @@
-"""Losses and advantages of `ppo_parts` in Tunix's registry, and Tunix's advantage estimators in a chain.
+"""Functions that add losses and advantages to Tunix's registry, and use Tunix's advantage estimators in a chain.
 
     from ppo_parts.bridges import tunix
 
     tunix.register()
     config = GRPOConfig(advantage_estimator="ppo_parts/rloo", policy_loss_fn="ppo_parts/cispo")
 
-Tunix's arrays are `[B, T]`, with the sequence first. It was tested with google-tunix 0.1.7.
+Tunix's arrays are `[B, T]`, with the sequence axis first. This module was tested with google-tunix 0.1.7.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
         prefix: prefix of the names, so that they do not replace Tunix's own.
 
     Returns:
-        The names, for `policy_loss_fn=` and `advantage_estimator=` of Tunix's configurations.
+        The registered names, for `policy_loss_fn=` and `advantage_estimator=` in Tunix's configurations.
 
     Raises:
-        MissingPackage: Tunix is not installed.
+        MissingPackage: if Tunix is not installed.
     """
     for name, (loss, hyperparameters) in LOSSES.items():
         register_loss(prefix + name, loss, **hyperparameters)
@@ -66,22 +66,22 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
 def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any) -> None:
     """Register `loss(log_ratio, advantage, *, mask, **hyperparameters)`, one number per token, as a policy loss.
 
-    Tunix's configuration determines the rest: `loss_agg_mode` aggregates the tokens, `beta` and `kl_loss_mode` of
+    Tunix's configuration determines the rest. `loss_agg_mode` aggregates the tokens, `beta` and `kl_loss_mode` of
     `GRPOConfig` (or `kl_coef` of `PPOConfig`, whose `beta` is part of the reward) add the divergence from the
-    reference, `entropy_coef` subtracts an entropy bonus, and weights of the sampler multiply the loss. Of the metrics
-    that Tunix's learners log, `pg_clipfrac`, `pg_clipfrac_lower` and `pg_loss/clipped_mean` are NaN, because not all
-    losses define them.
+    reference, `entropy_coef` subtracts an entropy bonus, and sampler weights multiply the loss. The metrics
+    `pg_clipfrac`, `pg_clipfrac_lower` and `pg_loss/clipped_mean` of Tunix's learners are NaN, because not all losses
+    define them.
 
     Args:
-        name: for `policy_loss_fn=`.
+        name: name for `policy_loss_fn=`.
         loss: a function of arrays `[T, B]`, such as those of `ppo_parts.functional`.
-        **hyperparameters: of that function.
+        **hyperparameters: keyword arguments of that function.
 
-    The registered loss raises a ValueError if Tunix packs several sequences into a row and the loss is one of whole
-    sequences, such as `gspo`.
+    The registered loss raises a ValueError if Tunix packs several sequences into a row and the loss works on whole
+    sequences, as `gspo` does.
     """
     common, nnx = require_package("tunix.rl.common", "tunix"), require_package("flax.nnx", "tunix")
-    jax.eval_shape(lambda x: loss(x, x, mask=x, **hyperparameters), jnp.ones((1, 1)))  # raises for a wrong one
+    jax.eval_shape(lambda x: loss(x, x, mask=x, **hyperparameters), jnp.ones((1, 1)))  # raises if invalid
 
     def policy_loss(
         model: Any, train_example: Any, algo_config: Any, pad_id: int, eos_id: int, **_: Any
@@ -121,7 +121,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         total = policy + kl_coef * kl_loss
         entropy_coef = read_setting("entropy_coef", 0.0)
         entropy = aggregate(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
-        if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
+        if entropy_coef:  # as a metric it needs no gradient, which takes as much memory as the logits
             total = total - entropy_coef * entropy
         metrics = _measure(log_prob - acted, advantage, weights, mask)
         metrics |= {"kl": masked_mean(kl, mask), "kl_loss": kl_loss, "pg_loss": policy}
@@ -163,9 +163,9 @@ def register_advantage(name: str, **settings: Any) -> None:
     """Register `functional.group_advantage` with these settings as an advantage estimator.
 
     Args:
-        name: for `advantage_estimator=`. Tunix's agentic learner calls it once per group, where `scale="batch"` (of
-            "lite_ppo") divides by the standard deviation of that group alone, as "grpo" does.
-        **settings: of `functional.group_advantage`, for example `scale=None`.
+        name: name for `advantage_estimator=`. Tunix's agentic learner calls it once per group, where `scale="batch"`
+            (as in "lite_ppo") divides by the standard deviation of only that group, as "grpo" does.
+        **settings: arguments of `functional.group_advantage`, for example `scale=None`.
     """
     functional.group_advantage(jnp.zeros(2), jnp.zeros(2, int), **settings)  # raises for a wrong setting
 
@@ -192,8 +192,8 @@ def from_registry(name: str, *, group: int, score: str = "score") -> Part:
     """Make a part from an advantage estimator in Tunix's registry, `estimator(rewards, num_generations)`.
 
     Args:
-        name: its name in the registry, for example "grpo".
-        group: the number of neighboring segments that form a group.
+        name: the estimator's name in the registry, for example "grpo".
+        group: number of neighboring segments that form a group.
         score: name of an entry of `per_segment`, one number per sequence.
 
     Place: before the sampler.

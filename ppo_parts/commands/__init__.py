@@ -1,1 +1,1 @@
-"""What `python -m ppo_parts.evaluate`, `watch`, `compare`, `export` and `doctor` run."""
+"""The commands `python -m ppo_parts.evaluate`, `watch`, `compare`, `export` and `doctor`."""

@@ -22,7 +22,7 @@ from ..training._train import vmap_over_seeds
 
 
 def make_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that select a run and one of its checkpoints, and perhaps one of its seeds."""
+    """Make a parser with arguments that select a run, one of its checkpoints, and perhaps one of its seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     which = '"latest" (default), "best", or the number of an update'
@@ -44,7 +44,7 @@ def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") ->
 
 
 def load_run(given: argparse.Namespace) -> LoadedRun:
-    """Load the run that the arguments name, and let JAX keep the programs of the command, as those of a run."""
+    """Load the run that the arguments name, and let JAX keep the command's programs like a run's."""
     report(f"loading {given.run}")
     with print_messages():
         keep_compiled_programs()
@@ -56,7 +56,7 @@ def load_run(given: argparse.Namespace) -> LoadedRun:
 
 
 def report(what: str) -> None:
-    """Say on stderr what a command does that takes seconds; its results are on stdout."""
+    """Report a slow step of a command on stderr, because stdout has its results."""
     print(what, file=sys.stderr, flush=True)
 
 
@@ -67,7 +67,7 @@ def compute_for_each_seed(run: LoadedRun, function: Callable[..., Any], *argumen
 
 
 def select_seed(run: LoadedRun, index: int) -> Any:
-    """Return the state of one seed of a run; of a population, that of its best member."""
+    """Return the state of one seed of a run, or of its best member if it is a population."""
     seeds = run.state.key.size
     if not 0 <= index < seeds:
         raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")

@@ -4,7 +4,7 @@
     python -m ppo_parts.compare "ours=runs/a1,runs/a2,runs/a3" "theirs=runs/b1,runs/b2,runs/b3"
 
 Only `metrics.jsonl` is read, so the recipe is not needed, and runs may still be training. The solid line is the
-interquartile mean over seeds, and the band its 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264).
+interquartile mean over seeds, and the band is its 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..training._stored import read_config
 class Curve(NamedTuple):
     """The learning curves of the seeds of one or several runs: values `[points, seeds]` at `env_steps` `[points]`.
 
-    Values are the metric averaged over a window of updates, NaN before its first measurement.
+    Values are the metric averaged over a window of updates, or NaN before its first measurement.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
     """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
 
-    Raises `UserValueError` if it was not measured, or the runs use several environments or have a seed in common.
+    Raise `UserValueError` if it was not measured, or if the runs use several environments or share a seed.
     """
     paths = [Path(folder) for folder in folders]
     stored = [read_config(path) for path in paths]
@@ -54,10 +54,10 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
 
 
 def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    r"""Compute one row for each curve, at the last step that all have reached.
+    r"""Compute one row for each curve at the last step that all have reached.
 
-    "larger_than_first" is :math:`P(X > Y) + P(X = Y) / 2` of a seed and one of the first curve, as in Agarwal et al.
-    2021, section 4.3.
+    "larger_than_first" is :math:`P(X > Y) + P(X = Y) / 2` for a seed X and a seed Y of the first curve, as in Agarwal
+    et al. 2021, section 4.3.
     """
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
@@ -90,7 +90,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
-    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds."""
+    """Draw the interquartile mean over seeds with its 95 % interval, and thin lines for the seeds."""
     with _statistics.draw_picture(path, metric, curves[0].env_id) as axes:
         for i, curve in enumerate(curves):
             seeds = curve.values.shape[1]
@@ -99,7 +99,7 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
 
 
 def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
+    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric, NaN before the first one."""
     rows = read_metrics(folder / "metrics.jsonl")
     if not rows:
         raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
@@ -117,7 +117,7 @@ def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np
 
 
 def _split_label(text: str) -> tuple[str, list[str]]:
-    """Split "name=FOLDER,FOLDER"; the name of a folder may contain both signs."""
+    """Split "name=FOLDER,FOLDER"; a folder's name may contain both signs."""
     label, equals, folders = text.partition("=")
     if not equals or Path(text).is_dir():
         label = folders = text

@@ -3,8 +3,8 @@
     python -m ppo_parts.doctor runs/first --html doctor.html
     python -m ppo_parts.doctor logs/progress.csv
 
-Logs of Stable-Baselines3, CleanRL and rsl_rl (TensorBoard, or progress.csv) are read, too, without a configuration and
-without a checkpoint. The exit status is 0 without findings in what was measured, 1 with findings, and 2 if it failed.
+It also reads logs of Stable-Baselines3, CleanRL and rsl_rl (TensorBoard or progress.csv), which have no configuration
+and no checkpoint. The exit status is 0 without findings in the measurements, 1 with findings, and 2 after an error.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "learning_rate": ("train/learning_rate", "charts/learning_rate", "Loss/learning_rate"),
 }
 FACTORS = {"train/entropy_loss": -1.0, "train/value_loss": 0.5, "Loss/value_function": 0.5, "Loss/value": 0.5}
-"""Stable-Baselines3 logs the entropy loss, and, as rsl_rl does, a value loss without the factor 1/2."""
+"""Stable-Baselines3 logs the entropy loss and, like rsl_rl, a value loss without the factor 1/2."""
 
 
 def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read metrics by name, and the configuration, of a run's folder; of the log of another library, only metrics."""
+    """Read metrics by name and the configuration from a run's folder, or only metrics from another library's log."""
     if (path / "config.json").exists():
         rows = read_metrics(path / "metrics.jsonl")
         metrics = {name: select_metric(rows, name) for name in sorted(set().union(*rows))}
         result = read_result(path / "result.json")
-        if "evaluation" in result and "evaluation/episode_return" not in metrics:  # after training only
+        if "evaluation" in result and "evaluation/episode_return" not in metrics:  # only after training
             metrics["evaluation/episode_return"] = np.array([result["evaluation"]["episode_return"]["mean"]], float)
         return metrics, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
@@ -84,9 +84,9 @@ def _read_csv(path: Path) -> Iterator[tuple[str, float]]:
 
 
 def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
-    """Yield the tag, the number and the step of each scalar in TensorBoard's files.
+    """Yield the tag, the number and the step of each scalar in TensorBoard files.
 
-    Their records are a length in 8 bytes, its checksum in 4, the event, and its checksum in 4.
+    A record consists of a length (8 bytes), its checksum (4 bytes), the event, and its checksum (4 bytes).
     """
     parse = require_package("tensorboardX.proto.event_pb2", "train").Event.FromString
     for path in paths:
@@ -101,7 +101,7 @@ def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
 
 
 def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Measure the checkpoint that the arguments name, `[seeds]` each; see `training.probe`."""
+    """Measure the checkpoint that the arguments name, with shapes `[seeds]`; see `training.probe`."""
     run = load_run(given)
     report("measuring its policy in new rollouts (compiling them can take a minute)")
     return compute_for_each_seed(
@@ -110,7 +110,7 @@ def probe_run(given: argparse.Namespace) -> dict[str, np.ndarray]:
 
 
 def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
-    """Describe findings in three lines each, or say what none of them means."""
+    """Describe each finding in three lines, or say what having no findings means."""
     text = ""
     for i, found in enumerate(findings, 1):
         low, high = found.normal
@@ -133,9 +133,9 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 
 
 def write_page(path: Path, title: str, text: str, metrics: Mapping[str, Any], findings: Sequence[Finding]) -> None:
-    """Write the `text` and the curves as one page; the metrics of findings are red, and their normal range is green."""
+    """Write the `text` and the curves as one page, with metrics of findings in red and their normal range in green."""
     run, normal = Evidence(metrics), {found.metric: found.normal for found in findings}
-    cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or something made from it
+    cited = {name for name in NAMES if any(name in found.metric for found in findings)}  # or derived from it
     series = {name: run.series(name) for name in sorted(NAMES, key=lambda name: name not in cited)}
     series = {name: y for name, y in series.items() if len(y) > 1}
     size = 8, 2 * len(series) or 1
@@ -154,7 +154,7 @@ def write_page(path: Path, title: str, text: str, metrics: Mapping[str, Any], fi
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Finding]:
-    """Run the command line; return the findings that it printed. Input that cannot be used ends with status 2."""
+    """Run the command line; return the printed findings. Invalid input ends the process with status 2."""
     parser = make_parser("doctor", "Find out why a run does not learn.")
     parser.add_argument("--html", type=Path, help="file for a page with the findings and the curves")
     given = parser.parse_args(arguments)
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
                 report(f"no checkpoint was measured: {error}")
-            # Without the planned steps, as the first axis of a log is always that of the updates.
+            # Omit the planned steps, because the first axis of a log is always the update axis.
             findings = diagnose(metrics, {name: x for name, x in config.items() if name != "total_timesteps"})
             text = describe(findings, metrics)
             if given.html is not None:
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
             raise
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
-    except Exception:  # Python would end with 1, as with findings
+    except Exception:  # Python would exit with 1, as with findings
         traceback.print_exc()
         raise SystemExit(2) from None
     print(text, end="")

@@ -37,9 +37,9 @@ def play_episodes(run: LoadedRun, episodes: Count, *, seed: int = 0, mode: bool 
 
 
 def summarize(played: EpisodeResults) -> dict[str, Any]:
-    """Summarize episodes `[seeds, episodes]` by means, and by numbers of ends; `info` is the environment's own.
+    """Summarize episodes `[seeds, episodes]` by means and by counts of ends; `info` has the environment's numbers.
 
-    `episode_return`, averaged over agents, is `training.summary` of the means of the seeds; with one seed, of the
+    `episode_return`, averaged over agents, is `training.summary` of the seeds' means. With one seed, it summarizes the
     returns of its episodes, as `per_episode` instead of `per_seed`.
     """
     seeds, episodes = np.shape(played.episode_length)
@@ -67,7 +67,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the command line; return what it printed as a dictionary."""
+    """Run the command line; return the printed result as a dictionary."""
     parser = make_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
     add_episodes(parser, 100, of=" of each seed")
     parser.add_argument("--json", type=Path, help="file to write the result to")

@@ -2,10 +2,11 @@
 
     python -m ppo_parts.export runs/first --output policy.onnx
 
-The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, zero at the
-beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment receives it;
-`logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and `next_carry_0`, ...
-The names of the entries of a dict or a tuple end with their place: `obs['image']`, `action['move']`, `logits['move']`.
+The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, which are
+zero at the beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment
+receives it; `logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and
+`next_carry_0`, ... Names of entries of dicts and tuples end with their path: `obs['image']`, `action['move']`,
+`logits['move']`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import load_run, make_parser, report, select_seed
 
-OPSET = 17  # of ONNX, which runtimes since 2022 support
+OPSET = 17  # version of ONNX's operators, supported by runtimes since 2022
 TOLERANCE = 1e-5
-"""Largest difference from JAX, relative to numbers larger than 1, that the command line accepts."""
+"""Largest difference from JAX (relative for numbers above 1) that the command line accepts."""
 
 
 def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
-    """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
+    """Make the function that a model computes, a policy with fixed parameters, its normalizer and its carry.
 
-    Returns a function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
-    Raises `UserValueError` if the environment has several agents, or the policy draws random numbers.
+    Return a function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
+    Raise `UserValueError` if the environment has several agents or the policy draws random numbers.
     """
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
@@ -58,7 +59,7 @@ def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[...,
             obs = obs._replace(privileged=zeros)
         if env.observe is not None:
             obs = env.observe(state.rollout.env_state, obs)
-        reset = jnp.zeros(number, bool)  # instead, the caller passes a carry of zeros
+        reset = jnp.zeros(number, bool)  # instead, callers pass a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
         action = output.distribution.mode()
         memory = carry_after(policy, output, action)
@@ -77,7 +78,7 @@ def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[...,
 def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None) -> Any:
     """Translate the policy of a run, with the state of one seed, to an `onnx.ModelProto` with the metadata `about`.
 
-    Raises `UserValueError` with the reason if the policy cannot be translated.
+    Raise `UserValueError` with the reason if the policy cannot be translated.
     """
     jax2onnx, onnx = require_package("jax2onnx", "export"), require_package("onnx", "export")
     act, rows = make_policy_function(train, state)
@@ -88,9 +89,9 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     def compute(*inputs: Any) -> list[Any]:
         named = act(*inputs)
         names[:] = named
-        return [jnp.copy(x) for x in named.values()]  # each its own array: the mode of a Gaussian is its `loc`
+        return [jnp.copy(x) for x in named.values()]  # separate arrays, because the mode of a Gaussian is its `loc`
 
-    # Traced before jax2onnx is called, because it replaces functions of `jax.numpy` while it traces.
+    # Trace before calling jax2onnx, because it replaces functions of `jax.numpy` while it traces.
     closed = jax.make_jaxpr(compute)(*specs.values())
     for name, x in zip(names, closed.out_avals, strict=True):
         if x.shape[:1] != (batch,):
@@ -109,16 +110,16 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
 
 
 def measure_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
-    """Compare the result of `to_onnx` with JAX on random inputs; return the largest difference.
+    """Compare the result of `to_onnx` with JAX on random inputs, and return the largest difference.
 
-    It is relative to the larger of 1 and the number in JAX. Discrete actions are not compared, because the order of two
-    almost equal logits may differ; their logits are.
+    The difference is relative to the larger of 1 and the number in JAX. For discrete actions, logits are compared
+    instead of actions, because the order of two almost equal logits may differ.
     """
     runtime = require_package("onnxruntime", "export")
     act, rows = make_policy_function(train, state)
     inputs = draw_inputs(rows, number, seed)
     for name, x in _read_inputs(state)[1].items():
-        if inputs[name].dtype.kind in "iu" and x.dtype != np.uint8:  # random ones may lie outside their space
+        if inputs[name].dtype.kind in "iu" and x.dtype != np.uint8:  # random integers may lie outside their space
             inputs[name] = np.random.default_rng(seed).choice(np.asarray(x), number)
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -127,14 +128,14 @@ def measure_difference(model: Any, train: Train, state: TrainState, number: int 
     compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
 
     def find_largest(found: np.ndarray, x: np.ndarray) -> Any:
-        with np.errstate(invalid="ignore"):  # the logit of an option without probability is -inf in both
+        with np.errstate(invalid="ignore"):  # the logit of an impossible option is -inf in both
             return np.max(np.where(found == x, 0, np.abs(found - x) / np.maximum(np.abs(x), 1)))
 
-    return float(np.max([find_largest(found[name], x) for name, x in compared.items()]))  # NaN if any number is
+    return float(np.max([find_largest(found[name], x) for name, x in compared.items()]))  # NaN if any is
 
 
 def draw_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
-    """Draw inputs `[number, ...]`: normal numbers of several magnitudes, random pixels, or masks without effect."""
+    """Draw inputs `[number, ...]`, normal numbers of several magnitudes, random pixels, or masks of ones."""
     random = np.random.default_rng(seed)
 
     def draw(x: Any) -> np.ndarray:
@@ -148,22 +149,22 @@ def draw_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.nd
 
 
 def _read_inputs(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Return the inputs of the model in a run, by name, and their structure: what the policy sees, and its carry."""
+    """Return the inputs of a run's model by name, and their structure, what the policy sees and its carry."""
     obs, carry = state.rollout.obs, state.rollout.carry
-    if getattr(obs, "privileged", None) is not None:  # only the critic sees it, which is not exported
+    if getattr(obs, "privileged", None) is not None:  # only the critic sees it, and it is not exported
         obs = obs._replace(privileged=None)
     named = _name_leaves("obs", obs) | {f"carry_{i}": x for i, x in enumerate(jax.tree.leaves(carry))}
     return jax.tree.structure((obs, carry)), named
 
 
 def _name_leaves(name: str, tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by name: that of the tree, and the path of each if there are several."""
+    """Return the leaves of a tree by name, which is the tree's name, and the path if there are several."""
     found = jax.tree_util.tree_leaves_with_path(tree)
     return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
 
 
 def _list_parts(distribution: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a `Joint`, with their paths; another distribution is its only part."""
+    """Return the parts of a `Joint` with their paths; any other distribution is its own only part."""
     parts = distribution.parts if type(distribution) is Joint else distribution
     found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=is_distribution)
     return [(jax.tree_util.keystr(path), part) for path, part in found]

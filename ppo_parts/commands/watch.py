@@ -61,10 +61,10 @@ def render_frames(
 
 @checked
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: Count = 320) -> int:
-    """Write frames `[H, W, 3]` (uint8) to a GIF or to an MP4, as the extension says; return how many there were.
+    """Write frames `[H, W, 3]` (uint8) to a GIF or MP4, depending on the extension; return their number.
 
-    `width` is in pixels, and frames keep their proportions. A GIF rounds the time between two frames to 0.01 s, and
-    its `fps` is at most 50, because browsers slow down what is faster.
+    `width` is in pixels, and frames keep their aspect ratio. A GIF rounds the time between frames to 0.01 s, and its
+    `fps` is at most 50, because browsers slow down faster ones.
     """
     gif = _check_animation(path, fps)
     image = require_package("PIL.Image", "watch")
@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--fps", type=positive, default=30, help="frames per second, of a GIF at most 50 (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     given = parser.parse_args(arguments)
-    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
+    for device in ("AUDIO", "VIDEO"):  # pygame draws only into arrays here, and needs no devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
-    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks while JAX has threads
     with exit_on_user_error(), host_errors():
         _check_animation(given.output, given.fps)
         with rendering():

@@ -1,9 +1,9 @@
-"""Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, and joint ones; masks for actions.
+"""Action distributions (Gaussian, gSDE, squashed Gaussian, beta, categorical and joint), and action masks.
 
-Any object with the methods of `Distribution` works, including the distributions of distrax. Those of this module are
-pytrees of arrays that begin with the same batch axes. They compute at least in float32, and their results have the
-dtype of their parameters. Parameters of another kind than documented raise a `TypeError`; shapes that do not fit, and
-known numbers out of range, a `ValueError`.
+Any object with the methods of `Distribution` works, including the distributions of distrax. The distributions of this
+module are pytrees of arrays that begin with the same batch axes. They compute at least in float32, and their results
+have the dtype of their parameters. Parameters of a wrong type raise a `TypeError`; shapes that do not fit, and known
+numbers out of range, raise a `ValueError`.
 """
 
 from ._beta import Beta as Beta

@@ -21,15 +21,15 @@ from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_sl
 
 
 class Beta(VectorDistribution):
-    r"""Beta distribution scaled to a box, :math:`a = l + (h - l) x,\ x \sim \mathrm{Beta}(\alpha, \beta)`, independent.
+    r"""Independent beta distributions scaled to a box, :math:`a = l + (h - l) x,\ x \sim \mathrm{Beta}(\alpha, \beta)`.
 
     .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
               - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
 
     All actions are inside the box. If alpha and beta are above 1, as in the example, the density has one maximum and is
-    0 at the edges; otherwise it may be infinite there. For a log-density that is finite for every action, x is clipped
-    into [1e-6, 1 - 1e-6], in `log_prob` and in samples, but not for entropy and divergence. Alpha and beta are clipped
-    into [1e-6, 1e9], where their gradient is 0; negative ones give NaN.
+    0 at the edges; otherwise it may be infinite there. To keep the log-density finite for every action, `log_prob` and
+    samples clip x to [1e-6, 1 - 1e-6]; entropy and divergence do not. Alpha and beta are clipped to [1e-6, 1e9], and
+    their gradient is 0 where they are clipped. Negative ones give NaN.
 
     Args:
         alpha: `[..., D]`, > 0.
@@ -58,14 +58,14 @@ class Beta(VectorDistribution):
         self.low, self.high = check_box("Beta", low, high, self.alpha, "alpha")
 
     def mode(self) -> Array:
-        r"""The maximum, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, if both exceed 1; else the mean."""
+        r"""Return the maximum, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, if both exceed 1, else the mean."""
         alpha, beta = self._wide(self.alpha.shape)
         peaked = (alpha > 1) & (beta > 1)
         above = [jnp.where(peaked, x - 1, x) for x in (alpha, beta)]
         return self._scaled(above[0] / (above[0] + above[1]))
 
     def entropy(self) -> Array:
-        r"""Entropy in nats, with the digamma function :math:`\psi`.
+        r"""Return the entropy in nats, where :math:`\psi` is the digamma function.
 
         .. math:: \sum_d \log B(\alpha_d, \beta_d) - (\alpha_d - 1) \psi(\alpha_d) - (\beta_d - 1) \psi(\beta_d)
                   + (\alpha_d + \beta_d - 2) \psi(\alpha_d + \beta_d) + \log(h_d - l_d)
@@ -74,7 +74,7 @@ class Beta(VectorDistribution):
         total = alpha + beta
 
         def term(x: Array, count: int) -> Array:
-            """Return log Gamma(x) - (x - count) psi(x), without the terms that cancel or are gathered below."""
+            """Return log Gamma(x) - (x - count) psi(x), without the terms that cancel or are added below."""
             rest, slope = with_slope(beyond_stirling, x)
             return rest - (x - count) * slope - 0.5 * count / x
 
@@ -83,7 +83,7 @@ class Beta(VectorDistribution):
         return self._total(entropy + jnp.log(self.high - self.low))
 
     def kl_divergence(self, other: Beta) -> Array:
-        r"""KL(self || other) in nats, of two distributions in the same box; infinite where traced boxes differ.
+        r"""Return KL(self || other) in nats for a common box; it is infinite where traced boxes differ.
 
         .. math:: \sum_d \log\frac{B(\alpha_{2d}, \beta_{2d})}{B(\alpha_{1d}, \beta_{1d})}
                   + (\alpha_{1d} - \alpha_{2d}) \psi(\alpha_{1d}) + (\beta_{1d} - \beta_{2d}) \psi(\beta_{1d})
@@ -98,11 +98,11 @@ class Beta(VectorDistribution):
         divergence = deviance(other_alpha, other_beta, alpha / total, beta / total)
         divergence += beyond_bregman(alpha, other_alpha) + beyond_bregman(beta, other_beta)
         divergence -= beyond_bregman(total, other_total)
-        divergence = jnp.maximum(divergence, 0)  # rounding matters if parameters differ by orders of magnitude
+        divergence = jnp.maximum(divergence, 0)  # rounding errors are large if parameters differ much
         return self._total(jnp.where(same, divergence, jnp.inf), other)
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
-        # Within these limits no intermediate result of a gradient overflows in float32.
+        # Within these limits, no intermediate result of a gradient overflows in float32.
         wide = widen(shape, self.alpha, self.beta)
         return tuple(jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in wide)
 
@@ -114,10 +114,10 @@ class Beta(VectorDistribution):
         shape = jnp.shape(value)
         alpha, beta = self._wide(shape)
         low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
-        # 1 - x is computed from the upper edge, because actions near that edge resolve it better than x.
+        # Compute 1 - x from the upper edge, because this is more accurate near that edge than to subtract x.
         x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
         total = alpha + beta
-        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # of Stirling's approximation
+        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # Stirling's approximation
         peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
         return peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
 
@@ -127,5 +127,5 @@ class Beta(VectorDistribution):
 
 
 def _inside(x: Array) -> Array:
-    """Clip a coordinate of the unit interval to a distance of 1e-6 from both ends, where the log-density is finite."""
+    """Clip a number to [1e-6, 1 - 1e-6], where the log-density is finite."""
     return jnp.clip(x, 1e-6, 1 - 1e-6)

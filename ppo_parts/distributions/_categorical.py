@@ -1,4 +1,4 @@
-"""Categorical distributions, of one choice and of several, and masks of their logits."""
+"""Categorical distributions over one or several choices, and masks for their logits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ._joint import Joint
 
 
 class Categorical(TreeDistribution):
-    r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
+    r"""Categorical distribution over n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
-    Unlike in `distrax.Categorical`, the logits are normalized once, on construction, and every gradient is a select
-    instead of a scatter, which is faster in PPO's loss.
+    Unlike in `distrax.Categorical`, the logits are normalized once, on construction, and gradients use a select instead
+    of a scatter, which makes PPO's loss faster.
 
     Args:
-        logits: `[..., n]`, -inf allowed (see also `mask_logits`).
+        logits: `[..., n]`; they may be -inf (see also `mask_logits`).
 
     Attributes:
-        logits: `[..., n]`, normalized, that is, log-probabilities.
+        logits: `[..., n]`, the normalized logits, which are log-probabilities.
 
     Example:
         >>> policy = Categorical(jnp.log(jnp.array([1., 3.])))
@@ -44,23 +44,23 @@ class Categorical(TreeDistribution):
 
     @property
     def probs(self) -> Array:
-        """Probabilities `[..., n]`."""
+        """Return the probabilities, `[..., n]`."""
         return jnp.exp(self.logits)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ...]`."""
         sample_shape = check_draw("Categorical", seed, sample_shape)
-        wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
+        wide = self.logits.astype(accumulator_dtype(self.logits))  # bfloat16 noise would never draw rare actions
         return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 
     def mode(self) -> Array:
-        """The most probable action."""
+        """Return the most probable action."""
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[...]`, with any additional leading axes.
+        """Return the log-probability of actions `[...]`, which may have additional leading axes.
 
-        An action other than 0, 1, ..., n - 1 raises a ValueError if it is known, and has NaN if it is traced.
+        An action other than 0, 1, ..., n - 1 raises a ValueError if it is known, and gives NaN if it is traced.
         """
         self._check_action(self._shape[:-1], value)
         if (known := known_values(value)) is not None:
@@ -70,7 +70,7 @@ class Categorical(TreeDistribution):
                 raise UserValueError(f"Categorical: an action must be one of 0, ..., {last}, got {wrong.flat[0]:g}")
         value, shape = jnp.asarray(value), self._shape
         if jnp.issubdtype(value.dtype, jnp.floating):
-            value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold
+            value = value.astype(accumulator_dtype(value))  # n may be too large for bfloat16 or int8
             value = jnp.where(value == jnp.floor(value), value, jnp.nan)
         value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
         every = (*value.shape, shape[-1])
@@ -79,15 +79,15 @@ class Categorical(TreeDistribution):
         return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
 
     def entropy(self) -> Array:
-        """Entropy in nats; impossible actions contribute 0."""
+        """Return the entropy in nats; impossible actions contribute 0."""
         logits = self.logits.astype(accumulator_dtype(self.logits))
         probs = jnp.exp(logits)
         return -jnp.sum(probs * jnp.where(probs > 0, logits, 0), axis=-1).astype(self.logits.dtype)
 
     def kl_divergence(self, other: Categorical) -> Array:
-        r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
+        r"""Return KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
 
-        It is infinite (with `mask_logits`, as large as a float can be) if an action is possible under self only.
+        It is infinite (with `mask_logits`, the largest float) if an action is possible only under self.
         """
         self._check_comparable(other)
         dtype = jnp.result_type(self.logits, other.logits)
@@ -102,12 +102,12 @@ class Categorical(TreeDistribution):
 
 
 class MultiCategorical(Joint):
-    """A `Joint` of categorical choices whose actions are one array: `[..., K]`, an integer for each of K choices.
+    """A `Joint` of K categorical choices whose actions are one array `[..., K]` of integers.
 
     Args:
-        logits: K arrays `[..., n_k]`; the choices may have different numbers of options. With `nvec` one array
-            `[..., n_1 + ... + n_K]`, such as the output of one layer.
-        nvec: the numbers of options, if `logits` is one array.
+        logits: K arrays `[..., n_k]`; choices may have different numbers of options. With `nvec`, one array
+            `[..., n_1 + ... + n_K]`, such as the output of a layer.
+        nvec: the number of options of each choice, if `logits` is one array.
 
     Attributes:
         parts: K `Categorical` distributions.
@@ -151,7 +151,7 @@ class MultiCategorical(Joint):
 
     @property
     def logits(self) -> Array:
-        """The logits of all choices, one after another, `[..., n_1 + ... + n_K]`."""
+        """Return the concatenated logits of all choices, `[..., n_1 + ... + n_K]`."""
         return jnp.concatenate([part.logits for part in self.parts], axis=-1)
 
     def _entries(self, value: Any) -> list[Any]:
@@ -163,11 +163,11 @@ class MultiCategorical(Joint):
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
-    """Mask logits so that unavailable options have probability 0, and do not contribute to entropy or gradients.
+    """Mask logits so that unavailable options have probability 0 and do not contribute to entropy or gradients.
 
     Args:
-        logits: `[..., n]`, as is the result.
-        available: `[..., n]`, 1 (or True) where the option may be taken; at least one option in each row.
+        logits: `[..., n]`; the result has this shape.
+        available: `[..., n]`, 1 (or True) where the option may be taken. Each row must have at least one such option.
 
     Example:
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))

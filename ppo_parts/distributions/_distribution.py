@@ -1,4 +1,4 @@
-"""What a distribution must have to be used here, and what those of this package have in common."""
+"""The protocol of distributions, and base classes of the distributions of this package."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mode": ((), ()),
     "kl_divergence": (("other",), ()),
 }
-"""The positional arguments and the keywords of each method."""
+"""The positional and the keyword arguments of each method."""
 
 
 class Distribution(Protocol):
-    """What a policy returns as its distribution: any object with these two methods, also one of another library.
+    """Protocol of the distribution that a policy returns; objects from other libraries with these methods work, too.
 
     | needed by | methods |
     |---|---|
@@ -36,12 +36,12 @@ class Distribution(Protocol):
     | actions without noise (evaluation, `export`) | `mode()` |
     | `kl_penalty` with the exact divergence | `kl_divergence(other)` |
 
-    With several shards, microbatches or `keep_distribution`, it must also be a pytree whose arrays begin with the
-    batch axes. Those of this module provide all of it, except that `TanhNormal` has no entropy in closed form.
+    With several shards, microbatches or `keep_distribution`, it must also be a pytree whose arrays begin with the batch
+    axes. The distributions of this module provide all of this, except that `TanhNormal` has no closed-form entropy.
     """
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions, one number for each element of the batch: summed over the action's axes."""
+        """Return the log-probability of actions, summed over the action's axes to one number per batch element."""
 
     def sample(self, *, seed: Array) -> Array:
         """Draw actions with a key of `jax.random`."""
@@ -49,15 +49,15 @@ class Distribution(Protocol):
 
 @checked
 def check_distribution(where: str, distribution: Any, needs: tuple[str, ...] = ("log_prob",)) -> None:
-    """Raise unless a distribution has methods that can be called as they will be.
+    """Raise unless a distribution has the needed methods, with the arguments that the library passes.
 
     Args:
-        where: what needs the methods; the error begins with it.
-        distribution: what a policy returned.
-        needs: among "log_prob", "sample", "entropy", "mode" and "kl_divergence".
+        where: name of the function that needs the methods, with which the error begins.
+        distribution: the distribution that a policy returned.
+        needs: names of methods, from "log_prob", "sample", "entropy", "mode" and "kl_divergence".
 
     Raises:
-        TypeError: a method is missing, or does not take these arguments.
+        TypeError: if a method is missing or does not accept these arguments.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
@@ -85,12 +85,12 @@ def check_distribution(where: str, distribution: Any, needs: tuple[str, ...] = (
 
 
 def is_distribution(x: Any) -> bool:
-    """Return whether a node of a tree is a distribution, of this package or of another."""
+    """Return whether a node of a tree is a distribution, from this package or another."""
     return hasattr(x, "log_prob")
 
 
 class TreeDistribution:
-    """A pytree whose attributes are arrays or trees of arrays, with the methods that are defined by the others."""
+    """A pytree of arrays, with the methods of a distribution that can be derived from the others."""
 
     def __init_subclass__(cls) -> None:
         def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
@@ -114,13 +114,13 @@ class TreeDistribution:
     log_prob: Callable[..., Any]
 
     def sample_and_log_prob(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> tuple[Array, Array]:
-        """Draw actions like `sample`, and return them with exactly the log-probability that `log_prob` computes."""
+        """Draw actions like `sample`, and return them with the same log-probability that `log_prob` computes."""
         value = self.sample(seed=seed, sample_shape=sample_shape)
         return value, self.log_prob(value)
 
     @property
     def _shape(self) -> tuple[Any, ...]:
-        """The shape of the parameters."""
+        """Return the shape of the parameters."""
         raise NotImplementedError
 
     def _check_comparable(self, other: Any) -> None:
@@ -133,7 +133,7 @@ class TreeDistribution:
             raise ShapeError(says, where=f"{name}.kl_divergence", argument="other")
 
     def _check_action(self, shape: tuple[int, ...], value: Any) -> None:
-        """Raise unless actions are real numbers, and their trailing axes are `shape`."""
+        """Raise unless actions are real numbers with the trailing axes `shape`."""
         name = type(self).__name__
         check_arrays(name, value=value)
         given = jnp.shape(value)
@@ -142,7 +142,7 @@ class TreeDistribution:
 
 
 class VectorDistribution(TreeDistribution):
-    """A distribution over vectors `[..., D]` of real numbers, which are independent of each other.
+    """A distribution over vectors `[..., D]` of independent real numbers.
 
     The first attribute of a subclass is a parameter with the shape and dtype of an action. A subclass defines
     `_draw(seed, sample_shape)` and `_log_probs(value)`, `[..., D]`, both of which may return a wider dtype.
@@ -152,17 +152,17 @@ class VectorDistribution(TreeDistribution):
     _log_probs: Callable[[Array], Array]
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
+        """Draw actions, `[*sample_shape, ..., D]`, which are differentiable with respect to the parameters."""
         return self._draw(seed, check_draw(type(self).__name__, seed, sample_shape)).astype(self._like.dtype)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
+        """Return the log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
         self._check_action(self._shape, value)
         return self._total(self._log_probs(value))
 
     @property
     def _like(self) -> Array:
-        """The first parameter, which has the shape and dtype of an action."""
+        """Return the first parameter, which has the shape and dtype of an action."""
         first: Array = jax.tree.leaves(self)[0]
         return first
 
@@ -171,7 +171,7 @@ class VectorDistribution(TreeDistribution):
         return self._like.shape
 
     def _same_bounds(self, other: Any, *bounds: str) -> Array:
-        """Return where two boxes have the same bounds, attributes of both; raise if they are known to differ."""
+        """Return where the boxes of two distributions have the same bounds; raise if they are known to differ."""
         boxes = [{name: getattr(x, name) for name in bounds} for x in (self, other)]
         same = jnp.stack([boxes[0][name] == boxes[1][name] for name in bounds]).all(axis=0)
         if not isinstance(same, jax.core.Tracer) and not np.all(same):
@@ -181,12 +181,12 @@ class VectorDistribution(TreeDistribution):
         return same
 
     def _total(self, x: Array, *others: Any) -> Array:
-        """Sum over the dimensions of the action, in the dtype of this distribution and of the others."""
+        """Sum over the dimensions of the action, in the dtype of this distribution and the others."""
         return jnp.sum(x, axis=-1).astype(jnp.result_type(self._like, *(other._like for other in others)))
 
 
 def widen(shape: tuple[int, ...], *parameters: Array) -> tuple[Array, ...]:
-    """Broadcast parameters to a shape, in the dtype to compute in."""
+    """Broadcast parameters to a shape, in the dtype in which to compute."""
     dtype = accumulator_dtype(parameters[0])
     return tuple(jnp.broadcast_to(x.astype(dtype), shape) for x in parameters)
 
@@ -203,7 +203,7 @@ def check_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
 
 
 def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -> Array:
-    """Broadcast `x` to the shape of `like`; it has this shape, that of the last axis, or is a single number."""
+    """Broadcast `x` to the shape of `like`; `x` must have this shape or its last axis, or be a single number."""
     if x.shape not in (like.shape, like.shape[-1:], ()):
         raise ShapeError(
             f"{where}: {like_name} has shape {like.shape} and {name} {x.shape}; {name} must have the shape of "
@@ -213,21 +213,21 @@ def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -
 
 
 def check_sign(where: str, name: str, x: Any, *, zero: bool = False) -> None:
-    """Raise unless numbers, if they are known, are greater than 0; with `zero`, at least 0."""
+    """Raise unless known numbers are greater than 0 or, with `zero`, at least 0."""
     if (known := known_values(x)) is not None and np.any(known < 0 if zero else known <= 0):
         low = "at least 0" if zero else "greater than 0"
         raise UserValueError(f"must be {low}, got {np.min(known)}", where=where, argument=name)
 
 
 def check_parameter(where: str, name: str, x: Any) -> None:
-    """Raise unless a parameter is floating and has the axis of the action, [..., D]."""
+    """Raise unless a parameter is floating and has an action axis, [..., D]."""
     check_floating(where, name, x)
     if not jnp.ndim(x):
         raise ShapeError(f"{where}: {name} is a single number; its last axis must be that of the action, [..., D]")
 
 
 def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[Array, Array]:
-    """Return the bounds of a box in the shape of the parameter `like`, and in the dtype to compute in.
+    """Return the bounds of a box with the shape of the parameter `like`, in the dtype in which to compute.
 
     Unless a bound is traced, raise if the box is infinite, empty, or too narrow for actions of the dtype of `like`.
     """

@@ -1,4 +1,4 @@
-"""Several distributions as one, over actions that are trees."""
+"""A joint distribution over actions that are trees."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Joint(TreeDistribution):
               \mathrm{KL}(\pi \,\|\, \pi') = \sum_k \mathrm{KL}(\pi_k \,\|\, \pi'_k)
 
     Args:
-        parts: a dict or a tuple of distributions of one batch shape, also from other libraries; dicts and tuples may
-            contain others. An action has the same structure, as an element of `envs.Dict` or `envs.Tuple`.
+        parts: a dict or a tuple of distributions with the same batch shape, which may come from other libraries. Dicts
+            and tuples may be nested. Actions have the same structure, like elements of `envs.Dict` or `envs.Tuple`.
 
     Raises:
-        TypeError: no distributions; an action with other entries. ShapeError: the parts differ in their batch axes.
+        TypeError: if there are no distributions, or an action has other entries. ShapeError: if batch axes differ.
 
     Example:
         >>> from ppo_parts.distributions import Categorical, Normal
@@ -44,27 +44,27 @@ class Joint(TreeDistribution):
             raise UserTypeError(
                 f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
             )
-        # A copy of every dict, because the caller may change them later.
+        # Copy every dict, because the caller may change it later.
         self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_part)
         self._parts_with("log_prob", "sample")
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Any:
         """Draw actions; the leaves begin with `sample_shape` and the batch axes."""
         shape = check_draw(type(self).__name__, seed, sample_shape)
-        more = {"sample_shape": shape} if shape else {}  # which another library's distribution need not take
+        more = {"sample_shape": shape} if shape else {}  # other libraries may not accept it
         keys = jax.random.split(seed, len(self.leaves))
         return self._together([part.sample(seed=key, **more) for part, key in zip(self.leaves, keys, strict=True)])
 
     def mode(self) -> Any:
-        """The mode of each part."""
+        """Return the mode of each part."""
         return self._together([part.mode() for part in self._parts_with("mode")])
 
     def log_prob(self, value: Any) -> Array:
-        """Log-probability of actions, summed over the parts; leaves may have the same additional leading axes."""
+        """Return the log-probability of actions, summed over parts; leaves may share additional leading axes."""
         return self._total(part.log_prob(x) for part, x in zip(self.leaves, self._entries(value), strict=True))
 
     def entropy(self) -> Array:
-        """Sum of the entropies, in nats; raises `NotImplementedError` if a part has none in closed form."""
+        """Return the sum of the entropies, in nats; raise `NotImplementedError` if one has no closed form."""
         for part in self.leaves:
             if not hasattr(part, "entropy"):
                 says = f"{type(part).__name__} has no entropy; ppo_parts.entropy_bonus estimates it from samples"
@@ -72,18 +72,18 @@ class Joint(TreeDistribution):
         return self._total(part.entropy() for part in self.leaves)
 
     def kl_divergence(self, other: Joint) -> Array:
-        """KL(self || other) in nats, summed over the parts."""
+        """Return KL(self || other) in nats, summed over the parts."""
         self._check_comparable(other)
         parts = self._parts_with("kl_divergence")
         return self._total(ours.kl_divergence(theirs) for ours, theirs in zip(parts, other.leaves, strict=True))
 
     @property
     def leaves(self) -> list[Any]:
-        """The distributions in one list."""
+        """Return all distributions as a list."""
         return jax.tree.leaves(self.parts, is_leaf=_is_part)
 
     def _parts_with(self, *methods: str) -> list[Any]:
-        """Return the distributions, after checking that each has these methods, which those of a library may lack."""
+        """Return the distributions, after checking that each has these methods, because some libraries lack them."""
         for part in self.leaves:
             check_distribution("Joint", part, methods)
         return self.leaves
@@ -108,7 +108,7 @@ class Joint(TreeDistribution):
         return jax.tree.unflatten(self._shape, values)
 
     def _total(self, summands: Any) -> Array:
-        """Add arrays of one shape, without starting from 0, which would be one more addition."""
+        """Add arrays of one shape, without starting from 0, to save one addition."""
         first, *rest = summands
         if any(jnp.shape(x) != jnp.shape(first) for x in rest):
             raise ShapeError(
@@ -119,4 +119,4 @@ class Joint(TreeDistribution):
 
 
 def _is_part(x: Any) -> bool:
-    return x is None or is_distribution(x)  # None is a leaf, so that it is rejected as one
+    return x is None or is_distribution(x)  # None is treated as a leaf, so that it is rejected

@@ -1,4 +1,4 @@
-"""Gaussians, with independent or with state-dependent noise (gSDE)."""
+"""Gaussian distributions, with independent or state-dependent noise (gSDE)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Normal(VectorDistribution):
 
     Args:
         loc: `[..., D]`, mean.
-        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means. Both are
-            attributes, `[..., D]` of one dtype.
+        scale: standard deviation, > 0, `[..., D]`, or `[D]` or a number if it is the same for all means. `loc` and
+            `scale` are attributes, `[..., D]` of one dtype.
 
     Example:
         >>> policy = Normal(jnp.zeros((5, 2)), jnp.array([1., 2.]))
@@ -39,16 +39,16 @@ class Normal(VectorDistribution):
         check_sign("Normal", "scale", self.scale)
 
     def mode(self) -> Array:
-        """The mean."""
+        """Return the mean."""
         return self.loc
 
     def entropy(self) -> Array:
-        r"""Entropy in nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
+        r"""Return the entropy in nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
         _, scale = self._wide(self.loc.shape)
         return self._total(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)))
 
     def kl_divergence(self, other: Normal) -> Array:
-        r"""KL(self || other) in nats.
+        r"""Return KL(self || other) in nats.
 
         .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} - \frac{1}{2}
                   + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}{2 \sigma_{2d}^2}
@@ -70,13 +70,13 @@ class Normal(VectorDistribution):
 
 
 class StateDependentNormal(Normal):
-    r"""Gaussian whose noise is a linear function of features of the state: generalized state-dependent exploration.
+    r"""Gaussian whose noise is linear in features of the state (generalized state-dependent exploration, gSDE).
 
     .. math:: a = \mu(s) + (\sigma \odot \theta)^\top \phi(s), \qquad \theta \sim \mathcal N(0, 1)^{L \times D}, \qquad
               \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + 10^{-6}}\right)
 
-    Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
-    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps.
+    Samples drawn with the same key use the same matrix :math:`\theta` for each batch element, so with
+    `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps.
 
     Args:
         loc: `[..., D]`, mean.
@@ -115,7 +115,7 @@ class StateDependentNormal(Normal):
 
     def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
         loc, _ = self._wide((*sample_shape, *self.loc.shape))
-        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)  # one matrix for each sample
+        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)  # one matrix per sample
         weights = self.features.astype(loc.dtype)[..., None] * self.std.astype(loc.dtype)
         return loc + jnp.sum(jnp.broadcast_to(weights, theta.shape) * theta, axis=-2)
 

@@ -22,20 +22,20 @@ class TanhNormal(VectorDistribution):
               \qquad u = \mathrm{artanh}((a - m) / h)
 
     In float32, all u above 9 are rounded to the edge of the box, where artanh is infinite. Therefore every action
-    within a relative `eps` of an edge (in `log_prob`, within eps / 2, because samples are rounded) is replaced by that
-    edge, which has the probability of all that it replaces,
+    within a relative `eps` of an edge (in `log_prob`, within eps / 2, because samples are rounded) is replaced by the
+    edge, which gets the probability of all actions that it replaces,
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
-    (log-mass at the edge, log-density inside). This is exactly the distribution of the samples.
+    The result is a log-mass at the edge, and a log-density inside. This is exactly the distribution of the samples.
 
     Args:
         base: `Normal` or `StateDependentNormal` of u, `[..., D]`.
-        low, high: `[..., D]`, `[D]` or numbers, the bounds of the box; m is its middle and h half its width.
-        eps: relative width of an edge, which is wider if the box is narrow and far from 0, and in bfloat16.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds of the box, whose middle is m and whose half width is h.
+        eps: relative width of an edge. It is increased in bfloat16, and if the box is narrow and far from 0.
 
     Attributes:
-        base: as given.
+        base: the distribution of u, as given.
         low, high, middle, half, eps: `[..., D]`, the bounds, m, h and the width of an edge.
 
     Example:
@@ -54,33 +54,33 @@ class TanhNormal(VectorDistribution):
         eps = number(Range(0, 0.999), single=True).check("TanhNormal", "eps", eps)
         self.base = base
         self.low, self.high = check_box("TanhNormal", low, high, base.loc, "loc")
-        # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
+        # In a narrow box far from 0, an action has few digits to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(base.loc.dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
 
     @property
     def middle(self) -> Array:
-        """The middle of the box, `[..., D]`."""
+        """Return the middle of the box, `[..., D]`."""
         return (self.high + self.low) / 2
 
     @property
     def half(self) -> Array:
-        """Half the width of the box, `[..., D]`."""
+        """Return half the width of the box, `[..., D]`."""
         return (self.high - self.low) / 2
 
     def mode(self) -> Array:
-        """The squashed mean, which is the median, because squashing moves the mode."""
+        """Return the squashed mean, which is the median, because squashing moves the mode."""
         return self._squashed(self.base._wide(self.base.loc.shape)[0])
 
     def entropy(self) -> Array:
-        """Raise `NotImplementedError`: there is no closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
+        """Raise `NotImplementedError`, as there is no closed form; `ppo_parts.entropy_bonus` uses a sample instead."""
         raise NotImplementedError(
             "TanhNormal has no entropy in closed form; ppo_parts.entropy_bonus estimates it from samples"
         )
 
     def kl_divergence(self, other: TanhNormal) -> Array:
-        """KL(self || other) in nats: that of the Gaussians, as squashing cancels; infinite where traced boxes differ.
+        """Return KL(self || other) of the Gaussians in nats, as squashing cancels; it is infinite where boxes differ.
 
-        Where both put probability on an edge, it is an upper bound: samples beyond the edge cannot be distinguished.
+        Where both have probability at an edge, it is an upper bound, because samples beyond the edge look the same.
         """
         self._check_comparable(other)
         same = self._same_bounds(other, "low", "high", "eps")
@@ -96,7 +96,7 @@ class TanhNormal(VectorDistribution):
         x = (value - middle) / half
         edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
         u = jnp.arctanh(jnp.clip(x, -limit, limit))
-        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), computed without cancellation
         density = log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
         beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
         mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
@@ -106,5 +106,5 @@ class TanhNormal(VectorDistribution):
         bounds = self.low, self.high, self.middle, self.half, self.eps
         low, high, middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in bounds)
         x = jnp.tanh(u)
-        edge = jnp.where(x > 0, high, low)  # middle + half may round to a number beyond the edge
+        edge = jnp.where(x > 0, high, low)  # middle + half may be rounded to beyond the edge
         return jnp.where(jnp.abs(x) > 1 - eps, edge, middle + half * x).astype(self.base.loc.dtype)

@@ -1,4 +1,4 @@
-"""Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
+"""Environments as pure functions: environments of many packages by name, wrappers, and tools for your own."""
 
 from .._base.moments import Moments as Moments
 from ._env import SEATS as SEATS

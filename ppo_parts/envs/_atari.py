@@ -1,4 +1,4 @@
-"""Atari games of the Arcade Learning Environment by name, which step on the host."""
+"""Atari games of the Arcade Learning Environment by name; they step on the host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def make_ale(
     use_fire_reset: bool = True,
     **kwargs: Any,
 ) -> Env:
-    """Make an Atari game from its name in `ale_py`, e.g. "breakout", with the usual preprocessing, in C++ threads.
+    """Make an Atari game from its name in `ale_py`, such as "breakout", with the usual preprocessing.
 
-    Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
-    pixels; the last `stack_num` are stacked. A game begins with up to 29 no-ops. If it has the action FIRE, then FIRE
-    and the action after it are played at the start of the game and, with `episodic_life`, of each further life. A lost
-    life then terminates an episode, whose return remains that of the whole game. Rewards are those of the game: clip
-    them with `clip_reward`. `kwargs` are for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability`.
+    Games step in C++ threads. Each action is repeated for four frames; the pixelwise maximum of the last two is scaled
+    to 84 x 84 gray pixels, and the last `stack_num` results are stacked. A game begins with up to 29 no-ops. If it has
+    the action FIRE, then FIRE and the action after it are played at the start of the game. With `episodic_life`, they
+    are also played at the start of a life, and a lost life terminates an episode, whose return is still the game's.
+    `kwargs` are arguments of `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability`. To clip rewards,
+    use `clip_reward`.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Machado et al. 2018, arXiv:1709.06009; Huang et al.
     2022, The 37 Implementation Details of PPO, details 1 to 9 of Atari.
@@ -46,8 +47,8 @@ def make_ale(
 class _Games:
     """Atari games as one vector environment, in which a lost life may terminate an episode while the game continues.
 
-    Each game is a separate `AtariVectorEnv`, which steps in its own C++ thread: when a life begins in one game, a few
-    frames are played in it while the others wait.
+    Each game is a separate `AtariVectorEnv` that steps in its own C++ thread, because when a life begins in one game, a
+    few frames are played in it while the others wait.
     """
 
     def __init__(self, games: list[Any], stack_num: int, episodic_life: bool, use_fire_reset: bool) -> None:
@@ -59,7 +60,7 @@ class _Games:
         self.obs = np.zeros((self.num_envs, *shape), np.uint8)
         self.lives, self.ended = np.zeros(self.num_envs, int), np.zeros(self.num_envs, bool)
         actions = [action.name for action in games[0].ale.get_action_set()]
-        # Stable-Baselines3 and CleanRL press FIRE, and then the action after it.
+        # Like Stable-Baselines3 and CleanRL, play FIRE and then the action after it.
         self.first_actions = (1, 2) if use_fire_reset and "FIRE" in actions[1:2] else ()
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
@@ -72,8 +73,8 @@ class _Games:
             game.send(one[None])
         lives = self.lives.copy()
         reward, terminated, truncated = map(np.array, zip(*map(self._receive, range(self.num_envs)), strict=True))
-        self.ended = ended = terminated | truncated  # of games, and not only of lives
-        if self.episodic_life:  # some games continue for a while without a life
+        self.ended = ended = terminated | truncated  # ends of games, not of lives
+        if self.episodic_life:  # some games continue for a while with no lives left
             terminated |= (self.lives > 0) & (self.lives < lives)
         final_obs = self.obs.copy()
         for index in map(int, np.flatnonzero(terminated | truncated)):
@@ -84,14 +85,14 @@ class _Games:
         return self.obs, reward, terminated, truncated & ~terminated, {"final_obs": final_obs}
 
     def _receive(self, index: int) -> tuple[Any, Any, Any]:
-        """Stack the frame that a game's step returns; return reward, terminated and truncated."""
+        """Stack the frame from a game's step; return reward, terminated and truncated."""
         frame, reward, terminated, truncated, info = self.games[index].recv()
         self.obs[index] = np.concatenate([self.obs[index, 1:], frame[0]])
         self.lives[index] = info["lives"][0]
         return reward[0], terminated[0], truncated[0]
 
     def _begin(self, index: int, life: bool = False, seed: int | None = None) -> tuple[int, bool]:
-        """Begin a game or a further life; return the reward of its first frames, and whether the game ended in them."""
+        """Begin a game or a new life; return the reward of its first frames, and whether the game ended in them."""
         if not life:
             frame, info = self.games[index].reset(seed=seed)
             self.obs[index], self.lives[index] = frame[0], info["lives"][0]
@@ -107,7 +108,7 @@ class _Games:
         return total, False
 
     def render(self) -> list[np.ndarray]:
-        """Draw the latest frame that the policy sees, because the games render nothing else."""
+        """Return the latest frame that the policy sees, because the games render nothing else."""
         gray = np.repeat(np.repeat(self.obs[0, -1], 4, 0), 4, 1)
         return [np.stack([gray] * 3, axis=-1)]
 

@@ -22,20 +22,20 @@ class Transition(NamedTuple):
     """The result of a step of N environments.
 
     Attributes:
-        obs: `[N, ...]`, with agents `[N, A, ...]`, the next observation of the policy; where an episode just ended, the
-            first of a new episode.
-        reward: `[N]`, with agents `[N, A]`, as `terminated`, `truncated` and `episode_return`.
+        obs: `[N, ...]`, or with agents `[N, A, ...]`, the next observation of the policy. Where an episode just ended,
+            it is the first observation of a new episode.
+        reward: `[N]`, or with agents `[N, A]`, like `terminated`, `truncated` and `episode_return`.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed, shaped like `obs`; equal to it unless the step ended the
-            episode (if only for the learner, as a lost life in Atari may do).
-        episode_return: sum of the unscaled rewards of the episode so far, including this step, without those of
-            absent agents.
-        episode_length: `[N]`, number of steps of the episode so far, including this step.
-        mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
-        ended: `[N]`, True where the episode of all agents ended; None, for one agent: `terminated | truncated`.
-        info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
-            `rollout(keep_info=)` keeps those of every step.
+        final_obs: the observation that actually followed, shaped like `obs`. It equals `obs` unless the step ended the
+            episode (even if only for the learner, as a lost life in Atari may do).
+        episode_return: sum of the unscaled rewards of the episode up to this step, without the rewards of absent
+            agents.
+        episode_length: `[N]`, number of steps of the episode up to this step.
+        mask: `[N, A]`, True where the agent took part in this step; None means everywhere.
+        ended: `[N]`, True where the episode of all agents ended. With one agent, None means `terminated | truncated`.
+        info: numbers `[N]`, by name ("won", for example). The numbers of the step that ended an episode become metrics;
+            `rollout(keep_info=)` keeps the numbers of every step.
     """
 
     obs: Any
@@ -50,13 +50,13 @@ class Transition(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
     def episode_ends(self) -> tuple[Array, Array]:
-        """Return where an episode ended, and where a time limit was the reason, both `[N]` (or `[T, N]`)."""
+        """Return where an episode ended, and where a time limit ended it, both `[N]` (or `[T, N]`)."""
         if self.ended is None:
             return self.terminated | self.truncated, self.truncated & ~self.terminated
         return self.ended, self.ended & jnp.any(self.truncated.reshape(*self.ended.shape, -1), axis=-1)
 
     def check(self, obs: Any, each: tuple[int, ...]) -> None:
-        """Raise unless the shapes and dtypes of all fields are valid, when traced.
+        """Raise, when traced, unless the shapes and dtypes of all fields are valid.
 
         `obs` is the observation of the previous step, and `each` is `(N,)`, or `(N, A)` with several agents.
         """
@@ -84,7 +84,7 @@ FIELDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), "booleans"
 
 
 def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
-    """Raise unless a field of a `Transition` is an array of this kind and shape."""
+    """Raise unless a field of a `Transition` is an array of the given kind and shape."""
     fits = hasattr(x, "dtype") and x.shape == shape
     if fits and any(jnp.issubdtype(x.dtype, dtype) for dtype in KINDS[kind]):
         return
@@ -99,7 +99,7 @@ RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_leng
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
 
 SEATS = ("seat", "next_seat")
-"""Who moved, and who is to move in the observation that followed: 1 is the first player, and -1 the second."""
+"""Who moved, and who moves next in the observation that followed; 1 is the first player, -1 the second."""
 
 
 def describe(tree: Any) -> str:
@@ -120,14 +120,14 @@ def check_like(says: str, tree: Any, like: Any, remedy: str = "", error: type[Us
 
 
 class Observation(NamedTuple):
-    """Observations with an action mask, of several agents, or with a part that only the critic sees.
+    """Observations with an action mask, with several agents, or with a part that only the critic sees.
 
     Attributes:
         obs: `[N, ...]` or `[N, A, D]`, or a tree of such arrays.
-        available: `[..., n]`, True where an action may be taken; None: all always may. For a `MultiDiscrete`, it has
-            the options of all choices, one after another; for a `Dict` or `Tuple`, it is a dict or a tuple of masks or
-            None. The policies of `ppo_parts.networks` apply it; your own can do so with `distributions.mask_logits`.
-        privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None: it sees `obs`.
+        available: `[..., n]`, True where an action may be taken; None means all actions. For a `MultiDiscrete`, the
+            masks of all choices are concatenated; for a `Dict` or `Tuple`, it is a dict or a tuple of masks or None.
+            The policies of `ppo_parts.networks` apply the mask; your own can use `distributions.mask_logits`.
+        privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None means `obs`.
     """
 
     obs: Any
@@ -136,31 +136,31 @@ class Observation(NamedTuple):
 
 
 def as_observation(obs: Any) -> Observation:
-    """Return observations as an `Observation`, which a plain array is without a mask and a privileged part."""
+    """Return observations as an `Observation`; a plain array gets no mask and no privileged part."""
     return obs if isinstance(obs, Observation) else Observation(obs)
 
 
 class Env(NamedTuple):
-    """N environments that pure functions step together, with automatic resets.
+    """N environments that step together, as pure functions with automatic resets.
 
     Attributes:
         reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except what all
-            environments share: numbers, `Moments`, and the `shared` of `auto_reset`.
+            environments share, which are scalars, `Moments`, and the `shared` of `auto_reset`.
         step: `step(key, state, action) -> (state, Transition)`.
         observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, a `Dict` or
-            `Tuple` of them, or any other object with the same attributes.
-        evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
-            `state`, and rewards are unscaled.
-        num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
-        restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
-            from a checkpoint cannot be continued, as on the host; None: every state can be.
+            `Tuple` of these, or any other object with the same attributes.
+        evaluation: `evaluation(state) -> Env`, the environment for evaluation, with statistics frozen as in `state` and
+            unscaled rewards.
+        num_agents: A, if observations, rewards and ends have an agent axis; None means one agent without that axis.
+        restart: `restart(key, state) -> (state, obs)` begins new episodes but keeps running statistics, for
+            environments on the host, whose state cannot be saved. None means that every state can be continued.
         observe: `observe(state, obs) -> obs` applies the wrappers to an observation of the innermost environment, with
-            the running statistics in `state`; None: they do not change it.
-        act: `act(action) -> action` applies the wrappers to an action, before the innermost environment receives it.
+            the running statistics in `state`; None means that they do not change it.
+        act: `act(action) -> action` applies the wrappers to an action for the innermost environment.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of the first of the N environments, made on the host;
-            None: the environment cannot be rendered.
-        privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
-        zero_sum: whether the policy plays both sides of a game. Rewards and returns are those of the first player, and
+            None means that the environment cannot be rendered.
+        privileged_space: space of `Observation.privileged`; None means that the critic sees what the policy sees.
+        zero_sum: whether the policy plays both sides of a game. Rewards and returns are then the first player's, and
             `info` has the `SEATS`, with which `ppo_parts.agents.zero_sum` tells the sides apart.
     """
 
@@ -195,7 +195,7 @@ def check_env(where: str, env: Any) -> None:
 
 
 def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -> None:
-    """Raise unless an object to wrap has these attributes."""
+    """Raise unless an object that is to be wrapped has these attributes."""
     for name in names:
         if isinstance(env, type) or not hasattr(env, name):
             raise UserTypeError(f"{where}: {env!r} has no {name}: {remedy}, or write an envs.Env")
@@ -211,7 +211,7 @@ def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
 
 
 def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], remedy: str = "") -> tuple[Any, ...]:
-    """Return what a function returned, after checking that it is a tuple with an item of each of these names."""
+    """Return what a function returned after checking that it is a tuple with one item for each of these names."""
     if isinstance(returned, tuple) and len(returned) == len(names):
         return returned
     got = describe(returned) if hasattr(returned, "dtype") else type(returned).__name__
@@ -220,14 +220,14 @@ def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], re
 
 
 def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
-    """Return a copy of `x` in another dtype, or raise if it lacks a number, as uint8 lacks 0.5; floats are rounded."""
+    """Return a copy of `x` in another dtype; raise if the dtype lacks a number, as uint8 lacks 0.5; round floats."""
     if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
         raise UserTypeError(f"{where} must be numbers, got {x.dtype}")
     with np.errstate(all="ignore"):
         cast, both_float = x.astype(dtype), x.dtype.kind == dtype.kind == "f"
-        if both_float and math.isfinite(np.vdot(cast, cast)):  # nearly always; what follows takes longer
+        if both_float and math.isfinite(np.vdot(cast, cast)):  # nearly always true, and faster than the following
             return cast
         wrong = np.isfinite(x) & ~np.isfinite(cast) if both_float else cast != x
     if not np.count_nonzero(wrong):

@@ -1,4 +1,4 @@
-"""Shared by all adapters: counting episodes, and resetting environments where an episode ended."""
+"""Functions for all adapters that count episodes, and reset environments where an episode ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ._spaces import check_space
 
 
 class EpisodeState(NamedTuple):
-    """State of N environments, with the return `[N]` (or `[N, A]`) and the length `[N]` of the episodes under way.
+    """State of N environments, with the return `[N]` (or `[N, A]`) and length `[N]` of the current episodes.
 
-    `shared` is what all environments share, see `auto_reset`.
+    `shared` is the data that all environments share; see `auto_reset`.
     """
 
     inner: Any
@@ -38,7 +38,7 @@ class EpisodeState(NamedTuple):
         return cls(without_weak_types(inner), jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32))
 
     def advance(self, inner: Any, over: Array, reward: Array, **fields: Any) -> tuple[EpisodeState, Transition]:
-        """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
+        """Count a step; return the next state, whose counts are 0 where an episode is over, and the transition."""
         mask = fields.get("mask")
         total = self.episode_return + (reward if mask is None else jnp.where(mask, reward, 0))
         length = self.episode_length + 1
@@ -53,7 +53,7 @@ def choose(where: Array, new: Any, old: Any) -> Any:
 
 
 def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
-    """Yield reward, terminated, truncated and mask of all environments, with a number for each, or for each agent."""
+    """Yield reward, terminated, truncated and mask, with one number per environment or per agent."""
     if not isinstance(out, Step):
         raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
     for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool), ("mask", bool)):
@@ -78,11 +78,11 @@ class Step(NamedTuple):
     Attributes:
         state: the next state.
         obs: the observation that followed.
-        reward: reward of the step; with agents `[A]`, as are `terminated` and `truncated`.
+        reward: reward of the step; with agents `[A]`, like `terminated` and `truncated`.
         terminated: whether the step ended the episode.
-        truncated: whether a time limit cut the episode; None: it did not.
+        truncated: whether a time limit cut the episode; None means that it did not.
         info: numbers by name ("won", for example); see `Transition`.
-        mask: `[A]`, True where the agent took part in the step; None: everywhere.
+        mask: `[A]`, True where the agent took part in the step; None means everywhere.
     """
 
     state: Any
@@ -109,31 +109,31 @@ def auto_reset(
     num_agents: Count | None = None,
     shared: Any = None,
 ) -> Env:
-    """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
+    """Make an `Env` from the functions of one environment, with automatic resets and episode counts.
 
-    New episodes are only computed in steps in which some episode ended (even under `vmap`).
+    New episodes are computed only in steps in which some episode ended (even under `vmap`).
 
     Args:
         reset: `reset(key) -> (state, obs)`, or `reset(key, shared)`.
         step: `step(key, state, action) -> Step`.
         observation_space, action_space: spaces, as in `Env`.
-        time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
-        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed ("optimistic resets"). If more
-            episodes end in the same step, some begin alike.
+        time_limit: number of steps after which an episode is truncated; None means that `step` alone decides.
+        reset_ratio: r, so that each step computes only `ceil(N / r)` new episodes ("optimistic resets"). If more
+            episodes end in the same step, some new ones begin in the same state.
         render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
         privileged_space, zero_sum: see `Env`.
-        num_agents: see `Env`; with agents, an episode ends in a step where it is terminated or truncated for all of
-            them, so let `step` return True also in the steps after an agent has left.
-        shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; None:
-            `reset` takes the key alone. The state contains it once. Read it with `optax.tree.get(state, "shared")`, and
-            replace it with `optax.tree.set(state, shared=...)`, for which no field of your own may have this name;
-            episodes that begin later see the new one, as does `evaluation(state)`.
+        num_agents: see `Env`. With agents, an episode ends in a step in which it is terminated or truncated for all of
+            them, so `step` must keep returning True for an agent that has left.
+        shared: a pytree that all environments share, such as levels with their scores, or a pool of opponents; with
+            None, `reset` takes only the key. The state contains it once. Read it with
+            `optax.tree.get(state, "shared")`, and replace it with `optax.tree.set(state, shared=...)`; none of your
+            fields may have this name. Episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
-        ValueError: a number is less than 1. TypeError: `reset` or `step` does not take these arguments; a space is
-            not one (it has no `shape`, `n` or `spaces`); (when traced) `reset` does not return two items, `step` no
-            `Step`, or a state or an observation unlike that of `reset`; `shared` was replaced by another structure,
-            shape or dtype.
+        ValueError: if a number is less than 1. TypeError: if `reset` or `step` does not accept these arguments, or if a
+            space has no `shape`, `n` or `spaces`. When traced, also if `reset` does not return two items, if `step`
+            returns no `Step`, or a state or an observation unlike that of `reset`, or if `shared` was replaced by
+            another structure, shape or dtype.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -173,7 +173,7 @@ def auto_reset(
     def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
         fresh = new_episodes(key, number, shared)
-        if reset_ratio > 1:  # episodes that ended take the new ones in turn, starting over if there are too few
+        if reset_ratio > 1:  # ended episodes take the new ones in turn, and start over
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)

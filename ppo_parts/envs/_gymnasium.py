@@ -1,4 +1,4 @@
-"""Environments on the host by name: of Gymnasium and EnvPool."""
+"""Environments of Gymnasium and EnvPool by name; they step on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._spaces import list_spaces, map_space
 
 Vectorization = Literal["sync", "async"]
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
-"""How processes are started: JAX has threads, and a process forked from one with threads may deadlock."""
+"""How processes are started. JAX has threads, and a fork of a process with threads may deadlock."""
 
 
 def make_gym(
@@ -37,12 +37,12 @@ def make_gym(
     action_mask: str | None = None,
     **kwargs: Any,
 ) -> Env:
-    """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
+    """Make a Gymnasium environment from its name, such as "HalfCheetah-v5", or "module:name" if a module registers it.
 
-    `vectorization="async"` steps in worker processes, which import the main script: guard its code with
-    `if __name__ == "__main__":`. `wrappers` are applied to each environment; `info` and `action_mask` are those of
-    `from_gymnasium`, and `kwargs` those of `gymnasium.make`. Observations that are neither arrays nor integers, nor
-    dicts or tuples of them, are flattened by `gymnasium.wrappers.FlattenObservation`.
+    With `vectorization="async"`, environments step in worker processes that import the main script, so guard its code
+    with `if __name__ == "__main__":`. `wrappers` are applied to each environment. `info` and `action_mask` are
+    arguments of `from_gymnasium`, and `kwargs` of `gymnasium.make`. Observations other than arrays, integers, and dicts
+    or tuples of these are flattened by `gymnasium.wrappers.FlattenObservation`.
     """
     check_as("make", "vectorization", vectorization, Vectorization)
     if ":" not in env_id:
@@ -51,7 +51,7 @@ def make_gym(
     if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
         raise UserValueError(f"{env_id}: max_episode_steps must be a positive integer or -1 (no limit), got {limit!r}")
     kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
-    spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
+    spec = gymnasium.registry.get(env_id, env_id)  # worker processes may not know the name
 
     def make_one() -> Any:
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
@@ -68,16 +68,16 @@ def make_gym(
             return _SyncVectorEnv(each, autoreset_mode=mode)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
-        except gymnasium.error.UnregisteredEnv as error:  # of a module that registers names
+        except gymnasium.error.UnregisteredEnv as error:  # raised for a name in a module
             raise UserValueError(f"{env_id}: {error}") from error
 
     return from_gymnasium(make_vector, info=info, action_mask=action_mask)
 
 
 class _SyncVectorEnv(SyncVectorEnv):
-    """Gymnasium's, but observations keep their dtypes, which `from_gymnasium` checks, and `info` has lists.
+    """Gymnasium's class, but observations keep their dtypes, which `from_gymnasium` checks, and `info` has lists.
 
-    Gymnasium makes an array for each entry: for four numbers of each of eight environments, that takes about 100 us.
+    Gymnasium makes an array for each entry, which takes about 100 us for four numbers of each of eight environments.
     """
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
@@ -99,22 +99,22 @@ class _SyncVectorEnv(SyncVectorEnv):
         return self._stacked(seen), *fields, _merged(infos) | final
 
     def render(self) -> tuple[Any]:
-        return (self.envs[0].render(),)  # the others would not be shown
+        return (self.envs[0].render(),)  # only the first one is shown
 
     def _stacked(self, each: Sequence[Any]) -> Any:
         return map_space(lambda space, *x: np.asarray(x), self.single_observation_space, *each)
 
 
 def _merged(infos: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the entries of all environments by name; None: nothing. `_x` would be read as the mask of `x`."""
+    """Return the entries of all environments by name; None marks a missing one. `_x` would mean the mask of `x`."""
     names = {name for one in infos for name in one if not name.startswith("_")}
     return {name: [one.get(name) for one in infos] for name in names}
 
 
 def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), **kwargs: Any) -> Env:
-    """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
+    """Make an EnvPool environment, which steps in C++ threads, from its name, such as "HalfCheetah-v5".
 
-    `info` is that of `from_gymnasium`; `kwargs` are for `envpool.make`, such as `num_threads`.
+    `info` is an argument of `from_gymnasium`; `kwargs` are arguments of `envpool.make`, such as `num_threads`.
     """
     envpool = require_package("envpool", "envpool")
     check_known(env_id, "EnvPool", envpool.list_all_envs())
@@ -122,7 +122,7 @@ def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), **kwargs: Any
 
 
 class _EnvPool:
-    """An EnvPool as a vector environment that resets where an episode ended, and takes a seed when it resets."""
+    """An EnvPool as a vector environment that resets where an episode ended, and whose `reset` takes a seed."""
 
     def __init__(self, envpool: Any, env_id: str, num_envs: int, kwargs: dict[str, Any]) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -138,12 +138,12 @@ class _EnvPool:
         return self.envs.reset()
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, info = self.envs.step(action)  # in order, as all of them are stepped
+        obs, reward, terminated, truncated, info = self.envs.step(action)  # in order, because all are stepped
         info = {name: x for name, x in info.items() if np.shape(x)[:1] == (self.num_envs,)}
         if len(over := np.flatnonzero(terminated | truncated)):
             final = [jax.tree.map(lambda x, i=i: x[i], obs) for i in range(self.num_envs)]
             info = {**info, "final_obs": final, "final_info": info}
-            first, began = self.envs.reset(over)  # without this call, the next step would reset
+            first, began = self.envs.reset(over)  # otherwise the next step would reset
             obs = jax.tree.map(np.copy, obs)
             for x, new in zip(jax.tree.leaves(obs), jax.tree.leaves(first), strict=True):
                 x[began["env_id"]] = new

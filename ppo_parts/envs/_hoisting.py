@@ -1,4 +1,4 @@
-"""A `lax.scan` that computes before the loop whatever does not depend on the carry."""
+"""A `lax.scan` that computes everything that does not depend on the carry before the loop."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, Literal
 
-MAX_BYTES = 2**20  # of the arrays that are computed before the loop, which fit in the cache of a core
-FIXED, EARLY, LATE = range(3)  # what depends on nothing, which runs before the loop and inside; on `xs`; on the carry
-JIT = ("jit", "pjit")  # in new and old versions of JAX
+MAX_BYTES = 2**20  # of the arrays computed before the loop, so that they fit in a core's cache
+FIXED, EARLY, LATE = range(3)  # depends on nothing (runs before the loop and inside), on `xs`, or on the carry
+JIT = ("jit", "pjit")  # in new and in old versions of JAX
 UNNAMED = {"debug_info": None} if jax.__version_info__ < (0, 5, 3) else {}
-"""Old jaxprs check that their debug information names as many arguments as they have."""
+"""Old versions of JAX check that a jaxpr's debug information names as many arguments as it has."""
 
 
 def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> tuple[Any, Any]:
-    """Compute `lax.scan(step, init, xs)`; operations that do not depend on the carry run once, for all steps.
+    """Compute `lax.scan(step, init, xs)`, but run operations that do not depend on the carry once, for all steps.
 
-    With random keys as `xs`, a few operations on large arrays draw all random numbers of the loop, instead of many on
-    small arrays in each step; the numbers are the same. These stay in the loop: callbacks; generators other than
-    threefry, which `vmap` would make draw other numbers; and inner loops, branches and functions with their own
-    derivative that depend on the carry. If the arrays would not fit in a cache, everything stays: one core of a CPU
-    trains `cleanrl_ppo` on CartPole 12 % faster with 4 environments and 5 % with 16, but with 64 it would gain 2 %.
-    Compilation takes a quarter longer: with 4 environments, that is 2 million steps, unless the program is cached.
+    If `xs` are random keys, a few operations on large arrays draw all random numbers of the loop, instead of many
+    operations on small arrays in each step; the numbers are the same. Some operations stay in the loop: callbacks;
+    generators other than threefry, because they draw other numbers under `vmap`; and inner loops, branches and
+    functions with their own derivative that depend on the carry. If the arrays would not fit in a cache, everything
+    stays in the loop. One CPU core trains `cleanrl_ppo` on CartPole 12 % faster with 4 environments and 5 % with 16,
+    but with 64 it would gain 2 %. Compilation takes a quarter longer, which with 4 environments pays off after 2
+    million steps, if it is not cached.
     """
     first = init, jax.tree.map(lambda x: x[0], xs)
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*first)
@@ -58,12 +59,12 @@ def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any
 
 
 def _variables(inputs: Any) -> list[Any]:
-    """Leave out constants."""
+    """Return the inputs that are not constants."""
     return [x for x in inputs if not isinstance(x, Literal)]
 
 
 def _inline(jaxpr: Jaxpr, constants: Any, inputs: Any) -> list[Any]:
-    """Evaluate a jaxpr and, instead of the jitted functions that it calls, the operations inside them."""
+    """Evaluate a jaxpr, inlining the jitted functions that it calls."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
 
     def read(variables: Any) -> list[Any]:
@@ -82,7 +83,7 @@ def _inline(jaxpr: Jaxpr, constants: Any, inputs: Any) -> list[Any]:
 
 
 def _list_equations(equations: Any) -> Iterator[Any]:
-    """Yield operations, and those inside them."""
+    """Yield operations and the operations inside them."""
     for equation in equations:
         yield equation
         for x in jax.tree.leaves(equation.params):
@@ -92,7 +93,7 @@ def _list_equations(equations: Any) -> Iterator[Any]:
 
 
 def _differs_in_vmap(equation: Any) -> bool:
-    """Return whether `vmap` of this operation may fail, or draw other random numbers than a loop."""
+    """Return whether `vmap` of this operation may fail, or draw other random numbers than a loop does."""
     name = equation.primitive.name
     if name in ("random_bits", "random_split", "random_fold_in"):
         return "fry" not in str(equation.invars[0].aval.dtype)

@@ -1,8 +1,8 @@
-"""Environments that step on the host, in Python or C++, with the interface of those written in JAX.
+"""Environments that step on the host, in Python or C++, but have the same interface as JAX environments.
 
-A step is a callback, which must not depend on anything but its arguments, and an environment on the host has a hidden
-state. Therefore the JAX state contains the number of a vector environment and a count of its steps and resets, and the
-vector environment checks the count: a state may be stepped only once. Repeating a step with the same action returns the
+A step is a callback, which must depend only on its arguments, but an environment on the host has a hidden state.
+Therefore the JAX state contains the number of a vector environment and a count of its steps and resets. The vector
+environment checks the count, so each state can be stepped only once. Repeating a step with the same action returns the
 same result, so that JAX may repeat or batch a callback.
 """
 
@@ -26,12 +26,12 @@ from ._vector import RESTART_REMEDY, GymnasiumVector
 
 try:
     from jax.experimental.buffer_callback import buffer_callback
-except ImportError:  # an old JAX
+except ImportError:  # an old version of JAX
     buffer_callback = None  # type: ignore[assignment]
 
 
 class HostState(NamedTuple):
-    """The number of a vector environment, and how many times it has been stepped or reset, both int32."""
+    """The number of a vector environment, and its count of steps and resets, both int32."""
 
     instance: Array
     steps: Array
@@ -44,23 +44,23 @@ def from_gymnasium(
     info: str | tuple[str, ...] = (),
     action_mask: str | None = None,
 ) -> Env:
-    """Make an `Env` of Gymnasium vector environments, which step on the host.
+    """Make an `Env` from Gymnasium vector environments, which step on the host.
 
     A checkpoint cannot contain the state of such an environment, so a resumed run begins new episodes. Only the latest
     state of a rollout can be stepped, once. Each `reset` makes new vector environments, which live as long as the
-    `Env`: call `reset` once, and `restart` afterwards.
+    `Env`, so call `reset` once, and `restart` afterwards.
 
     Args:
-        make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
-            Its automatic reset mode must be SAME_STEP: NEXT_STEP, Gymnasium's default, spends a step on each reset.
+        make: function `make(num_envs)` that returns a new vector environment with that many environments. Its `reset`
+            must take a seed, and its autoreset mode must be SAME_STEP; the default, NEXT_STEP, spends a step on resets.
         info: names of numbers that the environment reports in `info`, such as "is_success". They become
-            `Transition.info`, NaN for a step that does not report them; one that ends an episode must report them.
-        action_mask: name of the entry of `info`, such as "action_mask", with the mask of the available actions after
-            every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`.
+            `Transition.info`, with NaN for steps that do not report them; a step that ends an episode must report them.
+        action_mask: name of the entry of `info`, such as "action_mask", that has the mask of available actions after
+            every reset and step, 0 or 1 for each option of each choice. Observations are then `Observation`.
 
     Raises:
-        UserTypeError: the environment is not a vector environment. UserValueError: it does not declare how it resets,
-            or its spaces are not supported. At a step: an error that names the value and what is wrong with it.
+        UserTypeError: if it is not a vector environment. UserValueError: if it does not declare its autoreset mode, or
+            if its spaces are not supported. A step also raises errors, which name the invalid value.
 
     Example:
         >>> import gymnasium, jax
@@ -101,13 +101,13 @@ def from_gymnasium(
 
         def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
             num_envs = state.episode_length.shape[-1]
-            # Every argument and result makes a call slower, so small ones are packed into one array.
+            # Each argument and result slows down a call, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
             struct = make_obs_struct(num_envs)
             shapes = struct, as_observation(struct).obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
             obs, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
             terminated, truncated, ended = numbers[1:4] > 0
-            if action_mask is not None:  # nothing is masked where an episode is over, because no action follows
+            if action_mask is not None:  # where an episode is over, no action follows
                 final = Observation(final, obs.available | (terminated | truncated)[:, None])
             fields = {"terminated": terminated, "truncated": truncated, "ended": ended, "obs": obs, "final_obs": final}
             fields["info"] = dict(zip(names, numbers[4:], strict=True))
@@ -130,16 +130,16 @@ def from_gymnasium(
 
 @dataclasses.dataclass
 class Instances:
-    """The vector environments of an `Env`, by number."""
+    """The numbered vector environments of an `Env`."""
 
     make: Callable[..., GymnasiumVector]
-    reuse: bool = False  # whether a reset uses earlier ones instead of making new ones, as for evaluations
+    reuse: bool = False  # whether a reset reuses earlier ones instead of making new ones, as in evaluations
     each: list[GymnasiumVector] = dataclasses.field(default_factory=list)
 
     def open(self, num_envs: int, seed: np.ndarray, again: np.ndarray) -> tuple[Any, ...]:
-        """Reset the vector environments `again`, or new ones, with these seeds; return states and observations."""
+        """Reset the vector environments `again`, or new ones, with these seeds, and return states and observations."""
         numbers = list(range(seed.size)) if self.reuse else np.broadcast_to(again, seed.shape).ravel().tolist()
-        once = [-1 if x in numbers[:i] else x for i, x in enumerate(numbers)]  # copies of a state get new ones
+        once = [-1 if x in numbers[:i] else x for i, x in enumerate(numbers)]  # copies of a state get new environments
         return _stack([self._open(*x, num_envs) for x in zip(once, seed.ravel().tolist(), strict=True)], seed.shape)
 
     def _open(self, index: int, seed: int, num_envs: int) -> tuple[Any, ...]:
@@ -160,12 +160,12 @@ class Instances:
         return self.each[index]
 
     def step(self, which: np.ndarray, *action: np.ndarray) -> tuple[Any, ...]:
-        """Step vector environments, as `GymnasiumVector.step` does with one.
+        """Step several vector environments, as `GymnasiumVector.step` does for one.
 
         `which`, `[..., 2]`, has the `HostState` of each; actions are `[..., N, ...]`.
         """
         if which.ndim == 1:
-            index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
+            index, count = which.tolist()  # Python integers are faster to compare than NumPy's
             return self.find(index).step_once(count, *action)
         actions = [x.reshape(-1, *x.shape[which.ndim - 1 :]) for x in action]
         each = [self.step(*one) for one in zip(which.reshape(-1, 2), *actions, strict=True)]
@@ -180,9 +180,10 @@ def _stack(results: list[tuple[Any, ...]], shape: tuple[int, ...]) -> tuple[Any,
 def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
     """Compute `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`, faster on a CPU.
 
-    That function first converts its arguments to JAX arrays on the host: with four environments of CartPole, a step of
-    a rollout took 1.5 ms, and 0.4 ms without. It is called on other devices, in processes with several devices, and by
-    an old JAX. The function must return the declared shapes, and neither keep nor change the arrays that it receives.
+    `jax.pure_callback` first converts its arguments to JAX arrays on the host. With four CartPole environments, a step
+    of a rollout took 1.5 ms with it, and 0.4 ms without. It is used on other devices, in processes with several
+    devices, and in old versions of JAX. The function must return the declared shapes, and not keep or change its
+    arguments.
     """
     leaves, structure = jax.tree.flatten(shapes)
 
@@ -206,18 +207,18 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
     return jax.tree.unflatten(structure, results)
 
 
-_raised: list[BaseException] = []  # the latest error of a function, which XLA reports as text only
+_raised: list[BaseException] = []  # the latest error of a function, which XLA reports only as text
 
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Raise the original error of an environment on the host, instead of XLA's report of it."""
+    """Raise the original error of an environment on the host instead of XLA's report of it."""
     try:
         yield
     except Exception as error:
         raised = _raised.pop() if _raised else None
         says = f"{type(raised).__name__}: {raised}"
-        # It may be another error, as of an environment that steps in another thread.
+        # The error may be a different one, for example from an environment that steps in another thread.
         if raised is None or not isinstance(error, jax.errors.JaxRuntimeError) or says not in str(error):
             raise
         raise raised from None

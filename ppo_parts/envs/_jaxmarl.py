@@ -1,4 +1,4 @@
-"""JaxMARL environments (0.2) by name, with arrays that have an axis of agents."""
+"""JaxMARL environments (0.2) by name, with arrays that have an agent axis."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_m
 
 
 def make_jaxmarl(name: str, **settings: Any) -> Env:
-    """Make one of `jaxmarl.registered_envs`, such as "MPE_simple_spread_v3"; `settings` go to `jaxmarl.make`.
+    """Make one of `jaxmarl.registered_envs`, such as "MPE_simple_spread_v3"; `jaxmarl.make` receives `settings`.
 
-    "SMAX/3m", with the name of a map, is played against the built-in opponent with the settings of JaxMARL's baselines.
+    "SMAX/3m", where "3m" is a map, is played against the built-in opponent with the settings of JaxMARL's baselines.
     """
     import jaxmarl
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -36,7 +36,7 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
     else:
         check_known(name, "JaxMARL", jaxmarl.registered_envs)
     try:
-        with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it makes an environment
+        with jax.ensure_compile_time_eval():  # JaxMARL calls JAX to make an environment
             game = jaxmarl.make(registered, **settings)
             if getattr(game, "auto_reset", False) and "auto_reset" not in settings:
                 game = jaxmarl.make(registered, **settings, auto_reset=False)
@@ -51,21 +51,21 @@ def make_jaxmarl(name: str, **settings: Any) -> Env:
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
-    """Wrap an environment with JaxMARL's interface: dicts keyed by agent become arrays `[N, A, ...]`.
+    """Wrap an environment with JaxMARL's interface; dicts keyed by agent become arrays `[N, A, ...]`.
 
     If agents differ in the size of their observations, these are padded with zeros; if they differ in the number of
-    actions, the padding actions are not available. An agent whose own `done` comes before the end of the episode is
-    absent from then on: its `Transition.mask` and its rewards are 0. In SMAX dead units receive the rewards of their
-    team, so they end with the episode, as in JaxMARL's baselines.
+    actions, the padding actions are not available. An agent that is `done` before the end of the episode is absent from
+    then on, so its `Transition.mask` and its rewards are 0. In SMAX, dead units receive the rewards of their team, so
+    they end with the episode, as in JaxMARL's baselines.
 
-    JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
-    overcooked environments, those with both sides alive in SMAX, those that Brax truncates in MABrax, and none
-    elsewhere. In `switch_riddle` an agent outside the room has a single available action.
+    JaxMARL does not distinguish time limits from other ends. This wrapper treats an end as a time limit always in the
+    MPE and overcooked environments, if both sides are alive in SMAX, if Brax truncates in MABrax, and never elsewhere.
+    In `switch_riddle`, an agent outside the room has a single available action.
 
     Args:
         env: the environment.
-        timed_out: function of the state in which an episode ended that returns whether this was a time limit; None: as
-            above.
+        timed_out: function of the state in which an episode ended that returns whether a time limit ended it; None
+            means as above.
     """
     if timed_out is not None:
         check_takes("from_jaxmarl", "timed_out", timed_out, ("state",))
@@ -95,7 +95,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         return Observation(stacked, jnp.stack([jnp.pad(mask, (0, most - mask.size)) for mask in masks]))
 
     def reset(key: Array) -> tuple[Any, Observation]:
-        """Reset one environment; its state is that of the game, and which agents are present."""
+        """Reset one environment; its state is the game's state and the flags of present agents."""
         obs, inner = env.reset(key)
         return (inner, jnp.ones(len(agents), bool)), observe(obs, inner)
 
@@ -113,7 +113,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         return Step(
             (inner, alive & ~gone),
             observe(obs, inner),
-            reward=jnp.where(alive, rewards, 0),  # those that left may still be given some
+            reward=jnp.where(alive, rewards, 0),  # absent agents may still get some
             terminated=(gone | ended | ~alive) & ~truncated,
             truncated=truncated,
             info={} if family.won is None else {"won": family.won(env, inner)},
@@ -125,7 +125,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
 
 def _read_spaces(env: Any) -> tuple[list[Any], int]:
-    """Return the action space of each agent, all of one kind, and the size of the largest observation."""
+    """Return the action spaces of the agents, all of one kind, and the size of the largest observation."""
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
         actions = ["discrete" if hasattr(x, "n") else Box(array_shape("actions", x), x.low, x.high) for x in spaces]
@@ -141,19 +141,19 @@ def _read_spaces(env: Any) -> tuple[list[Any], int]:
 
 
 def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:
-    """Return whether any ally, and whether any enemy, is alive in a state of SMAX."""
+    """Return whether any ally and whether any enemy is alive in a state of SMAX."""
     units = (inner if hasattr(inner, "unit_alive") else inner.state).unit_alive
     return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
 
 def _available_in_the_room(env: Any, inner: Any) -> dict[str, Array]:
-    """Make a single action available to the agents outside the room of the riddle."""
+    """Return the available actions in the riddle, only one for agents outside the room."""
     first = jnp.arange(env.action_space(env.agents[0]).n) == 0
     return {agent: first | (inner.agent_in_room == i) for i, agent in enumerate(env.agents)}
 
 
 class _Family(NamedTuple):
-    """Properties of one kind of JaxMARL environment that the environments do not expose themselves.
+    """Properties of a family of JaxMARL environments that the environments do not expose.
 
     The functions take the environment and a state.
     """
@@ -161,12 +161,12 @@ class _Family(NamedTuple):
     base_classes: frozenset[str] = frozenset()  # their names
     timed_out: Callable[[Any, Any], Any] = lambda env, inner: False  # whether an episode that ended was cut
     end_together: bool = False  # whether the episode ends for all agents at once
-    available: Callable[[Any, Any], dict[str, Array]] | None = None  # the available actions by agent; None: all
-    won: Callable[[Any, Any], Array] | None = None  # whether the episode was won; None: episodes are not won
+    available: Callable[[Any, Any], dict[str, Array]] | None = None  # the available actions by agent, or all
+    won: Callable[[Any, Any], Array] | None = None  # whether the episode was won, if it can be won
 
 
 FAMILIES = (
-    # In SMAX dead units also receive the rewards of their team. Time is up if both sides are alive.
+    # In SMAX, dead units also receive the rewards of their team. If both sides are alive at the end, time is up.
     _Family(
         frozenset({"SMAX", "EnemySMAX"}),
         timed_out=lambda env, inner: jnp.logical_and(*_units_alive(env, inner)),
@@ -174,7 +174,7 @@ FAMILIES = (
         available=lambda env, inner: env.get_avail_actions(inner),
         won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
     ),
-    # These are endless except for the time limit.
+    # Only a time limit ends these environments.
     _Family(
         frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), timed_out=lambda env, inner: True, end_together=True
     ),

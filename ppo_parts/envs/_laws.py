@@ -1,4 +1,4 @@
-"""The laws that every environment follows: `check` traces shapes and dtypes, `check_laws` plays random actions."""
+"""Checks for environments: `check` traces shapes and dtypes, and `check_laws` tests laws with random actions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ JAX_FILES = os.path.join(os.path.dirname(jax.__file__), "")
 
 @checked
 def check(env: Env, num_envs: Count = 2, action: Any = None) -> None:
-    """Raise unless every shape and dtype of `reset`, `step` and `evaluation` is valid; they are traced, but not run.
+    """Raise unless all shapes and dtypes of `reset`, `step` and `evaluation` are valid; nothing is run, only traced.
 
     Args:
         env: the environment.
-        num_envs: N to check with.
-        action: actions of all N environments, leaves `[N, ...]`; None: placeholders of the action space's shapes.
+        num_envs: N, the number of environments in the check.
+        action: actions of all N environments, leaves `[N, ...]`; None means placeholders that fit the action space.
 
     Raises:
-        UserTypeError, ShapeError: names the first violation, and the remedy.
+        UserTypeError, ShapeError: an error that names the first violation and the remedy.
 
     Example:
         >>> from ppo_parts import envs
@@ -81,7 +81,7 @@ def _check_functions(env: Env, num_envs: int, act: Act) -> Any:
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Say what JAX cannot trace, and where, instead of its own error about a tracer."""
+    """Explain what JAX cannot trace, and where, instead of JAX's own error about a tracer."""
     try:
         yield
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -93,14 +93,14 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def make_evaluation(env: Env, key: Array, num_envs: int) -> Env:
-    """Return the environment to evaluate in."""
+    """Return the environment for evaluation."""
     evaluated = env.evaluation(env.reset(key, num_envs)[0])
     check_env("check: what evaluation(state) returns", evaluated)
     return evaluated
 
 
 def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
-    """Raise unless observations, and their action masks, fit the spaces."""
+    """Raise unless observations and their action masks fit the spaces."""
     obs, available, privileged = as_observation(obs)
     for name, tree in (("observation", obs), ("privileged", privileged)):
         space = getattr(env, f"{name}_space")
@@ -115,7 +115,7 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
 
     valid = map_space(valid_mask, env.action_space)
     given, there = ({place: describe(x) for place, x in jax.tree.leaves_with_path(t)} for t in (available, valid))
-    if not given.items() <= there.items():  # a dict may lack some
+    if not given.items() <= there.items():  # a dict may lack some masks
         must = f"{describe(valid)}, True for each option of {env.action_space} that is available"
         raise ShapeError(f"check: obs.available must be {must}, got {describe(available)}")
 
@@ -128,12 +128,12 @@ class Played(NamedTuple):
     out: Transition  # leaves `[T, N, ...]`
     ended: np.ndarray  # `[T, N]`, True where an episode ended
     again: tuple[Any, Transition]  # `first` and `out` of another run from the same key
-    other: Any  # observations of a reset of 8 N environments with another key; None if those of `first` are not alike
+    other: Any  # reset observations of 8 N environments with another key, or None if `first` varies
     evaluated: tuple[Any, Transition]  # `first` and `out` of the environment of `evaluation`, with the same key
 
 
 def reproducible(played: Played) -> Iterator[str]:
-    """The same key gives the same episodes."""
+    """Law: the same key gives the same episodes."""
     for name, one, again in zip(("reset", "step"), (played.first, played.out), played.again, strict=True):
         if not _are_equal(one, again):
             yield (
@@ -144,7 +144,7 @@ def reproducible(played: Played) -> Iterator[str]:
 
 
 def separate(played: Played) -> Iterator[str]:
-    """Environments that are reset together do not all begin with the same draw."""
+    """Law: environments that are reset together do not all begin with the same draw."""
     if played.other is None or not _are_alike(played.other):
         return
     if not _are_equal(*(jax.tree.map(lambda x: x[0], obs) for obs in (played.first, played.other))):
@@ -153,7 +153,7 @@ def separate(played: Played) -> Iterator[str]:
 
 
 def finite(played: Played) -> Iterator[str]:
-    """Rewards and observations are finite."""
+    """Law: rewards and observations are finite."""
     named = {"obs": (played.first, played.out.obs), "final_obs": played.out.final_obs, "reward": played.out.reward}
     for name, tree in named.items():
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)):
@@ -161,12 +161,12 @@ def finite(played: Played) -> Iterator[str]:
 
 
 def spaces(played: Played) -> Iterator[str]:
-    """Integer and image observations, whose bounds networks read, lie within their spaces."""
+    """Law: integer and image observations, whose bounds networks read, lie within their spaces."""
     return _list_outside(played, read=True)
 
 
 def _list_outside(played: Played, read: bool) -> Iterator[str]:
-    """Yield which observations lie outside of spaces whose bounds networks read, or outside of the others."""
+    """Yield observations outside of spaces whose bounds networks read or, without `read`, of other spaces."""
     trees = [tree for tree in (played.env.observation_space, played.env.privileged_space) if tree is not None]
     leaf_spaces = [space for tree in trees for space in list_spaces(tree)]
     first = jax.tree.map(lambda x: x[None], played.first)
@@ -182,7 +182,7 @@ def _list_outside(played: Played, read: bool) -> Iterator[str]:
                 says = f"observations are {x.dtype}, but those of the observation space, {space}, are integers"
                 yield f"{says}: give it the dtype and the bounds of what reset and step return, or return integers"
             low, high = (0, options - 1) if options.size else array_bounds("observations", space)
-            if not whole:  # they may be rounded, and the largest numbers of their dtype
+            if not whole:  # floats may be rounded, and bounds the largest of a dtype
                 with np.errstate(over="ignore"):
                     low, high = low - 1e-5 * np.maximum(1, np.abs(low)), high + 1e-5 * np.maximum(1, np.abs(high))
             says = "{name} contains {1:g} {0}, outside of the observation space, {space}"
@@ -191,7 +191,7 @@ def _list_outside(played: Played, read: bool) -> Iterator[str]:
 
 
 def masks(played: Played) -> Iterator[str]:
-    """At least one option of each choice is available wherever the policy acts."""
+    """Law: at least one option of each choice is available wherever the policy acts."""
     each = (as_observation(obs).available for obs in (played.first, played.out.obs))
     seen = jax.tree.map(lambda first, after: np.concatenate([first[None], after]), *each)
 
@@ -204,7 +204,7 @@ def masks(played: Played) -> Iterator[str]:
 
 
 def flags(played: Played) -> Iterator[str]:
-    """Where an episode ended, every agent's part of it was terminated or truncated."""
+    """Law: where an episode ended, it was terminated or truncated for every agent."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
     return _report(
         played.ended & ~over,
@@ -214,11 +214,11 @@ def flags(played: Played) -> Iterator[str]:
 
 
 def final_observation(played: Played) -> Iterator[str]:
-    """`final_obs` is the observation that followed the step: `obs` if the episode goes on, never one of the next."""
+    """Law: `final_obs` followed the step; it is `obs` if the episode goes on, and never from the next episode."""
     obs, ended = played.out.obs, played.ended
     same = _where_close(obs, played.out.final_obs)
     over = ended
-    if played.env.num_agents is None:  # a lost life may end an episode for the learner only
+    if played.env.num_agents is None:  # a lost life may end an episode only for the learner
         over = over | played.out.terminated | played.out.truncated
     before, after = (jax.tree.map(lambda x, rows=rows: x[rows], obs) for rows in (slice(-1), slice(1, None)))
     changes = ~_where_close(before, after) & ~ended[1:]
@@ -229,7 +229,7 @@ def final_observation(played: Played) -> Iterator[str]:
 
 
 def episode_length(played: Played) -> Iterator[str]:
-    """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
+    """Law: `episode_length` counts the steps of an episode from 1, and starts again after its end."""
     reported = played.out.episode_length
     length = _sum_episodes(np.ones(played.ended.shape, int), played.ended)
     return _report(
@@ -242,7 +242,7 @@ def episode_length(played: Played) -> Iterator[str]:
 
 
 def episode_return(played: Played) -> Iterator[str]:
-    """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
+    """Law: `episode_return` sums the unscaled rewards of the episode so far, without those of absent agents."""
     out = played.evaluated[1]
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
     total = _sum_episodes(reward, np.asarray(out.episode_ends()[0]))
@@ -256,7 +256,7 @@ def episode_return(played: Played) -> Iterator[str]:
 
 
 def seats(played: Played) -> Iterator[str]:
-    """In a game in which the policy plays both sides, `info` tells who moved, and who moves next."""
+    """Law: in a game in which the policy plays both sides, `info` tells who moved and who moves next."""
     if not played.env.zero_sum:
         return
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
@@ -271,11 +271,11 @@ def seats(played: Played) -> Iterator[str]:
 
 
 LAWS = (reproducible, separate, finite, spaces, masks, flags, final_observation, episode_length, episode_return, seats)
-"""What `check_laws` checks, in this order: each yields what is wrong and how to fix it."""
+"""The laws that `check_laws` checks, in this order; each function yields what is wrong and how to fix it."""
 
 
 class Report(NamedTuple):
-    """What `check_laws` saw: how many episodes ended and how, and notes on what looks unusual."""
+    """The result of `check_laws`: how many episodes ended and how, and notes on what looks unusual."""
 
     episodes: int
     terminated: int
@@ -287,16 +287,16 @@ class Report(NamedTuple):
 def check_laws(
     env: Env, *, num_envs: Count = 4, num_steps: Count = 1000, seed: int = 0, act: Act | None = None
 ) -> Report:
-    """Run an environment with random actions, and raise if it breaks a law; the error names the field.
+    """Run an environment with random actions, and raise an error that names the field if it breaks a law.
 
     Args:
         env: the environment; `check` runs first.
-        num_envs, num_steps: N environments run for T steps, twice.
-        seed: seed of the keys.
-        act: `act(key, obs) -> action` for all environments; None: uniformly among what is available.
+        num_envs, num_steps: N and T; N environments run for T steps, twice.
+        seed: seed for the keys.
+        act: `act(key, obs) -> action` for all environments; None draws uniformly from the available actions.
 
     Raises:
-        UserTypeError, ShapeError: as `check`. UserValueError: names the first law that is broken, and the remedy.
+        UserTypeError, ShapeError: as in `check`. UserValueError: an error that names the first broken law and a remedy.
 
     Example:
         >>> from ppo_parts import envs
@@ -335,10 +335,10 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
     one, two = (jax.jit(functools.partial(run)).lower(key) for _ in range(2))  # traced twice
     compiled = one.compile()
     first, out = jax.device_get(compiled(key))
-    # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
-    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
+    # Compilation takes most of the time, so only one of two programs with the same text is compiled. The text contains
+    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks constants of inner functions.)
     again = jax.device_get((compiled if one.as_text() == two.as_text() else two.compile())(key))
-    reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
+    reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only if a law needs it
     other = jax.device_get(reset_many(jax.random.key(seed + 1))) if _are_alike(first) else None
     jax.eval_shape(lambda key: same.append(make_evaluation(env, key, num_envs) is env), key)
     evaluated = (first, out) if same[0] else jax.device_get(jax.jit(functools.partial(run, evaluating=True))(key))
@@ -348,7 +348,7 @@ def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played
 def random_action(env: Env) -> Act:
     """Return `act(key, obs) -> action`, uniform among the available actions, or in the box of one environment.
 
-    Where a box has one bound, it draws within 2 of it, and where it has none, within [-1, 1].
+    If a box has only one bound, actions are drawn within 2 of it; if it has none, within [-1, 1].
     """
     space = env.action_space
 
@@ -374,7 +374,7 @@ def random_action(env: Env) -> Act:
 
 
 def list_notes(played: Played) -> Iterator[str]:
-    """Yield what is allowed but often a mistake."""
+    """Yield notes on what is allowed but often a mistake."""
     episodes, lengths = int(played.ended.sum()), played.out.episode_length[played.ended]
     cut, last = np.asarray(played.out.episode_ends()[1]), lengths.max(initial=0)
     longest = played.ended & (played.out.episode_length == last)
@@ -414,10 +414,10 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def _where_close(one: Any, other: Any) -> np.ndarray:
-    """Return where, `[T, N]`, the leaves of two trees are equal, apart from rounding."""
+    """Return where the leaves of two trees are equal up to rounding, `[T, N]`."""
     same = []
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
+        # Integers are not converted, because a thousand steps of Atari pixels as float64 would take gigabytes.
         inexact = np.issubdtype(x.dtype, np.inexact)
         close = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
         same.append(close.all(axis=tuple(range(2, x.ndim))))
@@ -425,14 +425,14 @@ def _where_close(one: Any, other: Any) -> np.ndarray:
 
 
 def _report(wrong: Any, says: str, *values: Any, **names: Any) -> Iterator[str]:
-    """Yield what to say of the first place of `[T, N, ...]` that is wrong, `{0}`, where the values are `{1}`, ..."""
+    """Yield a message about the first wrong place of `[T, N, ...]`; `{0}` is the place, and `{1}`, ... the values."""
     if wrong.any():
         place = tuple(np.argwhere(wrong)[0])
         yield says.format("in step {} of environment {}".format(*place), *(x[place].item() for x in values), **names)
 
 
 def _sum_episodes(x: Any, ended: np.ndarray) -> np.ndarray:
-    """Sum `x`, `[T, N, ...]`, over the steps of each episode so far."""
+    """Return the cumulative sum of `x`, `[T, N, ...]`, over the steps of each episode."""
     sums, before = np.empty_like(x), np.zeros_like(x[0])
     for t, over in enumerate(ended):
         sums[t] = before + x[t]

@@ -1,4 +1,4 @@
-"""Normalization by running statistics, which are part of the environment's state."""
+"""Wrappers that normalize with running statistics, which are part of the environment's state."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def prepare(
     per_agent: bool = False,
     obs_clip: float | None = None,
 ) -> Env:
-    """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
+    """Apply PPO's usual wrappers, which clip actions and, with `normalize`, normalize observations and rewards.
 
-    Actions of a box that is not a vector are flattened.
+    If the actions of a box are not vectors, they are flattened.
 
     Args:
         env: the environment.
-        normalize: apply `normalize_observation`, unless observations have nothing to standardize, and
-            `normalize_reward`.
+        normalize: whether to apply `normalize_reward` and, if observations have anything to standardize,
+            `normalize_observation`.
         gamma: the learner's discount, for `normalize_reward`.
-        rescale: apply `rescale_action` instead of `clip_action`.
-        per_agent: each agent has its own statistics; see `normalize_observation`.
-        obs_clip: bound of normalized observations, in standard deviations; None: that of `normalize_observation`.
+        rescale: whether to apply `rescale_action` instead of `clip_action`.
+        per_agent: whether each agent has its own statistics; see `normalize_observation`.
+        obs_clip: bound of normalized observations, in standard deviations; None is `normalize_observation`'s default.
 
     Example:
         >>> from ppo_parts import envs
@@ -68,38 +68,39 @@ def prepare(
 
 
 def is_standardized(space: Any, tree: Any) -> bool:
-    """Return whether the numbers of a space, which is that of observations or a part of it, are standardized."""
+    """Return whether the numbers of a space (the observation space or an entry of it) are standardized."""
     integers = np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer)
     return not is_discrete(space) and not (is_tree(tree) and (integers or is_image(space)))
 
 
 def standardized_leaves(env: Env) -> list[bool]:
-    """Return whether each leaf of an observation, the privileged ones included, is standardized."""
+    """Return whether each leaf of an observation is standardized, including privileged leaves."""
     trees = [tree for tree in (env.observation_space, env.privileged_space) if tree is not None]
     return [is_standardized(space, tree) for tree in trees for space in list_spaces(tree)]
 
 
 @checked
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:
-    r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
+    r"""Normalize observations with running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state, and `evaluation` freezes them. They include every observation
-    that the policy acts on, before it acts. With several shards (see `rollout`), those of each are merged at the end of
-    a rollout.
+    before the policy acts on it. With several shards (see `rollout`), the statistics of the shards are merged at the
+    end of a rollout.
 
-    A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
+    A non-finite observation is passed on unchanged, so that the learner counts it, and the step does not enter the
     statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for discrete entries;
-    in a `Dict` or `Tuple`, only boxes that are not images and whose dtype, as Gymnasium's, is not an integer. With
-    several agents, each counts as an environment, unless it is absent.
+    in a `Dict` or `Tuple`, only boxes that are not images and whose dtype (an attribute in Gymnasium) is not an
+    integer. With several agents, each agent that is present counts like an environment.
 
     Args:
-        env: environment whose observations are arrays, or trees of them.
+        env: environment whose observations are arrays or trees of arrays.
         clip: bound after standardization, in standard deviations, > 0.
-        eps: added to the variance, >= 0.
-        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size.
+        eps: number added to the variance, >= 0.
+        per_agent: whether each agent has its own statistics, if the agents' observations differ in meaning or size.
 
     Raises:
-        ValueError: `clip` or `eps` is out of range; `per_agent` without agents; several agents with a privileged part.
+        ValueError: if `clip` or `eps` is out of range, if `per_agent` is used without agents, or if several agents have
+            a privileged part.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
@@ -127,7 +128,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         x = rows(numbers)
         mean, var, _ = state.moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
-        scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
+        scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts numbers that are not finite
         return put(scaled.reshape(numbers.shape))
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
@@ -137,7 +138,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
     def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
         present = out.mask
-        if present is not None:  # in the next step: an agent that stays, or begins an episode
+        if present is not None:  # in the next step, if an agent stays or begins an episode
             begins = unsqueeze(out.episode_ends()[0], present.ndim)
             present = (present & ~(out.terminated | out.truncated)) | begins
         x, _ = take_numbers(out.obs, picked, axes)
@@ -157,23 +158,23 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 def normalize_reward(
     env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False
 ) -> Env:
-    r"""Divide rewards by the running standard deviation of the discounted return; clip to :math:`\pm c`.
+    r"""Divide rewards by the running standard deviation of the discounted return, and clip to :math:`\pm c`.
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
     Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. Shards, absent
-    agents and non-finite rewards are treated as in `normalize_observation`. With several agents, each has its own G,
-    and the variance is that of all of them.
+    agents and non-finite rewards are treated as in `normalize_observation`. With several agents, each agent has its own
+    G, and the variance is taken over all of them.
 
     Args:
         env: any environment.
         gamma: the learner's discount, in [0, 1].
         clip: bound of the scaled reward, > 0.
-        eps: added to the variance, >= 0.
-        per_agent: the rewards of each agent are divided by the deviation of its own G.
+        eps: number added to the variance, >= 0.
+        per_agent: whether to divide each agent's rewards by the standard deviation of its own G.
 
     Raises:
-        ValueError: a number is out of range; `per_agent` without an axis of agents. TypeError: `gamma` is a schedule.
+        ValueError: if a number is out of range, or `per_agent` has no agent axis. TypeError: if `gamma` is a schedule.
 
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
@@ -194,7 +195,7 @@ def normalize_reward(
         rewards = rows(out.reward)
         variance = moments.of_rows(rewards.shape[0]).var
         reward = jnp.clip(rewards / jnp.sqrt(variance + eps), -clip, clip).reshape(out.reward.shape)
-        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # unchanged, for the learner to count
+        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # for the learner to count
         over = out.terminated | out.truncated | ~jnp.isfinite(running)
         running = jnp.where(over if out.mask is None else over | ~out.mask, 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
@@ -203,11 +204,11 @@ def normalize_reward(
 
 
 class ShardMoments(NamedTuple):
-    """Moments during a rollout of several shards, each of which sees only its own rows, so that devices do not wait.
+    """Moments during a rollout; each shard sees only its own rows, so that devices do not wait for each other.
 
     Attributes:
         before: the moments of all rows before this rollout.
-        since: `[shards, ...]`, those of the rows that each shard has seen since.
+        since: `[shards, ...]`, the moments of the rows that each shard has seen since.
     """
 
     before: Moments
@@ -215,22 +216,22 @@ class ShardMoments(NamedTuple):
 
     @staticmethod
     def of(moments: Moments, shards: int) -> ShardMoments:
-        """Moments at the beginning of a rollout."""
+        """Make the moments at the beginning of a rollout."""
         empty = Moments.of(moments.mean)._replace(seen=jnp.zeros_like(moments.seen))
         return ShardMoments(moments, Moments(*(jnp.broadcast_to(x, (shards, *x.shape)) for x in empty)))
 
     def updated(self, x: Array, present: Array | None = None) -> ShardMoments:
-        """Return the moments after appending the rows of `x`, `[N, ...]`, to the streams of their shards."""
+        """Return the moments after adding the rows of `x`, `[N, ...]`, to those of their shards."""
         rows = jax.tree.map(lambda leaf: split(leaf, len(self.since.seen), 0), (x, present))
         return self._replace(since=jax.vmap(Moments.updated)(self.since, *rows))
 
     def of_rows(self, number: int) -> Moments:
-        """Return for each of `number` rows the moments that its shard has seen, `[number, ...]`."""
+        """Return, for each of `number` rows, the moments that its shard has seen, `[number, ...]`."""
         each = jax.vmap(Moments.appended, (None, 0))(self.before, self.since)
         return jax.tree.map(lambda x: jnp.repeat(x, number // len(x), axis=0), each)
 
     def whole(self) -> Moments:
-        """Return the moments of all rows at the end of a rollout, in which the shards are merged."""
+        """Return the moments of all rows at the end of a rollout, with the shards merged."""
         return self.before.appended(merge_shards(self.since))
 
 
@@ -243,7 +244,7 @@ class NormalizedState(NamedTuple):
 
 
 def map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
-    """Change the moments of every normalizing wrapper in the state of an environment."""
+    """Apply a function to the moments of every normalizing wrapper in the state of an environment."""
 
     def of_wrapper(x: Any) -> Any:
         return x._replace(inner=map_moments(f, x.inner), moments=f(x.moments)) if isinstance(x, NormalizedState) else x
@@ -252,7 +253,7 @@ def map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
 
 
 def take_numbers(obs: Any, picked: list[bool], axes: int) -> tuple[Array, Callable[[Array], Any]]:
-    """Return the numbers of the leaves that are picked, `[N, D]` or `[N, A, D]`, and a function that replaces them."""
+    """Return the numbers of the picked leaves, `[N, D]` or `[N, A, D]`, and a function that replaces them."""
     whole = as_observation(obs)
     leaves, structure = jax.tree.flatten(whole._replace(available=None))
     if len(leaves) != len(picked):
@@ -271,7 +272,7 @@ def take_numbers(obs: Any, picked: list[bool], axes: int) -> tuple[Array, Callab
 
 
 def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
-    """Make the function that merges the axes of environments and agents, `[N, A, ...]`, where they share statistics."""
+    """Make a function that merges the environment and agent axes, `[N, A, ...]`, if agents share statistics."""
     if per_agent and env.num_agents is None:
         raise UserValueError(f"{where}: per_agent=True needs an axis of agents, and there is none: leave it out")
     if env.num_agents is None or per_agent:

@@ -1,4 +1,4 @@
-"""Environments of packages that are written in JAX, by name: with one agent, or with an opponent as a part of them."""
+"""Environments of JAX packages by name, with one agent, or with an opponent as part of the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._spaces import Box, Discrete, MultiDiscrete, make_space
 
 
 def make_gymnax(name: str, **params: Any) -> Env:
-    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, e.g. `max_steps_in_episode=200`."""
+    """Make one of `gymnax.registered_envs`; `params` set fields of `EnvParams`, as in `max_steps_in_episode=200`."""
     gymnax = require_package("gymnax", "envs")
     check_known(name, "gymnax", gymnax.registered_envs)
     inner, env_params = gymnax.make(name)
@@ -33,7 +33,7 @@ def make_gymnax(name: str, **params: Any) -> Env:
 
 
 def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
-    """Return the parameters of an environment (a flax dataclass) with some of them changed."""
+    """Return the parameters of an environment (a flax dataclass) with changes."""
     for param, value in params.items():
         if not hasattr(env_params, param):
             raise UserValueError(f"{name} has no parameter {param!r}; it has {', '.join(vars(env_params))}")
@@ -46,7 +46,7 @@ def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
 
 
 def from_gymnax(env: Any, env_params: Any = None) -> Env:
-    """Wrap an environment with gymnax's interface; `env_params` are its parameters, None its `default_params`."""
+    """Wrap an environment with gymnax's interface; `env_params` are its parameters, by default its `default_params`."""
     names = ("default_params", "reset", "step", "observation_space", "action_space")
     check_interface("from_gymnax", env, names, "make a gymnax environment with envs.make(...)")
     env_params = env.default_params if env_params is None else env_params
@@ -67,7 +67,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
 
     space = copy.copy(env.observation_space(env_params))
-    if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers, and returns floats
+    if jnp.issubdtype(getattr(space, "dtype", float), jnp.integer):  # Catch declares integers but returns floats
         space.dtype = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0].dtype
     render = make_gymnax_renderer(env, env_params)
     wrapped = Env(reset, step, space, env.action_space(env_params), lambda state: wrapped, render=render)
@@ -78,11 +78,11 @@ CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic
 
 
 def make_craftax(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
-    """Make one of the environments of Craftax; `params` are fields of its `EnvParams`, such as `max_timesteps=1000`.
+    """Make an environment of Craftax; `params` set fields of its `EnvParams`, as in `max_timesteps=1000`.
 
-    An episode that ends because of `max_timesteps` alone is truncated. `achievements` is the number of achievements
-    that an episode unlocked. Generating a world takes much longer than a step, so by default N environments generate
-    only N / 16 of them in a step (`reset_ratio` of `auto_reset`), as in the baselines of Craftax.
+    An episode that ends only because of `max_timesteps` is truncated. `achievements` is the number of achievements that
+    an episode unlocked. Generating a world takes much longer than a step, so by default N environments generate only N
+    / 16 worlds per step (`reset_ratio` of `auto_reset`), as in the baselines of Craftax.
     """
     from craftax.craftax_env import make_craftax_env_from_name
 
@@ -105,10 +105,10 @@ def make_craftax(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
 
 
 def make_xminigrid(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
-    """Make one of `xminigrid.registered_environments()`; `params` are fields of its `EnvParams`, such as `view_size=5`.
+    """Make one of `xminigrid.registered_environments()`; `params` set fields of its `EnvParams`, as in `view_size=5`.
 
-    Observations are the grid in view, `[V, V, 2]`: the number of each tile and of its color. An episode that ends with
-    a discount of 0 is terminated, and otherwise truncated.
+    Observations are the grid in view, `[V, V, 2]`, with the numbers of each tile and its color. An episode that ends
+    with a discount of 0 is terminated; otherwise it is truncated.
     """
     import xminigrid
 
@@ -132,11 +132,11 @@ def make_xminigrid(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
 
 
 def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
-    """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, such as `time_limit=500`.
+    """Make one of `jumanji.registered_environments()`; its constructor receives `settings`, such as `time_limit=500`.
 
-    Observations are a `Dict` of the entries except the action mask, as float32. Several simultaneous choices become one
-    action per combination or, where each has a mask of its own, a `MultiDiscrete`. An episode that ends with a discount
-    of 0 is terminated, and otherwise truncated.
+    Observations are a `Dict` of all entries except the action mask, as float32. Several simultaneous choices become one
+    action per combination or, if each has its own mask, a `MultiDiscrete`. An episode that ends with a discount of 0 is
+    terminated; otherwise it is truncated.
     """
     import jumanji
 
@@ -148,7 +148,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     shape = choices if mask is None else mask.shape
     if first.reward.shape or not choices or shape not in (choices, (len(choices), *set(choices))):
         raise UserValueError(f"{name} has several agents, or actions {env.action_spec}: write an adapter for it")
-    combined = shape == choices  # one mask for all combinations; otherwise one for each choice
+    combined = shape == choices  # one mask for all combinations, else one per choice
 
     def get_entries(x: Any) -> Any:
         names = getattr(x, "_fields", getattr(x, "__dataclass_fields__", None))
@@ -160,7 +160,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
         if mask is None:
             return Observation(get_entries(observation))
         available = observation.action_mask.reshape((1, -1) if combined else shape)
-        available |= ~jnp.any(available, axis=1, keepdims=True)  # a trapped snake must act, and dies
+        available |= ~jnp.any(available, axis=1, keepdims=True)  # a trapped snake must act and dies
         return Observation(get_entries(observation), jnp.ravel(available))
 
     def reset(key: Array) -> tuple[Any, Any]:
@@ -179,7 +179,7 @@ def make_jumanji(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
 
 
 def make_brax(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
-    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`."""
+    """Make an environment of `brax.envs`; its constructor receives `settings`, such as `backend="spring"`."""
     from brax import envs
 
     check_known(name, "Brax", envs._envs)
@@ -201,9 +201,9 @@ def from_brax(
     Args:
         env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
         time_limit, reset_ratio: as in `auto_reset`; `time_limit` counts actions.
-        obs_key: the entry that the policy sees, if observations are a dict.
-        critic_obs_key: the entry that the critic sees, such as "privileged_state"; None: that of the policy.
-        action_repeat: how many steps of `env` each action lasts; their rewards are summed.
+        obs_key: name of the entry that the policy sees, if observations are a dict.
+        critic_obs_key: name of the entry that the critic sees, such as "privileged_state"; None means the policy's.
+        action_repeat: number of steps of `env` for which each action is repeated; their rewards are summed.
     """
     names = ("reset", "step", "action_size")
     check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
@@ -257,15 +257,15 @@ def make_playground(
 ) -> Env:
     """Make one of `mujoco_playground.registry.ALL_ENVS`; `overrides` change its configuration, as in `ctrl_dt=0.02`.
 
-    The default `time_limit` is the configuration's `episode_length`, divided by its `action_repeat`. With `impl="jax"`
-    it runs on every device; "warp", on NVIDIA GPUs only, is faster. See `from_brax` for the other arguments.
+    The default `time_limit` is the configuration's `episode_length`, divided by its `action_repeat`. `impl="jax"` runs
+    on every device; "warp" is faster but runs only on NVIDIA GPUs. See `from_brax` for the other arguments.
     """
     from mujoco_playground import registry
 
     check_known(name, "MuJoCo Playground", registry.ALL_ENVS)
     config = registry.get_default_config(name)
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
-    repeat = config.get("action_repeat", 1)  # which Playground leaves to its training wrapper
+    repeat = config.get("action_repeat", 1)  # Playground's training wrapper applies it
     limit = -(-config.episode_length // repeat) if time_limit is None else time_limit
     settings: Any = {"reset_ratio": reset_ratio, "obs_key": obs_key, "critic_obs_key": critic_obs_key}
     return from_brax(registry.load(name, config=config), time_limit=limit, action_repeat=repeat, **settings)
@@ -282,11 +282,11 @@ def make_pgx(
     time_limit: int | None = None,
     reset_ratio: int = 1,
 ) -> Env:
-    """Make one of `pgx.available_envs()` with one player, or with two, one or both of whom the policy plays.
+    """Make one of `pgx.available_envs()` with one or two players; the policy plays one or both of them.
 
-    The player who begins is drawn at random in each episode. Without an `opponent`, legal actions are drawn uniformly.
-    "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against uniform actions. `won` is whether the
-    policy won, or, with "self", whether the first player did.
+    The player who begins is drawn at random in each episode. Without an `opponent`, the opponent draws legal actions
+    uniformly. With "self", the policy plays both sides (`Env.zero_sum`), and is evaluated against uniform actions.
+    `won` tells whether the policy won or, with "self", the first player.
     """
     import pgx
 
@@ -349,12 +349,12 @@ def make_pgx(
 
 
 def random_opponent(key: Array, obs: Observation) -> Array:
-    """Draw one of the legal actions."""
+    """Draw a legal action uniformly."""
     return jax.random.categorical(key, jnp.where(obs.available, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
 def frozen_opponent(policy: Any, params: Any) -> Opponent:
-    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy without memory."""
+    """Make an opponent for `envs.make("pgx:...", opponent=...)` from a policy without memory."""
     if initial_carry_of(policy) is not None:
         raise UserValueError("frozen_opponent: a policy with memory needs its state; give one without memory")
 

@@ -1,4 +1,4 @@
-"""Environments by name: `prefix:name`, where the prefix selects the package of the environment."""
+"""Environments by name, `prefix:name`, where the prefix selects the package of the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UnknownPrefixError(UserValueError):
 
 
 class Source(NamedTuple):
-    """The module here with `make_<prefix>`, the module that must be installed, and the extra that installs it."""
+    """The module of this package with `make_<prefix>`, the module to be installed, and the extra that installs it."""
 
     adapter: str
     package: str
@@ -44,10 +44,10 @@ SOURCES = {
     "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
     "envpool": Source("_gymnasium", "envpool", "envpool"),
     "ale": Source("_atari", "ale_py.vector_env", "atari"),
-    "tasks": Source("_tasks", "jax", "envs"),  # this and the next are ours, and need nothing else
+    "tasks": Source("_tasks", "jax", "envs"),  # this and the next belong to this package
     "popgym": Source("_tasks", "jax", "envs"),
 }
-"""The prefixes that come with this package."""
+"""The built-in prefixes."""
 
 _registered: dict[str, Callable[..., Env]] = {}
 
@@ -58,12 +58,12 @@ def make(env_id: str, **settings: Any) -> Env:
 
     Args:
         env_id: "prefix:name", such as "brax:ant" or "pgx:connect_four"; the prefix is one of `list_prefixes()`. A name
-            without a prefix is one of gymnax. Settings may follow, as on a command line: "brax:ant,backend=spring".
-        **settings: settings of the environment; `docs/environments.md` lists those of each prefix.
+            without a prefix means gymnax. Settings may follow, as on a command line: "brax:ant,backend=spring".
+        **settings: settings of the environment, which `docs/environments.md` lists for each prefix.
 
     Raises:
-        ValueError: unknown prefix, name (similar names are listed) or setting. MissingPackage: the package is not
-            installed; the error names the extra that installs it.
+        ValueError: if a prefix, name or setting is unknown; the error lists similar names. MissingPackage: if the
+            package is not installed; the error names the extra that installs it.
 
     Example:
         >>> from ppo_parts import envs
@@ -91,16 +91,16 @@ def _load_adapter(env_id: str, prefix: str) -> Callable[..., Env]:
         says = f"{env_id!r}: {prefix!r} is not a prefix of environments{there}"
         raise UnknownPrefixError(f"{says} (envs.register adds one)")
     source = SOURCES[prefix]
-    with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX in their modules
+    with deferred("seaborn", "matplotlib.pyplot"), jax.ensure_compile_time_eval():  # some call JAX on import
         require_package(source.package, source.extra)
     return getattr(importlib.import_module(f".{source.adapter}", __package__), f"make_{prefix}")
 
 
 @contextlib.contextmanager
 def deferred(*names: str) -> Iterator[None]:
-    """Defer the import of these modules by modules that are imported in this context, until they use them.
+    """In this context, defer imports of these modules until they are used.
 
-    Packages of environments import libraries of plots, which take longer than all the rest, and training never draws.
+    Environment packages import plotting libraries, which takes longer than all the rest, but training never plots.
     """
     stand_ins = {name: _Deferred(name) for name in names if name not in sys.modules}
     sys.modules.update(stand_ins)
@@ -126,7 +126,7 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
     """Make `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
 
     Args:
-        prefix: letters, digits, "_" and "-"; not one that comes with this package. It replaces an earlier registration.
+        prefix: letters, digits, "_" and "-", but not a built-in prefix. It replaces an earlier registration.
         make: function that returns an `Env`.
 
     Example:
@@ -147,7 +147,7 @@ def list_prefixes() -> tuple[str, ...]:
 
 
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?<!\w)(?P<bare>[^\W\d]\w*)\b(?!\s*=)""")
-"""A string in quotes, or a bare word that is not the name of a setting."""
+"""A quoted string, or a bare word that is not the name of a setting."""
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -169,7 +169,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
 
 
 def _quote(match: re.Match[str]) -> str:
-    """Put a bare word in quotes, so that shells need none; "inf" is a number."""
+    """Quote a bare word, so that no quotes are needed in a shell; "inf" is a number."""
     word = match["bare"]
     if word in ("true", "false", "none", "null"):
         raise UserValueError(f"{word} after the name of an environment: write True, False or None, or quote the word")

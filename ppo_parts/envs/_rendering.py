@@ -1,4 +1,4 @@
-"""Rendering: whether environments on the host are made to render, and how MuJoCo's and gymnax's are drawn."""
+"""Rendering of MuJoCo and gymnax environments, and a context in which host environments are made to render."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .._base.extras import require_package
 from ._env import cast_exactly
 
 renders: contextvars.ContextVar[bool] = contextvars.ContextVar("renders", default=False)
-"""Whether the Gymnasium environments that are made now can render."""
+"""Whether Gymnasium environments that are made now can render."""
 
 
 @contextlib.contextmanager
 def rendering() -> Iterator[None]:
-    """In this context, make Gymnasium environments that can render, which they must know when they are made."""
+    """In this context, make Gymnasium environments that can render, because they must know this when they are made."""
     token = renders.set(True)
     try:
         yield
@@ -32,7 +32,7 @@ def rendering() -> Iterator[None]:
 
 @contextlib.contextmanager
 def opengl_errors() -> Iterator[None]:
-    """Explain how to draw without a display, where MuJoCo only reports that OpenGL or EGL is missing."""
+    """Explain how to render without a display if MuJoCo only reports that OpenGL or EGL is missing."""
     try:
         yield
     except Exception as error:
@@ -43,7 +43,7 @@ def opengl_errors() -> Iterator[None]:
 
 
 def as_frame(where: str, image: Any) -> np.ndarray:
-    """Return an image `[H, W, 3]` that an environment rendered, whose numbers are those of uint8."""
+    """Return a rendered image `[H, W, 3]` as uint8."""
     where, image = f"{where}: the image of render", np.asarray(image)
     if image.ndim != 3 or image.shape[-1] != 3:
         raise ShapeError(f"{where} must have shape [H, W, 3], got {image.shape}")
@@ -51,10 +51,10 @@ def as_frame(where: str, image: Any) -> np.ndarray:
 
 
 def make_mujoco_renderer(model: Any) -> Callable[[Any], np.ndarray]:
-    """Return `draw(state)` for a `mujoco.MjModel` and the states of Playground or Brax.
+    """Return `draw(state)` for a `mujoco.MjModel` and states of Playground or Brax.
 
-    The camera is the model's first, which follows the body in most models. The renderers of Brax and of Playground make
-    a new `mujoco.Renderer` for each call, which takes ten times as long as rendering.
+    It uses the model's first camera, which follows the body in most models. The renderers of Brax and Playground make a
+    new `mujoco.Renderer` for each call, which takes ten times as long as rendering.
     """
 
     @functools.cache
@@ -105,7 +105,7 @@ def make_gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarra
 
 
 def draw_grid(grid: np.ndarray) -> np.ndarray:
-    """Draw a grid of channels `[H, W, C]`, each of which is 0 or positive: one color for each, the last one on top."""
+    """Draw a grid of nonnegative channels `[H, W, C]` with one color per channel, the last one on top."""
     channels = grid.shape[-1]
     colors = [colorsys.hsv_to_rgb(i / channels, 0.65, 1.0) for i in range(channels)]
     palette = np.asarray([(0, 0, 0), *colors]) * 255

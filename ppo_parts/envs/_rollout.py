@@ -1,4 +1,4 @@
-"""Rollouts: the policy acts in environments, and the transitions are recorded in a `Batch`."""
+"""Rollouts, in which the policy acts in environments and the transitions are recorded in a `Batch`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from ._spaces import count_options, is_tree, list_spaces, make_action_struct
 
 
 class RolloutState(NamedTuple):
-    """The state that a rollout passes to the next: the state of the environments, and the next observations."""
+    """The state that one rollout passes to the next: environment states and the next observations."""
 
     env_state: Any
     obs: Any
     carry: Any = None  # the state of a recurrent policy, `[N, ...]`
-    reset: Any = None  # True where it is zeroed before the next step
+    reset: Any = None  # True where the carry is zeroed before the next step
 
     @classmethod
     def begin(cls, env: Env, policy: Evaluate, num_envs: int, env_state: Any, obs: Any) -> RolloutState:
@@ -55,18 +55,18 @@ class RolloutState(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """The result of `rollout`: pure functions.
+    """The result of `rollout`, which consists of pure functions.
 
     Attributes:
         init: `init(key) -> RolloutState`, with fresh environments.
-        collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
-            `episode_length` (means over the episodes that ended and over the agents, NaN if none did), `episodes`
-            (their number), and `episode_<name>` for entries of the environment's `info`.
+        collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. The metrics are `episode_return` and
+            `episode_length` (means over the episodes that ended and over the agents, NaN if none did), `episodes` (the
+            number of these episodes), and `episode_<name>` for entries of the environment's `info`.
         sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, which divides the
-            environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves that all
-            environments share, such as running statistics, are replicated.
-        restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics (`Env.restart`); None:
-            every state can be continued.
+            environments over the devices of a mesh. The number of devices must divide the number of shards. Leaves that
+            all environments share, such as running statistics, are replicated.
+        restart: `restart(key, state) -> RolloutState` begins new episodes and keeps running statistics (`Env.restart`).
+            None means that every state can be continued.
     """
 
     init: Callable[[Array], RolloutState]
@@ -90,40 +90,41 @@ def rollout(
     noise_steps: Count = 1,
     shards: int = 1,
 ) -> Rollout:
-    """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
+    """Make functions that step N environments T times with the current policy, and record a batch.
 
-    V of final observations is computed only in steps in which some environment was truncated (even under `vmap`).
+    With A agents, `[T, N]` below is `[T, N, A]`. V of final observations is computed only in steps with a truncation
+    (even under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
-        policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
-            `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
-            0, which it must zero before each step where `batch.reset` `[T, N]` is 1, and returns `(distribution, value,
-            carry after the last step)`. If the policy has no value, the batch has none.
+        policy: a `Policy`, or `evaluate` as in `learner`. Here observations have the leading axes `[N]` or `[T, N]`.
+            With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step 0. It must
+            zero the state before each step where `batch.reset` `[T, N]` is 1, and return `(distribution, value, carry
+            after the last step)`. If the policy has no value, the batch has none.
         num_envs, num_steps: N and T.
-        value_each_step: keep the value that is computed along with each step's action, as for recurrent policies,
-            instead of computing all after the last step: faster if policy and value share layers.
-        record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
-            and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
-        keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
-        keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
-        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`,
-            which is `[T, N]` also with agents.
-        noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
-            rollout; `distributions.StateDependentNormal` then has the same noise matrix, others the same noise.
-        shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. With S > 1, what needs all devices waits until the last step: to evaluate final
-            observations, and to merge the running statistics of normalizing wrappers.
+        value_each_step: whether to keep the value that is computed with each step's action, as for recurrent policies,
+            instead of computing all values after the last step. This is faster if policy and value share layers.
+        record: names of entries of the policy's `aux`, one number per element, to keep for each step as `extras[name]`,
+            and as `extras["next_" + name]` for the observation that followed, like `next_value` for `value`.
+        keep_next_obs: whether to keep the observation that followed each step (or the final one) as `next_obs`.
+        keep_distribution: whether to keep the behavior distribution as `behavior`, for exact divergences.
+        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step as
+            `extras[name]`, which is `[T, N]` even with agents.
+        noise_steps: number of steps for which actions are sampled with the same key, from the first step of the
+            rollout. `distributions.StateDependentNormal` then keeps its noise matrix, and others their noise.
+        shards: S, the number `batch.shards` of equal blocks of environments that samplers do not mix, so that each
+            block can stay on a separate device. With S > 1, the evaluation of final observations and the merge of
+            running statistics, which need all devices, wait until the last step.
 
     Returns:
         `Rollout(init, collect, sharding, restart)`. A batch has the fields obs, action, log_prob, value, reward,
         terminated, truncated and next_value, for a recurrent policy carry and reset, and those that arguments add.
 
     Raises:
-        TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
-            `env.action_space`. ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` or
-            `keep_info` names an entry that the batch already has, or (when traced) that aux or info does not have.
-            ShapeError: (when traced) a log-probability, a value or an entry of aux is not one number per element.
+        TypeError: if `env` is not an environment, `policy` is not a function or, when traced, actions do not fit
+            `env.action_space`. ValueError: if a number is less than 1, `shards` does not divide `num_envs`, or `record`
+            or `keep_info` names an entry that the batch already has or, when traced, that aux or info lacks.
+            ShapeError: when traced, if a log-probability, a value or an entry of aux is not one number per element.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -161,22 +162,22 @@ def rollout(
         value = {} if output.value is None else {"value": output.value}
         return value | {name: output.aux[name] for name in record}
 
-    @jax.jit  # called in three places, traced once
+    @jax.jit  # it is called in three places, but traced once
     def estimate_after(params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
         """Compute the estimates of observations `(obs, carry, keys)`."""
         obs, carry, keys = followed
         return estimate(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool), keys))
 
     def estimate_if_any(wanted: Array, params: Params, followed: tuple[Any, Any, Any]) -> dict[str, Array]:
-        """Compute the estimates if any is wanted, and otherwise return zeros."""
+        """Compute the estimates if any is wanted; otherwise return zeros."""
         shapes = jax.eval_shape(estimate_after, params, followed)
         zeros = lambda *_: jax.tree.map(jnp.zeros_like, shapes)  # noqa: E731
         return cond_any(wanted, estimate_after, zeros, params, followed)
 
     def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-        """Step all environments; return the record, the estimates, those of final observations, and the episodes.
+        """Step all environments; return the record, the estimates, the final estimates, and the episodes.
 
-        With several shards, return the final observations themselves: testing whether there is one needs all devices.
+        With several shards, return the final observations instead, because a test for any would need all devices.
         """
         own_keys = policy_keys(policy, keys[0], num_envs)
         output = apply_policy(policy, params, state.obs, state.carry, state.reset, own_keys)
@@ -189,7 +190,7 @@ def rollout(
         check_entries("keep_info", keep_info, out.info, "the environment's info", returned)
         carry = carry_after(policy, output, action)
         final: Any = out.final_obs, carry, own_keys
-        if shards == 1:  # otherwise `collect` estimates those of all steps
+        if shards == 1:  # otherwise `collect` does this for all steps
             final = estimate_if_any(out.truncated, params, final)
         fields: dict[str, Any] = {name: getattr(out, name) for name in ("reward", "terminated", "truncated", "mask")}
         fields["extras"] = {name: out.info[name] for name in keep_info} | own_keys
@@ -226,7 +227,7 @@ def rollout(
         check_recorded(batch, values, (num_steps, *each))
         if shards > 1:
             state = state._replace(env_state=map_moments(ShardMoments.whole, state.env_state))
-            # Devices agree once on the steps in which there is a final observation, and do not wait in the others.
+            # Devices agree once on the steps that have a final observation, and do not wait in the other steps.
             cut = jnp.any(batch.truncated.reshape(num_steps, -1), axis=1)
             final = jax.lax.map(lambda x: estimate_if_any(x[0], params, x[1]), (cut, final))
         if values:
@@ -241,7 +242,7 @@ def rollout(
 def _make_shardings(
     state: RolloutState, of_axis: Callable[[int | None], Any], num_envs: int, shards: int
 ) -> RolloutState:
-    """Return the sharding of each leaf: rows of environments are divided, what all of them share is on each device."""
+    """Return each leaf's sharding; environment rows are divided, and leaves that all share are replicated."""
 
     def of_leaf(x: Any) -> Any:
         if isinstance(x, Moments):
@@ -249,15 +250,15 @@ def _make_shardings(
         if isinstance(x, EpisodeState):
             shared = jax.tree.map(lambda leaf: of_axis(None), x.shared)
             return jax.tree.map(of_leaf, x._replace(shared=None))._replace(shared=shared)
-        rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
+        rows = x.shape[0] if x.shape else 0  # N, or fewer inside `fold_agents`
         return of_axis(0 if rows and num_envs % rows == 0 and rows % shards == 0 else None)
 
     return jax.tree.map(of_leaf, state, is_leaf=lambda x: isinstance(x, Moments | EpisodeState))
 
 
 def _split_keys(key: Array, num_steps: int, noise_steps: int) -> Array:
-    """Return the keys for actions and for environments, `[T, 2]`; the former change every `noise_steps` steps."""
-    # Make all keys at once: one call of the generator instead of one per step. It compiles faster without a shape.
+    """Return keys for actions and environments, `[T, 2]`; action keys change every `noise_steps` steps."""
+    # Make all keys with one call of the generator instead of one per step. It compiles faster without a shape.
     keys = jax.random.split(key, 2 * num_steps).reshape(num_steps, 2, *key.shape)
     if noise_steps == 1:
         return keys
@@ -275,7 +276,7 @@ def _sample(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 
 def _write_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Batch:
-    """Write the estimates of each step, and of the observation that followed: the next, a final one, or the last."""
+    """Write the estimates of each step, and of the next, final or last observation that followed it."""
 
     def following(x: Array, last: Array, final: Array) -> Array:
         return next_values(x, last, batch.truncated, final)
@@ -291,7 +292,7 @@ def _write_estimates(batch: Batch, estimates: Any, last: Any, final: Any) -> Bat
 
 
 def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
-    """Raise unless the entries of `extras` that a rollout keeps have different names."""
+    """Raise unless the kept entries of `extras` have different names."""
     taken = {"value", "policy_key", *(f"next_{name}" for name in record)}
     for argument, names in (("record", record), ("keep_info", keep_info)):
         for name in taken.intersection(names):
@@ -301,7 +302,7 @@ def check_names(record: tuple[str, ...], keep_info: tuple[str, ...]) -> None:
 
 
 def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: str, returned: str) -> None:
-    """Raise unless an owner has entries with the names of an argument of `rollout`; `returned` is how to add NAME."""
+    """Raise unless an owner has the entries that an argument of `rollout` names; `returned` tells how to add one."""
     is_dict = isinstance(entries, Mapping)
     for name in names:
         if not is_dict or name not in entries:
@@ -311,7 +312,7 @@ def check_entries(argument: str, names: tuple[str, ...], entries: Any, owner: st
 
 
 def check_kept(output: Output, initial_carry: Any, num_envs: int, keep_distribution: bool) -> None:
-    """Raise unless a rollout can keep the carry of a policy and, if it has to, the distribution."""
+    """Raise unless a rollout can keep a policy's carry and, if asked to, its distribution."""
     if initial_carry is None and output.carry is not None:
         says = f"rollout: the policy returned a carry, {kind(output.carry)}, without an initial_carry"
         raise UserTypeError(f"{says}: give it to pp.Policy; what is not a carry belongs in Output(..., aux=...)")
@@ -338,7 +339,7 @@ def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, 
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
-    """Raise unless actions in arrays fit the action space: an environment may broadcast or round unfit ones."""
+    """Raise unless actions fit the action space, because an environment may broadcast or round other actions."""
     if is_tree(space):
         expected = make_action_struct(space, each)
         structure: Any = jax.tree.structure(expected)
@@ -347,7 +348,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
             raise UserTypeError(f"rollout: {says}: return distributions.Joint of a distribution for each entry")
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
         leaves, spaces = jax.tree.leaves(action), list_spaces(space)
-        parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # one that is not a `Joint`
+        parts = parts if len(parts) == len(leaves) else [None] * len(leaves)  # if it is not a `Joint`
         for part, leaf, its in zip(parts, leaves, spaces, strict=True):
             check_action(part, leaf, its, each)
         return
@@ -375,7 +376,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
     """Compute means over the episodes that ended (NaN if none did) and over the agents, and count these episodes."""
-    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum together with other floats
+    number = jnp.sum(ended, dtype=jnp.float32)  # a float, so that devices sum it with other floats
     some = jnp.maximum(number, 1)
 
     def mean(x: Array) -> Array:

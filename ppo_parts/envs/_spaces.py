@@ -1,4 +1,4 @@
-"""Spaces of observations and actions; those of Gymnasium and of other packages have the same attributes."""
+"""Spaces of observations and actions, with the same attributes as in Gymnasium and other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..functional._common import check_range, known_values
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """A space of n actions, 0 to n - 1."""
+    """A space of n integers, 0 to n - 1."""
 
     n: int
     shape: ClassVar[tuple[int, ...]] = ()
@@ -30,7 +30,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """A space of K integers: choice k has `nvec[k]` options, 0 to `nvec[k] - 1`; actions are `[..., K]`."""
+    """A space of K integers `[..., K]`, where choice k has `nvec[k]` options, 0 to `nvec[k] - 1`."""
 
     nvec: tuple[int, ...]
 
@@ -42,13 +42,13 @@ class MultiDiscrete:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`(K,)`."""
+        """Return `(K,)`."""
         return (len(self.nvec),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A space of real numbers of a shape, between `low` and `high`, which are numbers or arrays."""
+    """A space of arrays of real numbers between `low` and `high`, which are numbers or arrays."""
 
     shape: tuple[int, ...]
     low: Any = -math.inf
@@ -80,7 +80,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Dict:
-    """A space whose elements are dicts with an entry of each of these spaces; any of them may be a `Dict` or `Tuple`.
+    """A space of dicts with an entry from each of the given spaces, which may be a `Dict` or `Tuple`.
 
     Example:
         >>> from ppo_parts import envs
@@ -99,7 +99,7 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """A space of tuples with an entry of each of these spaces, each of which may itself be a `Dict` or `Tuple`."""
+    """A space of tuples with an entry from each of the given spaces, which may be a `Dict` or `Tuple`."""
 
     spaces: tuple[Any, ...]
 
@@ -131,18 +131,18 @@ def check_space(where: str, name: str, space: Any) -> None:
 
 def is_tree(space: Any) -> bool:
     """Return whether the elements of a space are dicts or tuples."""
-    return hasattr(space, "spaces") and type(space).__name__ != "OneOf"  # of Gymnasium: one of its spaces
+    return hasattr(space, "spaces") and type(space).__name__ != "OneOf"  # Gymnasium's union of spaces
 
 
 def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
-    """Return a tree like an element of a space, of `function(space, *entries)` for each space that is not a tree.
+    """Map `function(space, *entries)` over the spaces in a tree; the result is a tree like an element of the space.
 
-    The entries are those of other trees at this place; of a tree that is None, or lacks a name, they are None.
+    The entries come from the same place in other trees; they are None for a tree that is None or lacks the name.
     """
     if not is_tree(space):
         return function(space, *trees)
     named = isinstance(space.spaces, Mapping)
-    keys = sorted(space.spaces) if named else range(len(space.spaces))  # sorted: the order of leaves in JAX
+    keys = sorted(space.spaces) if named else range(len(space.spaces))  # JAX's order of leaves
     entries: list[Any] = []
     for tree in trees:
         fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
@@ -154,27 +154,27 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a space has images `[C, H, W]` or `[H, W, C]` of at least 36 x 36 pixels."""
+    """Return whether the elements are images `[C, H, W]` or `[H, W, C]` of at least 36 x 36 pixels."""
     shape = tuple(getattr(space, "shape", None) or ())
     return len(shape) == 3 and max(min(shape[1:]), min(shape[:2])) >= 36
 
 
 def list_spaces(space: Any) -> list[Any]:
-    """Return the spaces in a tree of spaces, in the order of the leaves of an element; a single space is one leaf."""
+    """Return the spaces in a tree of spaces, in the order of an element's leaves; a single space is one leaf."""
     found: list[Any] = []
     map_space(found.append, space)
     return found
 
 
 def make_space(tree: Any) -> Any:
-    """Return the space of a tree of spaces, as `map_space` makes it."""
+    """Make a space from a tree of spaces, as `map_space` returns it."""
     if isinstance(tree, dict):
         return Dict({name: make_space(each) for name, each in tree.items()})
     return Tuple(tuple(map(make_space, tree))) if isinstance(tree, tuple) else tree
 
 
 def count_options(space: Any) -> tuple[int, ...]:
-    """Return how many options each choice of an action has: `(n,)` for `Discrete`, `nvec`, or `()` for a box.
+    """Return the number of options of each choice, which is `(n,)` for `Discrete`, `nvec`, or `()` for a box.
 
     Example:
         >>> from ppo_parts import envs
@@ -187,7 +187,7 @@ def count_options(space: Any) -> tuple[int, ...]:
 
 
 def is_discrete(space: Any) -> bool:
-    """Return whether the actions of a space are integers: one of n options (`Discrete`), or several such choices."""
+    """Return whether actions are integers, one choice (`Discrete`) or several."""
     return all(map(count_options, list_spaces(space)))
 
 
@@ -202,7 +202,7 @@ def make_action_struct(space: Any, each: tuple[int, ...]) -> Any:
 
 
 def count_numbers(space: Any) -> int:
-    """Return how many numbers an element of a space has: 1 for `Discrete`, the sum for a `Dict` or `Tuple`."""
+    """Return the number of numbers in an element; it is 1 for `Discrete`, and the sum for a `Dict` or `Tuple`."""
     return sum(math.prod(array_shape("elements", each)) for each in list_spaces(space))
 
 
@@ -225,6 +225,6 @@ def array_bounds(what: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_choice_open(options: tuple[int, ...], available: np.ndarray) -> Any:
-    """Return whether a mask, `[..., n]`, with the options of all choices in turn leaves one of each choice, `[...]`."""
+    """Return whether a mask `[..., n]` of all choices leaves an option for each choice, `[...]`."""
     starts = np.cumsum((0, *options[:-1]))
     return np.logical_or.reduceat(available, starts, axis=-1).all(axis=-1)

@@ -1,4 +1,4 @@
-"""Tasks of this package, for what no other package has in JAX: hybrid actions, and POPGym's for memories."""
+"""Tasks that no other package has in JAX: a task with hybrid actions, and POPGym's memory tasks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ REACH, HOLE, TEE = np.array([8.0, 2.0, 0.5], np.float32), 0.1, 8.0
 
 
 def make_tasks(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
-    """Make the task "golf": choose a club, and the stroke with it.
+    """Make the task "golf", in which the agent chooses a club and a stroke with it.
 
-    The ball starts at a distance of 8 from the hole, in a random direction, and drops if it is within 0.1, which ends
-    the episode. A stroke is a vector in the unit disk, times the reach of the club: 8, 2 or 0.5. The reward is how much
-    nearer the ball has come, minus 1.
+    The ball starts at a distance of 8 from the hole, in a random direction. It drops if it is within 0.1 of the hole,
+    which ends the episode. A stroke is a vector in the unit disk times the reach of the club, 8, 2 or 0.5. The reward
+    is the decrease in the distance to the hole, minus 1.
 
-    The action is a dict: "club" is 0, 1 or 2, and "stroke" `[3, 2]` has a stroke for each club, as in the parameterized
-    action spaces of Masson et al. 2016, arXiv:1509.01644. The observation, `[6]`, has the position of the ball relative
-    to the hole, divided by the reach of each club and clipped to [-1, 1].
+    The action is a dict, in which "club" is 0, 1 or 2, and "stroke" `[3, 2]` has a stroke for each club, as in the
+    parameterized action spaces of Masson et al. 2016, arXiv:1509.01644. The observation, `[6]`, is the ball's position
+    relative to the hole, divided by the reach of each club and clipped to [-1, 1].
 
     Args:
         name: "golf".
         noise: standard deviation of the relative error of each coordinate of a stroke.
-        time_limit: strokes after which an episode is truncated.
+        time_limit: number of strokes after which an episode is truncated.
     """
     check_known(name, "tasks", ("golf",))
     noise = check_number("tasks:golf", "noise", noise, FROM_0, schedule=False)
@@ -64,20 +64,20 @@ def make_tasks(name: str, *, noise: float = 0.05, time_limit: int = 20) -> Env:
 
 
 Dealt = tuple[dict[str, Array], Array]
-"""What is seen in an episode, `[T + 1]` by name, and the right answers, `[T]`; -1: none is asked for."""
+"""The observations of an episode, `[T + 1]` by name, and the right answers, `[T]`; -1 means no question."""
 
 
 def make_popgym(name: str) -> Env:
-    """Make a card game of POPGym by its name there, such as "RepeatPreviousMedium".
+    """Make a card game of POPGym from its name there, such as "RepeatPreviousMedium".
 
-    A card is dealt in each step. An answer is rewarded by 1, or -1 if it is wrong, divided by the number of answers in
-    an episode. The observation has the `card`, and whether it is the `first` one, as with POPGym's wrapper `Antialias`.
-    The right answer is, in
+    A card is dealt in each step. The reward of an answer is 1, or -1 if it is wrong, divided by the number of answers
+    in an episode. The observation has the `card`, and whether it is the `first` one, as with POPGym's wrapper
+    `Antialias`. The right answers are:
 
     * RepeatFirst: the suit of the first card;
-    * RepeatPrevious: the suit of the k-th card from the end, where the latest card is the first;
-    * Autoencode: when all cards are dealt (and `watch` is 0), their suits from the last card to the first;
-    * CountRecall: how many cards of the kind `query` have been dealt, including the latest.
+    * RepeatPrevious: the suit of the k-th card from the end, counting the latest card as the first;
+    * Autoencode: after all cards are dealt (when `watch` is 0), their suits from the last card to the first;
+    * CountRecall: the number of cards of the kind `query` that have been dealt, including the latest.
 
     Reference: Morad et al. 2023, POPGym, arXiv:2303.01859, appendix A.
     """
@@ -86,7 +86,7 @@ def make_popgym(name: str) -> Env:
     deal = functools.partial(game, **settings)
     seen, _ = jax.eval_shape(deal, jax.random.key(0))
     kinds = settings.get("kinds", 4)
-    counts = 52 * settings["decks"] // kinds + 1  # from no card of a kind to all of them
+    counts = 52 * settings["decks"] // kinds + 1  # 0 cards of a kind to all of them
     options = {"card": kinds, "query": kinds, "watch": 2, "first": 2}
 
     def observe(seen: dict[str, Array], t: Array) -> dict[str, Array]:
@@ -106,7 +106,7 @@ def make_popgym(name: str) -> Env:
 
 
 def shuffle(key: Array, decks: int, kinds: int = 4) -> Array:
-    """Return the kinds of the cards of some decks of 52, in random order."""
+    """Return the kinds of the cards in shuffled decks of 52."""
     return jax.random.permutation(key, jnp.arange(52 * decks, dtype=jnp.int16) % kinds)
 
 

@@ -1,4 +1,4 @@
-"""N environments of a `gymnasium.vector` environment, with a check of everything that they return."""
+"""A `gymnasium.vector` environment, with checks of everything that it returns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RESTART_REMEDY = "begin new episodes with env.restart(key, state)"
 
 
 class GymnasiumVector:
-    """N environments of a `gymnasium.vector` environment; checks everything that they return.
+    """A `gymnasium.vector` environment of N environments, which checks everything that it returns.
 
-    The attribute `ended` of the vector environment, if it has one, tells after each step where an episode ended for
-    good, and not only for the learner, as with a lost life in Atari. `count` is the number of steps and resets of those
-    that it replaces, whose states must not pass for its own. Other arguments are those of `from_gymnasium`.
+    If the vector environment has an attribute `ended`, it tells after each step where an episode really ended, and not
+    only for the learner, as with a lost life in Atari. `count` is the number of steps and resets of the environments
+    that it replaces, so that their states are not mistaken for its own. Other arguments are as in `from_gymnasium`.
     """
 
     def __init__(self, env: Any, info: tuple[str, ...] = (), action_mask: str | None = None, count: int = 0) -> None:
@@ -42,13 +42,13 @@ class GymnasiumVector:
         self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         self.count = count
         self.latest: tuple[list[np.ndarray], tuple[Any, ...]] | None = None  # action and result of the last step
-        self.failed = False  # a step failed, so the state is unknown
+        self.failed = False  # whether a step failed, so that the state is unknown
         if action_mask is not None and not self.options:
             says = f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes"
             raise UserValueError(f"{says} {env.single_action_space}: leave it out")
 
     def reset(self, seed: int) -> Any:
-        """Start new episodes in all environments; return their observations."""
+        """Start new episodes in all environments, and return their observations."""
         self.count, self.latest, self.failed = self.count + 1, None, False
         obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
         return self._add_masks("reset", self._cast("the obs of reset", obs, self.num_envs), info)
@@ -56,8 +56,8 @@ class GymnasiumVector:
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray]:
         """Step all environments once; the actions are the leaves of a tree.
 
-        Return the observations to act on next, those that followed the step, without masks, and `[4 + K, N]` of
-        float32: reward, terminated, truncated, ended and K numbers of `info`.
+        Return the next observations to act on, the observations that followed the step (without masks), and a float32
+        array `[4 + K, N]` with reward, terminated, truncated, ended and K numbers of `info`.
         """
         leaves = iter(action)
         names = "reward", "terminated", "truncated"
@@ -67,7 +67,7 @@ class GymnasiumVector:
         reward, terminated, truncated = map(self._check_field, names, fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
-        # Pack what is small, which also copies what the environment may overwrite when it steps again.
+        # Pack small arrays; this also copies arrays that the environment may overwrite in its next step.
         reported = [self._read_info(name, info, over) for name in self.info]
         packed = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
         any_over = np.count_nonzero(over)  # much faster than over.any()
@@ -83,14 +83,14 @@ class GymnasiumVector:
         if self.failed:
             says = "an earlier step of this environment failed, so its state is unknown"
             raise UserValueError(f"{says}: {RESTART_REMEDY}")
-        copies = [x.copy() for x in action]  # XLA will write to its memory
+        copies = [x.copy() for x in action]  # XLA will overwrite this memory
         self.failed = True
         result = self.step(*copies)
         self.failed, self.count, self.latest = False, count + 1, (copies, result)
         return result
 
     def render(self) -> np.ndarray:
-        """Draw the first environment, `[H, W, 3]`."""
+        """Render the first environment, `[H, W, 3]`."""
         if getattr(self.env, "render_mode", None) != "rgb_array":
             remedy = 'make it with gymnasium.make_vec(..., render_mode="rgb_array")'
             raise UserValueError(f"to draw this environment, {remedy}")
@@ -99,12 +99,12 @@ class GymnasiumVector:
         return as_frame("from_gymnasium", frame)
 
     def _add_masks(self, what: str, obs: Any, info: Any) -> Any:
-        """Return observations with the action masks `[N, n]` that the environments report, if there are any."""
+        """Return observations with the action masks `[N, n]` that the environments report, if any."""
         if self.action_mask is None:
             return obs
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
         for i, given in enumerate(self._read_entry(self.action_mask, info)):
-            # The mask of several choices is one array, or one array for each choice.
+            # A mask of several choices may be one array, or one array per choice.
             several = isinstance(given, (tuple, list))
             row = np.concatenate([np.ravel(x) for x in given]) if several else np.asarray(given)
             if row.shape != available.shape[1:] or not np.isin(row, (0, 1)).all():
@@ -116,7 +116,7 @@ class GymnasiumVector:
         return Observation(obs, available)
 
     def _read_info(self, name: str, info: Any, over: np.ndarray) -> np.ndarray:
-        """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
+        """Return the number that each environment reports as `info[name]` in this step, or NaN."""
         final = info.get("final_info", {})
         numbers = np.full(self.num_envs, np.nan, np.float32)
         given = zip(over, self._read_entry(name, final), self._read_entry(name, info), strict=True)
@@ -135,14 +135,14 @@ class GymnasiumVector:
         return numbers
 
     def _read_entry(self, name: str, info: Any) -> list[Any]:
-        """Return what each environment reports as `info[name]`; None: nothing."""
+        """Return what each environment reports as `info[name]`, or None."""
         if not isinstance(info, Mapping) or name not in info:
             return [None] * self.num_envs
         there = info.get(f"_{name}", np.ones(self.num_envs, bool))
         return [x if reports else None for x, reports in zip(info[name], there, strict=True)]
 
     def _read_final_obs(self, obs: Any, over: np.ndarray, info: Any) -> Any:
-        """Return `obs`, or what `info` reports instead where an episode ended."""
+        """Return `obs`, replaced by the final observation from `info` where an episode ended."""
         finals, given = jax.tree.map(np.copy, obs), self._read_entry("final_obs", info)
         for i in map(int, np.flatnonzero(over)):
             name = f'info["final_obs"][{i}], which SAME_STEP promises where an episode ended,'
@@ -152,7 +152,7 @@ class GymnasiumVector:
         return finals
 
     def _check_field(self, name: str, x: Any) -> np.ndarray:
-        """Return a field of a step with one number for each environment, or one flag if it is not the reward."""
+        """Check and return a field of a step, one number (the reward) or one flag (other fields) per environment."""
         x = np.asarray(x)
         if x.shape != (self.num_envs,):
             raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
@@ -168,7 +168,7 @@ class GymnasiumVector:
 
 
 class HostSpace:
-    """A space of an environment on the host that is not a tree, and `space`, that of the policy: integers from 0 on."""
+    """An environment's space on the host, not a tree, and the policy's `space`, in which integers begin at 0."""
 
     def __init__(self, what: str, space: Any) -> None:
         axes = len(getattr(space, "shape", None) or ())
@@ -176,7 +176,7 @@ class HostSpace:
             self.space = space
         elif hasattr(space, "nvec") and axes == 1:
             self.space = MultiDiscrete(tuple(map(int, space.nvec)))
-        elif hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
+        elif hasattr(space, "n") and axes <= 1:  # with an axis, it is a MultiBinary
             self.space = MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
         else:
             known = "a Discrete or Box, a MultiDiscrete or MultiBinary with one axis, or a Dict or Tuple of them"
@@ -184,24 +184,24 @@ class HostSpace:
         starts = np.asarray(getattr(space, "start", 0))
         self.starts = starts if starts.any() else None
         self.host_dtype, self.shape = np.dtype(getattr(space, "dtype", None) or FLOAT), tuple(space.shape)
-        # On the device, floats have 32 bits at most, and integers, too, unless x64 is on.
+        # On the device, floats have at most 32 bits, as do integers unless x64 is enabled.
         narrow = FLOAT if self.host_dtype == np.float64 else jax.dtypes.canonicalize_dtype(self.host_dtype)
         self.dtype = np.dtype(narrow)
-        self.host_space, self.text = space, str(space)  # writing a space takes longer than a step
+        self.host_space, self.text = space, str(space)  # formatting a space takes longer than a step
 
     def on_host(self, action: np.ndarray) -> np.ndarray:
-        """Return a copy of the policy's actions, as the environment takes them."""
+        """Return a copy of the policy's actions in the form that the environment accepts."""
         takes = f"the environment takes {self.host_dtype} ({self.text})"
         if not np.can_cast(action.dtype, self.host_dtype, "same_kind"):
             raise UserTypeError(f"from_gymnasium: {takes}, but the policy's actions are {action.dtype}")
         cast = cast_exactly("from_gymnasium: the action", action, self.host_dtype, takes)
-        if self.host_dtype == np.float64:  # an action at a bound, in the precision of the policy, is at the bound
+        if self.host_dtype == np.float64:  # a float32 action at a bound must be exactly at it
             inside = np.clip(cast, self.host_space.low, self.host_space.high)
             cast = np.where(inside.astype(action.dtype) == action, inside, cast)
         return cast if self.starts is None else cast + self.starts
 
     def on_device(self, name: str, obs: Any, *axes: int) -> np.ndarray:
-        """Return a copy of observations, as the policy sees them."""
+        """Return a copy of observations in the form that the policy sees."""
         if np.shape(obs) != (expected := (*axes, *self.shape)) or obs is None:
             got = None if obs is None else np.shape(obs)
             raise ShapeError(f"from_gymnasium: {name} must have shape {expected}, got {got}")

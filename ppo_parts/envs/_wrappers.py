@@ -1,4 +1,4 @@
-"""Wrappers of actions, rewards and agents, and what all wrappers share."""
+"""Wrappers for actions, rewards and agents, and helpers for all wrappers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._spaces import Box, array_bounds, is_discrete, make_space, map_space
 
 
 def clip_action(env: Env) -> Env:
-    """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions.
+    """Clip the environment's actions to the bounds of its box; the batch keeps the unclipped actions.
 
     In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
@@ -26,13 +26,13 @@ def clip_action(env: Env) -> Env:
 
 
 def rescale_action(env: Env) -> Env:
-    r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
+    r"""Map actions from [-1, 1] linearly to the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
 
     :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the original
-    action. A policy's initial noise then has the same size in every environment, relative to the box.
+    action. A policy's initial noise then has the same size relative to the box in every environment.
 
     Raises:
-        ValueError: actions are discrete or integers, or the bounds are not finite and in order.
+        ValueError: if actions are discrete or integers, or if the bounds are not finite and ordered.
     """
 
     def make_box(space: Any, low: np.ndarray, high: np.ndarray) -> Box:
@@ -50,10 +50,10 @@ def rescale_action(env: Env) -> Env:
 
 
 def flatten_action(env: Env) -> Env:
-    """Make the actions of a box of any shape vectors, as distributions such as `Normal` have them.
+    """Flatten the actions of a box of any shape to vectors, which distributions such as `Normal` need.
 
     Raises:
-        ValueError: actions are discrete or integers.
+        ValueError: if actions are discrete or integers.
     """
 
     def make_box(space: Any, low: np.ndarray, high: np.ndarray) -> Box:
@@ -83,17 +83,17 @@ def clip_reward(env: Env) -> Env:
 
 @checked
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
-    """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
+    """Turn N environments of A agents into N * A environments of one agent, so that agents share a policy.
 
-    Each agent is a separate segment, with its own episode return.
+    Single-agent recipes can then be used. Each agent is a separate segment with its own episode return.
 
     Args:
         env: multi-agent environment.
-        agent_id: append the agent's number to its observation, as a one-hot encoding; an exported policy expects it.
+        agent_id: whether to append the agent's number to its observation, one-hot; an exported policy expects it.
 
     Raises:
-        ValueError: the environment has no agents; `agent_id` for observations that are not vectors; at `reset`, A does
-            not divide N.
+        ValueError: if the environment has no agents, if `agent_id` is used with observations that are not vectors, or,
+            at `reset`, if A does not divide N.
     """
     check_env("fold_agents", env)
     if env.num_agents is None:
@@ -126,7 +126,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = inner.step(key, state, unfold(action))
-        per_agent = ("reward", "terminated", "truncated", "episode_return", "mask")  # and not for the whole environment
+        per_agent = ("reward", "terminated", "truncated", "episode_return", "mask")  # others are per environment
         each = {name: fold(getattr(out, name)) for name in per_agent}
         whole = {name: getattr(out, name) for name in ("episode_length", "ended", "info")}
         return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
@@ -158,7 +158,7 @@ def with_agent_id(obs: Array) -> Array:
 
 
 def share_observations(obs: Array) -> Array:
-    """Give each agent all agents' observations, `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
+    """Give each agent all agents' observations, `[..., A, A * D]` from `[..., A, D]`, for a central critic."""
     check_arrays("share_observations", obs=obs)
     everybody = obs.reshape(*obs.shape[:-2], 1, -1)
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
@@ -167,8 +167,8 @@ def share_observations(obs: Array) -> Array:
 def _with_actions(env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., Any], change: Any) -> Env:
     """Change the actions of boxes before they enter the environment.
 
-    `make_box(space, low, high)` returns the space of the policy's actions, and `change(action, low, high)` what enters
-    the environment; bounds are `[1, ...]`. `wrap` does the same in the environment of evaluations.
+    `make_box(space, low, high)` returns the space of the policy's actions, and `change(action, low, high)` the
+    environment's action; bounds are `[1, ...]`. `wrap` does the same for the evaluation environment.
     """
     where = wrap.__name__
     check_env(where, env)
@@ -183,7 +183,7 @@ def _with_actions(env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., 
     def of_leaf(space: Any, action: Any) -> Any:
         if is_discrete(space):
             return action
-        precision = jnp.promote_types(action.dtype, jnp.float32)  # that of actions, and at least that of float32
+        precision = jnp.promote_types(action.dtype, jnp.float32)  # at least float32
         return change(action, *(x.astype(precision) for x in bounds(space)))
 
     def of_all(action: Any) -> Any:
@@ -212,10 +212,10 @@ def with_state(
     show: Callable[[Any, Any], Any] | None = None,
     inner: Callable[[Any], Any] = lambda state: state.inner,
 ) -> Env:
-    """Put the state of the environment into that of a wrapper, which its `evaluation` does not have.
+    """Add a wrapper's state around the environment's state; its `evaluation` has no such state.
 
-    `begin(inner, obs, before)` returns the state after a reset (before: None) or a restart, and `proceed(state, inner,
-    out)` the state and the transition after a step; `show(state, obs)` changes observations.
+    `begin(inner, obs, before)` returns the state after a reset (`before` is None) or a restart,
+    `proceed(state, inner, out)` state and transition after a step, and `show(state, obs)` changed observations.
     """
 
     def of_inner(function: Callable[..., Any] | None) -> Any:

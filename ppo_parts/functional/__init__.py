@@ -1,16 +1,16 @@
-"""The mathematics of PPO: functions of arrays that return arrays, without `Batch`, state or network.
+"""The mathematics of PPO, as functions that map arrays to arrays and need no `Batch`, state or network.
 
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
-in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
-Where `mask` is 0, result and gradient are 0, whatever the inputs contain. A hyperparameter is a number, or an array
-that fits the others; the derivative of a loss with respect to it is the true one almost everywhere. In signatures,
-`Floats` are arrays of floats, `Real` ones may also hold integers or flags, `Fixed` ones receive no gradient, and `Wide`
-ones have one more axis, the last.
+in float32), and losses are returned per element. The first paragraph of each docstring states which arguments receive
+gradients. Where `mask` is 0, the result and its gradient are 0, whatever the inputs contain. A hyperparameter is a
+number or an array whose shape fits the other arrays; the derivative of a loss with respect to it is correct almost
+everywhere. In signatures, `Floats` are arrays of floats, `Real` ones may also hold integers or flags, `Fixed` ones
+receive no gradient, and `Wide` ones have one more axis, the last.
 
-Concrete values are checked, and errors name the argument. All functions raise `ShapeError` for shapes that do not match
-(nothing is broadcast), `TypeError` for arrays and arguments of another kind than documented, and `ValueError` for
-numbers out of the documented range, flags other than 0 and 1, and unknown words. What is traced cannot be checked. The
-functions compile once for each shape, also outside `jit`.
+Concrete values are checked, and errors name the argument. All functions raise `ShapeError` if shapes do not match
+(nothing is broadcast), `TypeError` if an argument is not of the documented type, and `ValueError` for numbers outside
+the documented range, flags other than 0 and 1, and unknown option names. Traced values cannot be checked. The functions
+compile once for each shape, even when they are called outside `jit`.
 """
 
 from ._arguments import Aggregation as Aggregation

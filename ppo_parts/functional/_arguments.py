@@ -1,7 +1,7 @@
-"""The checks of public functions: what each argument may be, and how it is prepared for the equations.
+"""Checks of the arguments of public functions, and the conversions that prepare them for the equations.
 
-The annotation of an argument says its kind, and `RANGES` the range of a hyperparameter. Concrete values are checked
-here; the rest of a function sees traced arrays, and is compiled once for each shape, also outside `jit`.
+The annotation of an argument states its kind, and `RANGES` gives the range of each hyperparameter. Concrete values are
+checked here; the body of a function sees traced arrays, and is compiled once for each shape, even outside `jit`.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ WHAT: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an argument may be.
+    """The values that an argument may have.
 
-    The role "float" is an array that is cast and masked, "array" another one of the same shape, "number" a
-    hyperparameter, "static" not an array, so that another value is another program, and "other" anything else, such as
-    an array of another shape.
+    The role "float" is an array that is cast and masked, "array" is another array of the same shape, "number" is a
+    hyperparameter, "static" is a value that is fixed at compile time, and "other" is anything else, such as an array of
+    another shape.
     """
 
     check: Callable[[str, str, Any], Any]  # (where, name, value) -> value; raises if the value is known to be invalid
     role: Literal["float", "array", "number", "static", "other"] = "array"
-    constant: bool = False  # whether gradients stop at it
-    wide: bool = False  # whether it has one more axis than the other arrays, the last
-    single: bool = False  # whether it is one number, and not one per element
+    constant: bool = False  # whether gradients are stopped at it
+    wide: bool = False  # whether it has one more (last) axis than the other arrays
+    single: bool = False  # whether it is one number for all elements
 
 
 ANY, FROM_0, POSITIVE, IN_0_1 = Range(-np.inf), Range(0), Range(0, open_low=True), Range(0, 1)
@@ -82,11 +82,11 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("cov_low", "cov_high", "target_entropy", "limit", "log_std"), ANY),
     "dual_clip": Range(1, open_low=True),
 }
-"""The range of each hyperparameter, the same in functions, parts and configurations, unless one states its own."""
+"""The range of each hyperparameter in functions, parts and configurations, unless one of them states its own range."""
 
 
 def number(limits: Range, *, single: bool = False) -> Kind:
-    """Return the kind of a hyperparameter in a range: one for all elements or, unless it is single, one for each."""
+    """Return the kind of a hyperparameter in a range; unless it is `single`, there may be one per element."""
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")
@@ -99,7 +99,7 @@ def number(limits: Range, *, single: bool = False) -> Kind:
 
 
 def whole(limits: Range) -> Kind:
-    """Return the kind of a whole number in a range, which is known when a function is compiled."""
+    """Return the kind of a whole number in a range that must be known at compile time."""
 
     def check(where: str, name: str, value: Any) -> int:
         if not is_whole(value) or value not in limits:
@@ -110,12 +110,12 @@ def whole(limits: Range) -> Kind:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, not a flag."""
+    """Return whether a value is a whole number and not a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_as(where: str, name: str, value: Any, hint: Any) -> Any:
-    """Return a value of a type that `WHAT` lists, one of the words of a `Literal`, or of a union of these."""
+    """Return a value if its hint admits it: a type in `WHAT`, a `Literal`, or a union of these; else raise."""
     kinds = _alternatives(hint)
     if any(_admits(kind, value) for kind in kinds):
         return value.item() if isinstance(value, np.generic) else value
@@ -136,7 +136,7 @@ def is_known(hint: Any) -> bool:
 
 @functools.cache
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a hint admits, without the arguments of dictionaries and functions."""
+    """Return the types that a hint admits, without the type arguments of dictionaries and functions."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(origin if (origin := get_origin(kind)) in (Mapping, Callable) else kind for kind in kinds)
 
@@ -185,7 +185,7 @@ def _support(where: str, name: str, value: Any) -> Any:
         return check_array(where, name, value)
     try:
         real = np.asarray(value).dtype.kind in "iuf"
-        atoms = np.asarray(value if real else (), np.float32)  # in which two of them may be equal
+        atoms = np.asarray(value if real else (), np.float32)  # where two float64 numbers may become equal
     except (TypeError, ValueError, OverflowError):
         atoms = np.zeros(0, np.float32)
     if atoms.ndim != 1 or len(atoms) < 2 or not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
@@ -210,8 +210,8 @@ Fixed = Annotated[Array, Kind(check_floating, "float", constant=True)]
 Wide = Annotated[Array, Kind(check_floating, "float", wide=True)]
 WideFixed = Annotated[Array, Kind(check_floating, "float", constant=True, wide=True)]
 Real = Annotated[Array, Kind(check_array, "float")]
-"""Arrays of floats of one shape, `Wide` ones with one more axis; no gradient flows to fixed ones. A `Real` one may also
-hold integers or flags. So may an `Array` of that shape, which is neither cast nor masked."""
+"""Arrays of floats of one shape. `Wide` arrays have one more axis, and `Fixed` arrays receive no gradient. A `Real`
+array may also hold integers or flags. So may an `Array` of that shape, which is neither cast nor masked."""
 
 AnyFloats = Annotated[Array, Kind(check_floating, "other")]
 AnyArray = Annotated[Array, Kind(check_array, "other")]
@@ -230,11 +230,11 @@ Ddof = Annotated[int, DDOF]
 
 Positive = Annotated[Number, number(POSITIVE)]
 Single = Annotated[Number, "single"]
-"""Hyperparameters: a `Number` has the range of its name, and a `Single` one is the same for all elements."""
+"""Hyperparameters: `RANGES` gives the range of a `Number`; a `Single` one is the same for all elements."""
 
 
 def kind_of(name: str, hint: Any) -> Kind:
-    """Return what an argument with an annotation may be."""
+    """Return the kind of an argument from its name and annotation."""
     hints = _alternatives(hint)
     said = [x for each in hints for x in getattr(each, "__metadata__", ())]
     for kind in said:
@@ -255,16 +255,16 @@ def array_function(
     axes: Mapping[str, str] | None = None,
     also: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Callable[[F], F]:
-    """Check the arguments of a function by their annotations, prepare them, and compile the rest.
+    """Decorate a function: check and prepare its arguments by their annotations, and compile its body.
 
-    The function receives its arrays in the dtype to compute in, with masked elements replaced by 0, so that it need not
-    read `mask`, but must return 0 for zeros; fixed ones, and all if there is a true argument `stop_gradient`, without
-    their gradient; hyperparameters in that dtype and in a shape that fits. Its result is cast to the dtype of the
-    argument `like`, by default the first. A caller that is compiled sees the same operations as without this.
+    The function receives its arrays in the dtype in which it computes. Masked elements are replaced by 0, so the
+    function does not need to read `mask`, but it must return 0 for zeros. Gradients are stopped at fixed arrays, and at
+    all arrays if the argument `stop_gradient` is true. Hyperparameters have the same dtype and a shape that fits. The
+    result has the dtype of the argument `like`, by default the first. Inside `jit`, the decorator adds no operations.
 
-    With `raw`, the arguments stay as they are. With `along_time`, axis 0 is time, so that there must be one, and a
-    sampler before such a loss must keep it. `axes` are those of arrays that have a fixed number of them, such as
-    "[T, N]". `also(where, arguments)` checks what concerns several arguments.
+    With `raw`, the arguments are not changed. With `along_time`, axis 0 must exist and is time, and a sampler before
+    such a loss must keep it. `axes` gives the axes of arrays with a fixed number of axes, such as "[T, N]".
+    `also(where, arguments)` checks conditions on several arguments together.
     """
 
     def decorate(function: F) -> F:
@@ -305,7 +305,7 @@ def array_function(
             if also is not None:
                 also(where, values)
             static = [name for name, x in values.items() if kinds[name].role == "static" or isinstance(x, str)]
-            # What follows converts explicitly, so that it also runs where JAX does not promote dtypes.
+            # The code that follows converts explicitly, so it also runs under JAX's strict dtype promotion.
             with jax.numpy_dtype_promotion("standard"):
                 return compiled(tuple(static))(**values)
 
@@ -316,7 +316,7 @@ def array_function(
 
 
 def _check_shapes(where: str, kinds: dict[str, Kind], arrays: dict[str, Any], along_time: bool) -> None:
-    """Raise unless the arrays have the same shape, wide ones with one more axis, and an axis 0 if it is time."""
+    """Raise unless the arrays have the same shape (wide ones plus one axis), and a time axis if they need one."""
     broad, narrow = ({name: x for name, x in arrays.items() if kinds[name].wide == wide} for wide in (True, False))
     check_same_shape(where, **broad)
     check_same_shape(where, **narrow)
@@ -334,9 +334,9 @@ def _check_shapes(where: str, kinds: dict[str, Kind], arrays: dict[str, Any], al
 
 
 def _prepared(where: str, kinds: dict[str, Kind], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arrays and hyperparameters as the equations read them."""
+    """Return the arrays and hyperparameters in the form in which the equations use them."""
 
-    stops = arguments.get("stop_gradient", False)  # at the inputs, so that no derivatives of the function are traced
+    stops = arguments.get("stop_gradient", False)  # stopped at the inputs, so JAX traces no derivatives
     fixed = [k for k, kind in kinds.items() if kind.constant or (stops and kind.role != "static")]
     arguments = arguments | {k: jax.lax.stop_gradient(arguments[k]) for k in fixed}
 
@@ -366,7 +366,7 @@ def fit(where: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -
 
 
 def check_below(where: str, name: str, x: Any, size: int, *, mask: Any = None, remedy: str = "") -> None:
-    """Raise if an unmasked whole number is known to lie outside [0, size); JAX would clamp or wrap such an index."""
+    """Raise if an unmasked index is known to lie outside [0, size), because JAX would clamp or wrap it."""
     known, counts = known_values(x), known_values(True if mask is None else mask)
     if known is None or counts is None:
         return
@@ -376,7 +376,7 @@ def check_below(where: str, name: str, x: Any, size: int, *, mask: Any = None, r
 
 
 def check_axes(where: str, values: dict[str, Any]) -> None:
-    """Raise unless `axis` names axes of the first argument, each of them once."""
+    """Raise unless `axis` names axes of the first argument, each at most once."""
     axes, rank = values["axis"] or (), jnp.ndim(next(iter(values.values())))
     if len({axis % rank for axis in axes if -rank <= axis < rank}) < len(axes):
         raise UserValueError(f"must name different ones of {rank} axes, got {axes}", where=where, argument="axis")
@@ -387,7 +387,7 @@ def check_order(where: str, values: dict[str, Any], low: str, high: str, *, stri
     least, most = known_values(values[low]), known_values(values[high])
     try:
         wrong = least is not None and most is not None and np.any(least >= most if strict else least > most)
-    except ValueError:  # they have shapes that `fit` refuses
+    except ValueError:  # `fit` will reject their shapes
         return
     if wrong:
         rule, got = "be less than" if strict else "not exceed", f"{low}={values[low]} and {high}={values[high]}"

@@ -1,4 +1,4 @@
-"""Helpers that the array functions share: shape checks, casts and masked reductions."""
+"""Helpers for the array functions: shape checks, casts and masked reductions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ._errors import ShapeError, UserTypeError, UserValueError
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
 Number = float | Array
-"""A hyperparameter: one number, or an array that fits the other arrays."""
+"""A hyperparameter: one number, or an array whose shape fits the other arrays."""
 
 
 def check_arrays(where: str, /, **arrays: Any) -> None:
-    """Raise `TypeError` unless each argument is a JAX or NumPy array of real numbers or flags, or one such number."""
+    """Raise `TypeError` unless each argument is a real number, a flag, or a JAX or NumPy array of these."""
     for name, x in arrays.items():
         check_array(where, name, x)
 
 
 def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
-    """Return an array of real numbers or flags, or one such number, in a form that `jit` takes."""
+    """Return a real number, a flag, or an array of these in a form that `jit` accepts."""
     if hasattr(x, "__jax_array__"):
         x = jnp.asarray(x)
     hidden = isinstance(x, np.ma.MaskedArray)
@@ -97,7 +97,7 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def check_floating(where: str, name: str, x: Any) -> Any:
-    """Return an array of a floating dtype, or one such number, in a form that `jit` takes."""
+    """Return a floating-point number or array in a form that `jit` accepts."""
     x = check_array(where, name, x)
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         says = f"must be floating, got {jnp.result_type(x)}; convert it first, e.g. {name}.astype(jnp.float32)"
@@ -106,17 +106,17 @@ def check_floating(where: str, name: str, x: Any) -> Any:
 
 
 def nan_where(wrong: Any, x: Array) -> Array:
-    """Return an array with NaN where it is wrong; the NaN is computed from the array.
+    """Replace elements by NaN where `wrong` is true; the NaN is computed from the array.
 
-    On CPUs, `jnp.exp(jnp.where(wrong, jnp.nan, x))` with one condition for several elements is an arbitrary number: the
-    compiler evaluates `exp` of the constant, which includes a conversion to an integer that is undefined for NaN.
+    On CPUs, `jnp.exp(jnp.where(wrong, jnp.nan, x))` returns an arbitrary number if one condition covers several
+    elements, because the compiler evaluates `exp` of a constant with a conversion to an integer, undefined for NaN.
     """
     negative = -1 - jnp.square(jax.lax.stop_gradient(x))
     return jnp.where(wrong, jnp.sqrt(jnp.where(wrong, negative, 1)), x)
 
 
 def known_values(x: Any) -> np.ndarray | None:
-    """Return the values of `x`, or None if it is traced, or not all of it is in this process."""
+    """Return the values of `x`, or None if `x` is traced or is not wholly in this process."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):
         return None
     return np.asarray(x)
@@ -129,7 +129,7 @@ def is_real(x: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`, including both ends; with `open_low`, excluding `low`."""
+    """The numbers from `low` to `high`, including both ends; `open_low` excludes `low`."""
 
     low: float
     high: float = np.inf
@@ -143,7 +143,7 @@ class Range:
             raise UserValueError(f"must be at least low={self.low}, got {self.high}", where="Range", argument="high")
 
     def __str__(self) -> str:
-        """Format as in "[0, 1]" or "(0, inf]"."""
+        """Format the range, for example as "[0, 1]" or "(0, inf]"."""
         written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (self.low, self.high))
         return f"{'(' if self.open_low else '['}{', '.join(written)}]"
 
@@ -151,12 +151,12 @@ class Range:
         return bool(np.all(self.holds(x)))
 
     def holds(self, x: Any) -> Any:
-        """Return where numbers lie in the range."""
+        """Return whether each number lies in the range."""
         return (x > self.low if self.open_low else x >= self.low) & (x <= self.high)
 
 
 def check_range(where: str, name: str, value: Any, limits: Range, *, what: str = "a number or an array") -> None:
-    """Raise unless numbers lie in a range; of traced ones, only the dtype is checked."""
+    """Raise unless all numbers lie in a range; if they are traced, only their dtype is checked."""
     traced = isinstance(value, jax.core.Tracer)
     try:
         numbers = value if traced else known_values(value)
@@ -172,7 +172,7 @@ def check_range(where: str, name: str, value: Any, limits: Range, *, what: str =
 
 
 def valid_flags(name: str, x: Any) -> Any:
-    """Return where a flag is 0 or 1; `terminated` may also be a probability."""
+    """Return whether each flag is 0 or 1; `terminated` may also be a probability."""
     return (x >= 0) & (x <= 1) if name == "terminated" else (x == 0) | (x == 1)
 
 
@@ -191,12 +191,12 @@ def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
 
 
 def boolean_mask(mask: Any, like: Array) -> Array:
-    """Return a mask, or another flag, as booleans; all True without a mask."""
+    """Return a mask or another flag as booleans; None gives True everywhere."""
     return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
 
 
 def zero_where(flag: Array | None, x: Array) -> Array:
-    """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
+    """Compute `(1 - flag) * x` with `where`, because x may be anything where the flag is 1, including NaN.
 
     None means that no flag is set. A flag may be a probability.
     """
@@ -207,9 +207,9 @@ def zero_where(flag: Array | None, x: Array) -> Array:
 
 
 def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
-    """Return the arrays in the accumulator dtype, with masked elements replaced by 0; arrays may have further axes.
+    """Cast arrays to the accumulator dtype and replace masked elements by 0; they may have more axes than the mask.
 
-    Masking the results instead would leave 0 * NaN in the gradient where an input is not finite.
+    If the results were masked instead, the gradient would contain 0 * NaN where an input is not finite.
     """
     dtype = accumulator_dtype(*arrays)
 
@@ -223,22 +223,22 @@ def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
 
 
 def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:
-    """Return the dtype to compute in: float32 for anything narrower, else the widest dtype of the inputs."""
+    """Return the dtype in which to compute: the widest dtype of the inputs, but at least float32."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def unsqueeze(x: Any, rank: int) -> Array:
-    """Append axes of size 1 to `x` until it has `rank` axes, to combine it with an array of the same leading axes."""
+    """Append axes of size 1 to `x` until it has `rank` axes, so that it can be combined with a larger array."""
     return x.reshape(x.shape + (1,) * (rank - x.ndim))
 
 
 def stack_scalars(scalars: Sequence[Array], dtype: Any) -> Array:
     """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
-    For a concatenation, XLA compiles an additional kernel for each operand, which takes about 10 ms each.
+    XLA compiles a concatenation to one additional kernel per operand, and each takes about 10 ms to compile.
     """
-    position = np.arange(len(scalars))  # a constant, because XLA would move a computed array out of loops
+    position = np.arange(len(scalars))  # a constant, because XLA would hoist a computed array out of loops
     whole = jnp.zeros((*jnp.shape(scalars[0]), len(scalars)), dtype)
     for number, scalar in enumerate(scalars):
         whole = jnp.where(position == number, jnp.asarray(scalar, dtype)[..., None], whole)
@@ -246,5 +246,5 @@ def stack_scalars(scalars: Sequence[Array], dtype: Any) -> Array:
 
 
 def masked_sum(x: Array, mask: Array | None = None, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
+    """Sum the elements of `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
     return jnp.sum(x if mask is None else jnp.where(boolean_mask(mask, x), x, 0), axis=axis)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error in the caller's input: the message names the value and the remedy.
+    """An error in the caller's input, whose message names the value and the remedy.
 
     Command lines print it as one sentence, without a traceback, and name the flag in place of the argument.
 
@@ -41,7 +41,7 @@ class ShapeError(UserValueError, AssertionError):
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """Return the end of a message about an unknown name: the nearest ones, if there are any, whatever their case."""
+    """Return the end of a message about an unknown name, which suggests the most similar known names, ignoring case."""
     lowered = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lowered, n=most)
     near = near or [each for each in lowered if len(name) > 2 and name.lower() in each][:most]
@@ -49,11 +49,11 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 
 def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Let Python reject a call, and add the nearest name to its error about an unknown one."""
+    """Make an invalid call so that Python raises its error, and add the most similar name if an argument is unknown."""
     try:
         return function(*args, **kwargs)
     except TypeError as error:
         known = inspect.signature(function).parameters
         unknown = next((name for name in kwargs if name not in known), "")
-        nearest = "" if "Did you mean" in str(error) else did_you_mean(unknown, known)  # Python 3.13 adds it, too
+        nearest = "" if "Did you mean" in str(error) else did_you_mean(unknown, known)  # Python 3.13 adds it itself
         raise UserTypeError(f"{error}{nearest}") from None

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation, the values that it bootstraps from, and the return that needs no critic."""
+"""Generalized advantage estimation, the values from which it bootstraps, and returns that need no critic."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Advantages(NamedTuple):
 
 
 def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:
-    """Return whether a step is the last unmasked one before padding, but has no flag that says how it ends.
+    """Return whether each step is the last one before padding but is marked neither as terminated nor as truncated.
 
-    Padding is the masked steps until the end of the array. Nothing follows the step before it.
+    Padding consists of the masked steps at the end of the array. The step before it has no successor.
     """
     xp = jnp if any(isinstance(x, jax.core.Tracer) for x in (terminated, truncated, mask)) else np
     keep = xp.asarray(mask).astype(bool)
@@ -76,27 +76,26 @@ def gae(
         \qquad A_T = 0 \\
         \text{target}_t &= A_t + v_t
 
-    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the bootstrap, so
-    `next_value` is a separate input (see `next_values`). For streams of rewards with the same ends, map the first three
-    arguments with `jax.vmap`.
+    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace but keeps the bootstrap, so
+    `next_value` is a separate input (see `next_values`). For several reward streams of the same episodes, map over the
+    first three arguments with `jax.vmap`.
 
     Args:
-        reward: `[T, ...]`, of the transition out of step t, in reward units.
-        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result. Narrow floats are accumulated in
-            float32.
+        reward: `[T, ...]`, the reward of the transition from step t, in reward units.
+        value: `[T, ...]`, V(obs[t]), floating; the result has its dtype. Narrow floats are accumulated in float32.
         next_value: `[T, ...]`, V of the observation that followed step t.
-        terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers between 0 and
-            1 are read as probabilities.
-        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
-        gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T;
-            axes of size 1 are broadcast, so `[T, 1]` is one discount per step.
-        gae_lambda: trace decay, in [0, 1], likewise.
-        mask: `[T, ...]`, 1 where the step counts; None: everywhere.
-        mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as
-            truncated; its `next_value` counts unless it is marked as terminated. "skip": the result is as if masked
-            steps, such as tokens that a tool wrote, were not there; next values must skip them, too (`mask` of
-            `next_values`). The last step before padding (masked steps until the end) must be marked as terminated or
-            truncated: otherwise known inputs raise an error, and traced inputs give NaN.
+        terminated: `[T, ...]`, 1 (or True) where the transition from step t ended the episode. Numbers between 0 and 1
+            are probabilities.
+        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None means nowhere.
+        gamma: discount per step, in [0, 1]. It is a number, or an array with the shape of the inputs or of their axes
+            after T; axes of size 1 are broadcast, so `[T, 1]` is one discount per step.
+        gae_lambda: trace decay, in [0, 1]; a number or an array, like `gamma`.
+        mask: `[T, ...]`, 1 where the step counts; None means everywhere.
+        mask_mode: how a masked step affects the steps before it. "cut" treats the step before a masked one as
+            truncated; its `next_value` counts unless it is marked as terminated. "skip" gives the result that the
+            arrays without the masked steps, such as tokens that a tool wrote, would give; next values must skip them,
+            too (`mask` of `next_values`). The last step before padding (the masked steps at the end) must be marked as
+            terminated or truncated; otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.
 
     Example:
@@ -109,7 +108,7 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
-    if skip := mask_mode == "skip" and mask is not None:  # where it is known, it has been checked
+    if skip := mask_mode == "skip" and mask is not None:  # known values have been checked already
         reward = jnp.where(unfinished(terminated, truncated, mask), jnp.nan, reward)
     terminated, truncated = masked_ends(terminated, truncated, mask, skip=skip)
     delta = reward + gamma * zero_where(terminated, next_value) - value
@@ -117,7 +116,7 @@ def gae(
     if skip:  # A_t = A_{t+1} at masked steps
         keep = boolean_mask(mask, delta)
         delta, trace = jnp.where(keep, delta, 0), jnp.where(keep, trace, 1)
-    # The recurrence, which as a plain loop is
+    # The recurrence, written as a plain loop:
     #
     #     A = 0
     #     for t in reversed(range(T)):
@@ -130,12 +129,12 @@ def gae(
 def masked_ends(
     terminated: Array, truncated: Array | None, mask: Array | None, *, skip: bool = False
 ) -> tuple[Array, Array | None]:
-    """Return the flags with the mask applied: masked steps are skipped, or they are the ends of trajectories."""
+    """Return the flags with the mask applied, so that masked steps are skipped or end trajectories."""
     cut = None if truncated is None else truncated.astype(bool)
     if mask is None:
         return terminated, cut
     counts = mask.astype(bool)
-    if not skip:  # no trace passes from or to a masked step: it, and the one before it, are truncated
+    if not skip:  # a masked step and the step before it are truncated, so no trace crosses them
         ends = ~(counts & jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])]))
         cut = ends if cut is None else cut | ends
     return jnp.where(counts, terminated, False), cut
@@ -156,15 +155,15 @@ def next_values(
               \text{last_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
 
     With automatic resets, the observation at t+1 is the first of a *new* episode wherever step t ended one. After a
-    termination its value is never used; after a truncation V of the final observation must replace it.
+    termination, its value is never used. After a truncation, V of the final observation must replace it.
 
     Args:
-        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
+        value: `[T, ...]`, V(obs[t]), floating; the result has its dtype.
         last_value: `[...]`, V of the observation after the last step.
-        truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
-        final_value: `[T, ...]`, V(final observation), given together with `truncated`; read only where that is 1.
-        mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
-            where there is none, for `gae(mask_mode="skip")`. Masked steps return 0.
+        truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None means nowhere.
+        final_value: `[T, ...]`, V(final observation), given together with `truncated`, and used only where that is 1.
+        mask: None, or `[T, ...]` of 0/1. With a mask, the next value is the value of the next unmasked step, or
+            `last_value` if there is none, as `gae(mask_mode="skip")` needs. Masked steps return 0.
 
     Example:
         >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
@@ -183,7 +182,7 @@ def next_values(
             f"got {jnp.shape(last_value)}"
         )
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
-    if mask is not None:  # a value is repeated until a step that counts, and the last value always does
+    if mask is not None:  # carry each value back over masked steps; `last_value` always counts
         keep = boolean_mask(mask, shifted)
         repeats = 1 - jnp.concatenate([keep[1:], jnp.ones_like(keep[:1])]).astype(shifted.dtype)
         solve = choose_solver(times=lambda repeats, later: jnp.where(repeats == 0, 0, later))
@@ -202,13 +201,13 @@ def reward_to_go(
     gamma: Number = 1.0,
     mask: Array | None = None,
 ) -> Array:
-    r"""Compute the discounted sum of this reward and all later ones of the episode. Gradients are stopped.
+    r"""Compute the discounted sum of each reward and all later rewards of the episode. Gradients are stopped.
 
     .. math:: R_t = r_t + \gamma (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, R_{t+1}, \qquad R_T = 0
 
     Args:
-        reward: `[T, ...]`, of the transition out of step t, floating, in reward units; its dtype is that of the result.
-        terminated, truncated: None, or `[T, ...]`, as in `gae`. The rewards after a truncation count as 0.
+        reward: `[T, ...]`, reward of the transition from step t, floating, in reward units; the result has its dtype.
+        terminated, truncated: None, or `[T, ...]`, as in `gae`. Rewards after a truncation count as 0.
         gamma: discount per unmasked step, in [0, 1].
         mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`, and return 0.
 

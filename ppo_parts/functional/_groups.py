@@ -1,4 +1,4 @@
-"""Advantages and rewards of whole sequences, and how the losses of tokens become one number."""
+"""Advantages and rewards of whole sequences, and the aggregation of token losses into one number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def group_advantage(
     length: Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""Compare the reward of each sequence with those of its group, the samples for one prompt. Gradients are stopped.
+    r"""Compare each sequence's reward with the rewards of its group (one prompt's samples). Gradients are stopped.
 
     .. math:: A_n = \frac{R_n - b_n}{\sigma + \epsilon}
 
@@ -63,16 +63,16 @@ def group_advantage(
     | Lite PPO | "mean" | "batch": the standard deviation of all rewards |
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
-    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline). The
-    advantage is NaN if the variance overflows, or if the group is traced and out of range.
+    If all rewards of a group are equal, or it has one element, its advantage is 0 (except with "none" or your own
+    baseline). The advantage is NaN if the variance overflows, or if the group is traced and out of range.
 
     Args:
         reward: `[N]`, one number per sequence, floating.
-        group: `[N]`, whole numbers in [0, N): elements with the same number form a group.
+        group: `[N]`, whole numbers in [0, N); elements with the same number form a group.
         baseline: a name in the table, "none" (0), or an array `[N]`.
         scale: "group", "batch" or None.
-        ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
-        eps: added to the standard deviation, in reward units (verl, Tunix: 1e-6; TRL: 1e-4).
+        ddof: number subtracted from the count in the variance, 1 (as in verl, TRL and Tunix) or 0.
+        eps: added to the standard deviation, in reward units (1e-6 in verl and Tunix, 1e-4 in TRL).
         length: `[N]`, number of tokens of each sequence, for "length_weighted".
         mask: None, or `[N]` of 0/1.
 
@@ -89,11 +89,11 @@ def group_advantage(
     keep, size = boolean_mask(mask, reward).astype(reward.dtype), len(reward)
 
     def total(x: Array) -> Array:
-        """Sum over the group of each element."""
+        """Return, for each element, the sum over its group."""
         return jax.ops.segment_sum(x * keep, group, size)[group]
 
     count = total(keep)
-    # A reward of the group is subtracted first, so that equal rewards have an advantage of exactly 0.
+    # Subtract one reward of the group first, so that equal rewards have an advantage of exactly 0.
     reference = jax.ops.segment_max(jnp.where(keep > 0, reward, -jnp.inf), group, size)[group]
     shifted = jnp.where(keep > 0, reward - reference, 0)
     mean = total(shifted) / jnp.maximum(count, 1)
@@ -105,7 +105,7 @@ def group_advantage(
         lengths = zero_masked(mask, jax.lax.stop_gradient(jnp.asarray(length, reward.dtype)))[0]
         weight = total(lengths)
         advantage = shifted - total(lengths * shifted) / jnp.where(weight == 0, 1, weight)
-        advantage = jnp.where(weight == 0, 0, advantage)  # there are no tokens
+        advantage = jnp.where(weight == 0, 0, advantage)  # the group has no tokens
     else:
         advantage = (shifted - mean) * keep
         if baseline == "leave_one_out":
@@ -118,7 +118,7 @@ def group_advantage(
         variance = jnp.sum(jnp.square(offset)) / jnp.maximum(everything - ddof, 1)
     if scale is not None:
         deviation = jnp.sqrt(variance) + eps
-        # A variance that overflows must not turn the advantage into 0, which looks like equal rewards.
+        # If the variance overflows, the advantage must not become 0, as if the rewards were equal.
         advantage = advantage / jnp.where(deviation == 0, 1, jnp.where(deviation == jnp.inf, jnp.nan, deviation))
     outside = (group < 0) | (group >= size)
     return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage))
@@ -144,19 +144,19 @@ def outcome_reward(
     kl_coef: Single = 0.0,
     mask: Array | None = None,
 ) -> Array:
-    r"""Turn the score of a sequence into rewards of tokens, less a penalty for divergence. Gradients are stopped.
+    r"""Turn the score of a sequence into token rewards, minus a divergence penalty. Gradients are stopped.
 
     .. math:: r_t = [\,t = \text{last}\,]\, R - \text{coef}\left(\log\pi(a_t) - \log\pi_{ref}(a_t)\right)
 
-    The score is the reward of the last unmasked token. The bracket is the estimate k1 of
+    The last unmasked token receives the score. The difference of log-probabilities is the estimate k1 of
     :math:`\mathrm{KL}(\pi \| \pi_{ref})`.
 
     Args:
         score: `[...]`, one number per sequence, floating, in reward units.
-        log_prob: `[T, ...]`, log-probability of the tokens under the policy that chose them, in nats; the rewards have
-            its dtype.
-        reference_log_prob: `[T, ...]`, the same under the reference policy; None: there is no penalty.
-        kl_coef: coefficient, >= 0, in reward units per nat; above 0, `reference_log_prob` must be given.
+        log_prob: `[T, ...]`, log-probabilities of the tokens under the policy that chose them, in nats; the rewards
+            have their dtype.
+        reference_log_prob: `[T, ...]`, log-probabilities under the reference policy; None means no penalty.
+        kl_coef: coefficient, >= 0, in reward units per nat; if it is above 0, `reference_log_prob` must be given.
         mask: None, or `[T, ...]` of 0/1.
 
     Example:
@@ -169,10 +169,10 @@ def outcome_reward(
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
     keep = boolean_mask(mask, log_prob)
-    later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
+    later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # number of unmasked tokens from here to the end
     outcome = jax.lax.stop_gradient(jnp.asarray(score, log_prob.dtype))[None]
     reward = jnp.where(keep & (later == 1), outcome, 0)
-    if reference_log_prob is not None:  # where the coefficient is 0, log-probabilities may be infinite
+    if reference_log_prob is not None:  # log-probabilities may be infinite where the coefficient is 0
         reward -= jnp.where(kl_coef == 0, 0, kl_coef * (log_prob - reference_log_prob))
     return jnp.where(keep, reward, 0)
 
@@ -186,7 +186,7 @@ def check_aggregate(where: str, values: dict[str, Any]) -> None:
 def aggregate(
     loss: Floats, *, by: Aggregation = "token_mean", length: Single | None = None, mask: Array | None = None
 ) -> Array:
-    r"""Reduce the losses of tokens to one number. Gradients flow to `loss`.
+    r"""Reduce token losses to one number. Gradients flow to `loss`.
 
     | `by` | value | used by |
     |---|---|---|
@@ -195,12 +195,12 @@ def aggregate(
     | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | RLOO |
     | "sequence_sum" with `length` | mean over sequences of :math:`\sum_t m L / \text{length}` | Dr.GRPO |
 
-    Means over sequences are over those with an unmasked token; without any the result is 0.
+    A mean over sequences covers those with an unmasked token; if there are none, the result is 0.
 
     Args:
         loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
         by: a name in the table.
-        length: None, or the constant that divides the sums of "sequence_sum", > 0; for example the largest length.
+        length: None, or the constant by which the sums of "sequence_sum" are divided, > 0, such as the largest length.
         mask: None, or `[T, ...]` of 0/1.
 
     Example:
@@ -218,7 +218,7 @@ def aggregate(
 
 
 def per_sequence(loss: Array, by: str, length: Any, mask: Array | None) -> Array:
-    """Return one loss per sequence, which is to be averaged over the sequences, in the accumulator dtype."""
+    """Return one loss per sequence in the accumulator dtype; the caller averages them over the sequences."""
     wide = jnp.asarray(loss).astype(accumulator_dtype(loss))
     if by == "sequence_mean":
         return masked_mean(wide, mask, axis=0)

@@ -1,4 +1,4 @@
-"""Random orders: by sorting if there are few elements, otherwise by a keyed bijection of the index."""
+"""Random permutations, by sorting if there are few elements, and otherwise by a keyed bijection of the indices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._arguments import Indices, Key, array_function, check_below, whole
 from ._common import Array, Range
 
 SORTED = 128  # the largest size that is sorted
-ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
+ROUNDS = 10  # test_permutation.py detects up to 8 rounds at 128 elements, and up to 6 at 256
 
 
 def _check_indices(where: str, values: dict[str, Any]) -> None:
@@ -25,22 +25,22 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
 def permutation(key: Key, size: Annotated[int, whole(Range(1, 2**31 - 1))], indices: Indices | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
-    Up to 128 elements are sorted by random words, and all orders are equally likely. More of them are numbered in mixed
+    Up to 128 elements are sorted by random words, and all orders are equally likely. Larger sets are numbered in mixed
     radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by ten invertible rounds of a
     Feistel network, whose functions f are hashes with two random words as their keys:
 
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 
-    A result of at least n is mapped again until it is below n (cycle walking). So any part of the order is computed by
-    itself, without a sort. The rounds have 640 bits, drawn with `key`, so that not all n! orders occur.
+    A result of at least n is mapped again until it is below n (cycle walking). So any part of the order can be computed
+    on its own, without a sort. The rounds use 640 bits, drawn with `key`, so not all n! orders can occur.
 
     Args:
         key: key of `jax.random`.
         size: n, at least 1 and below 2^31.
-        indices: None: the whole order; or integers in [0, n) of any shape, the positions in it that are wanted.
+        indices: integers in [0, n) of any shape, the positions of the order to return; None means the whole order.
 
     Returns:
-        `[size]` int32, or of the shape of `indices`.
+        An int32 array of shape `[size]`, or of the shape of `indices`.
 
     Example:
         >>> sorted(permutation(jax.random.key(0), 4).tolist())
@@ -59,9 +59,9 @@ def permutation(key: Key, size: Annotated[int, whole(Range(1, 2**31 - 1))], indi
 
 
 def _sorted(key: Array, size: int) -> Array:
-    """Sort words of 32 bits: the low bits are the position, the others are random.
+    """Sort 32-bit words whose low bits are the position and whose other bits are random.
 
-    Two given elements draw the same random bits, and then keep their order, with probability 2^-25 or less.
+    With a probability of at most 2^-25, two given elements draw the same random bits, and then keep their order.
     """
     bits = max(1, (size - 1).bit_length())
     position, low = jnp.arange(size, dtype=jnp.uint32), np.uint32(2**bits - 1)
@@ -90,19 +90,19 @@ def feistel(key: Array, indices: Array, size: int, rounds: int = ROUNDS) -> Arra
 
 
 def _radices(size: int) -> tuple[int, int]:
-    """Return w and h of similar size, below 2^16, with the smallest product of at least `size`."""
+    """Return w and h, below 2^16 and of similar size, with the smallest product that is at least `size`."""
     root = math.isqrt(size - 1) + 1
     width = min(range(root, max(root + 1, min(2 * root, 2**16))), key=lambda w: (-size % w, w))
     return width, -(-size // width)
 
 
 def _hashed(x: Array, factor: Array, offset: Array) -> Array:
-    """Return 16 bits of a hash with random words as its key."""
+    """Return 16 bits of a hash whose keys are random words."""
     x = x * (factor | np.uint32(1)) + offset
     return (x ^ x >> 15) * np.uint32(0x85EBCA6B) >> 16  # a multiplier of MurmurHash3
 
 
 def _added(x: Array, bits: Array, radix: int) -> Array:
-    """Return (x + y) mod radix, where y is made from 16 bits and nearly uniform below radix."""
+    """Return (x + y) mod radix, where y is computed from 16 bits and nearly uniform below radix."""
     x = x + (bits * np.uint32(radix) >> 16)
     return jnp.where(x < radix, x, x - np.uint32(radix))

@@ -1,8 +1,8 @@
-r"""Losses of the policy per element, most of them functions of the log-ratio and the advantage.
+r"""Policy losses per element, most of which are functions of the log-ratio and the advantage.
 
-The ratio :math:`r = e^{\ell}` overflows, in float32 from a log-ratio of 88, and then an advantage of 0, a bound or a
-difference would turn infinity into NaN. So every branch is computed only where it is taken: elsewhere the log-ratio is
-replaced by 0 first. Docstrings say where a loss is infinite; otherwise finite inputs give finite losses and gradients.
+The ratio :math:`r = e^{\ell}` overflows in float32 from a log-ratio of 88, and then an advantage of 0, a bound or a
+difference would turn infinity into NaN. So each branch replaces the log-ratio by 0 first where the branch is not taken.
+Docstrings say where a loss is infinite; otherwise finite inputs give finite losses and gradients.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def clipped_surrogate(
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
 
-    With `dual_clip` c, elements with A < 0 are bounded as well, :math:`L_i \le -c A_i`. Without it, the loss of such an
-    element is infinite where its ratio overflows.
+    With `dual_clip` c, the losses of elements with A < 0 are bounded as well, :math:`L_i \le -c A_i`. Without it, the
+    loss of such an element is infinite where its ratio overflows.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, to be minimized, has its
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, which is minimized, has its
             shape and dtype.
         advantage: A, same shape.
-        clip_eps, clip_eps_high: clip range below and above 1 (DAPO's clip-higher), > 0; None: the same as `clip_eps`.
+        clip_eps, clip_eps_high: clip range below and above 1 (DAPO's clip-higher), > 0; None means `clip_eps`.
         dual_clip: None, or c > 1.
         mask: None, or 0/1 of the same shape.
 
@@ -51,23 +51,23 @@ def clipped_surrogate(
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     ratio, (low, high) = jnp.exp(log_ratio), clip_bounds(clip_eps, clip_eps_high)
-    # The minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio.
+    # This form of the minimum in the equation never multiplies an advantage of 0 by an infinite ratio.
     constant = jax.lax.stop_gradient(ratio)
     falling = jnp.maximum(constant, low) if dual_clip is None else jnp.clip(constant, low, dual_clip)
     bounded = jnp.where(advantage < 0, falling, jnp.minimum(constant, high))
-    # Where the ratio is bounded, its slope of 0 must not be multiplied by a ratio that may be infinite.
+    # Where the ratio is bounded, its slope is 0 and must not be multiplied by a ratio that may be infinite.
     free = (bounded == ratio) | jnp.isnan(ratio)
     return -advantage * jnp.where(free, _ratio(log_ratio, free), bounded)
 
 
 def clip_bounds(clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
-    """Return the bounds of the ratio; the upper one is finite, so that an advantage of 0 has a loss of 0."""
+    """Return the bounds of the ratio; the upper bound is finite, so that an advantage of 0 has a loss of 0."""
     high = clip_eps if clip_eps_high is None else clip_eps_high
     return 1 - clip_eps, jnp.minimum(1 + high, jnp.finfo(high.dtype).max)
 
 
 def outside_clip_range(log_ratio: Array, clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
-    """Return whether the ratio is below its lower bound, and whether it is above its upper one."""
+    """Return whether the ratio is below its lower bound, and whether it is above its upper bound."""
     moved = jnp.exp(log_ratio) - 1
     return moved < -clip_eps, moved > (clip_eps if clip_eps_high is None else clip_eps_high)
 
@@ -79,7 +79,7 @@ def importance_weighted_surrogate(log_ratio: Floats, advantage: Fixed, *, mask: 
     .. math:: L_i = -r_i A_i
 
     Nothing bounds the step, so combine it with a penalty (`kl_penalty`), or with a single epoch. Where the ratio
-    overflows, loss and gradient are infinite unless A is 0. Arguments and result are as in `clipped_surrogate`.
+    overflows, the loss and its gradient are infinite unless A is 0. Arguments and result are as in `clipped_surrogate`.
 
     Example:
         >>> log_ratio, advantage = jnp.log(jnp.array([2., .5])), jnp.array([1., -1.])
@@ -95,16 +95,17 @@ def importance_weighted_surrogate(log_ratio: Floats, advantage: Fixed, *, mask: 
 def simple_policy_optimization(
     log_ratio: Floats, advantage: Fixed, *, clip_eps: Number, mask: Array | None = None
 ) -> Array:
-    r"""Compute the loss of SPO, a parabola in the ratio. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute the SPO loss, a parabola in the ratio. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2
 
-    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and unlike with a
-    clip, the gradient pulls elements beyond it back. The loss is infinite where the square of the ratio overflows.
+    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and the gradient,
+    unlike with a clip, pulls elements beyond the minimum back to it. The loss is infinite if the ratio's square
+    overflows.
 
     Args:
         clip_eps: distance of the minimum from a ratio of 1, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> ratio, advantage = jnp.array([1., 2., 2.]), jnp.array([1., 1., -1.])
@@ -113,7 +114,7 @@ def simple_policy_optimization(
 
     Reference: Xie et al. 2024, Simple Policy Optimization, arXiv:2401.16025.
     """
-    # As a product, because r^2 - r of an infinite ratio would be NaN.
+    # The loss is written as a product, because r^2 - r would be NaN for an infinite ratio.
     sign, moved = jnp.sign(advantage), _ratio(log_ratio, advantage != 0) - 1
     return jnp.abs(advantage) * (moved * (moved / (2 * clip_eps) - sign) - sign)
 
@@ -122,7 +123,7 @@ def simple_policy_optimization(
 def discovered_policy_optimization(
     log_ratio: Floats, advantage: Fixed, *, alpha: Positive = 2.0, beta: Positive = 0.6, mask: Array | None = None
 ) -> Array:
-    r"""Compute the loss of DPO, a drift found by meta-learning. Gradients flow to `log_ratio`; `advantage` is constant.
+    r"""Compute the DPO loss, whose drift was meta-learned. Gradients flow to `log_ratio`; `advantage` is constant.
 
     .. math:: L_i &= -r_i A_i + D_i \\
               D_i &= \mathrm{relu}\left((r_i - 1) A_i - \alpha \tanh\frac{(r_i - 1) A_i}{\alpha}\right)
@@ -130,12 +131,12 @@ def discovered_policy_optimization(
               D_i &= \mathrm{relu}\left(\ell_i A_i - \beta \tanh\frac{\ell_i A_i}{\beta}\right)
               \quad\text{where } A_i < 0
 
-    Not to be confused with direct preference optimization. For A >= 0 the loss is at least :math:`-A - \alpha`; for
-    A < 0 it is infinite where the ratio overflows. The scale of the advantage matters, so normalize it.
+    This DPO is not direct preference optimization. For A >= 0 the loss is at least :math:`-A - \alpha`; for A < 0 it is
+    infinite where the ratio overflows. The scale of the advantage matters, so normalize it.
 
     Args:
         alpha, beta: scales of the drift for A >= 0 and for A < 0, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> ratio, advantage = jnp.array([1., 3., 3., .5]), jnp.array([1., 1., -1., 1.])
@@ -145,10 +146,10 @@ def discovered_policy_optimization(
     Reference: Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
     """
     alpha, beta = (jnp.minimum(x, math.sqrt(jnp.finfo(log_ratio.dtype).max)) for x in (alpha, beta))  # may be inf
-    # x - tanh(x) has the sign of x, so each drift is active on one side of a ratio of 1. There, -r A cancels with the
-    # r A in the first drift.
+    # x - tanh(x) has the sign of x, so each drift is active only on one side of a ratio of 1. There, -r A cancels the r
+    # A in the first drift.
     risen, fallen = (advantage > 0) & (log_ratio > 0), (advantage < 0) & (log_ratio < 0)
-    largest = math.log(jnp.finfo(log_ratio.dtype).max) - 1  # tanh has reached its limit long before
+    largest = math.log(jnp.finfo(log_ratio.dtype).max) - 1  # tanh reaches its limit long before this
     rise = advantage * (_ratio(jnp.minimum(log_ratio, largest), risen) - 1)
     risen_loss = -advantage - alpha * jnp.tanh(rise / alpha)
     fall = advantage * jnp.where(fallen, log_ratio, 0)
@@ -176,12 +177,12 @@ def rollback_surrogate(
 
     .. math:: F(r) = -\alpha r + (1 + \alpha) b
 
-    An element that has left the clip range in the direction of its advantage is pulled back, with :math:`\alpha` times
-    the force that moved it there. Where the ratio overflows, loss and gradient are infinite unless A is 0.
+    An element that has left the clip range in the direction of its advantage is pulled back with :math:`\alpha` times
+    the force that moved it there. Where the ratio overflows, the loss and its gradient are infinite unless A is 0.
 
     Args:
-        slope: strength alpha of the pull back, > 0.
-        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so is the result.
+        slope: alpha, the strength with which elements are pulled back, > 0.
+        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> ratio, advantage = jnp.array([1., 2., 2.]), jnp.array([1., 1., -1.])  # -.5 * 2 + 1.5 * 1.2 = .8
@@ -200,17 +201,17 @@ def rollback_surrogate(
 def mirror_descent_surrogate(
     log_ratio: Floats, advantage: Fixed, *, coef: Positive, mask: Array | None = None
 ) -> Array:
-    r"""Compute the loss of on-policy MDPO. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute the on-policy MDPO loss. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -r_i A_i + \beta (r_i \ell_i - r_i + 1)
 
-    The second term is an unbiased estimate, never negative, of KL(current ‖ behavior) from actions of the behavior
-    policy: the direction opposite to that of PPO's penalty. An element moves until its log-ratio is
-    :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows, the loss is infinite, and the gradient infinite or NaN.
+    The second term is an unbiased, nonnegative estimate of KL(current ‖ behavior) from actions of the behavior policy;
+    PPO's penalty uses the opposite direction. An element moves until its log-ratio is :math:`A_i / \beta`. Where
+    :math:`r_i \ell_i` overflows, the loss is infinite, and its gradient is infinite or NaN.
 
     Args:
         coef: weight beta of the divergence, the inverse of the step size, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> ratio = jnp.array([1., 2.])  # -2 + .5 * (2 log 2 - 2 + 1)
@@ -237,15 +238,15 @@ def importance_sampling_weight(
     .. math:: w_i = \mathrm{clip}(e^{\ell_i}, low, high) \quad\text{("truncate")}, \qquad
               w_i = e^{\ell_i} \, [\, low \le e^{\ell_i} \le high \,] \quad\text{("mask")}
 
-    Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
-    the loss refers, for example because an inference engine rounds differently from the trainer.
+    Multiply losses or advantages by this weight if the policy that sampled the actions is not the behavior policy in
+    the ratio of the loss, for example because an inference engine rounds differently from the trainer.
 
     Args:
-        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats. The weight has its shape and dtype, in which
-            it is finite unless the log-ratio is NaN.
+        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats. The weight has its shape and dtype, and is
+            finite unless the log-ratio is NaN.
         high, low: largest and smallest weight, > 0 and >= 0.
         mode: "truncate", which bounds the variance, or "mask", which drops the elements outside the bounds.
-        mask: None, or 0/1 of the same shape: the weight of masked elements is 0.
+        mask: None, or 0/1 of the same shape. Masked elements have a weight of 0.
 
     Example:
         >>> log_ratio = jnp.log(jnp.array([.5, 1., 4.]))
@@ -265,15 +266,15 @@ def importance_sampling_weight(
 
 @array_function()
 def bounds_loss(mean: Wide, *, bound: Number = 1.1, mask: Array | None = None) -> Array:
-    r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
+    r"""Compute a penalty for action means outside a soft bound. Gradients flow to `mean`.
 
     .. math:: L_i = \sum_d \max(|\mu_{id}| - b, 0)^2
 
-    Where the environment clips actions, means far outside get no gradient from it; this loss keeps them close.
+    If the environment clips actions, means far outside its bounds get no useful gradient; this loss keeps them close.
 
     Args:
-        mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1; the loss, `[...]`,
-            has its dtype.
+        mean: `[..., D]`, mean of the action, scaled so that the action bounds are -1 and 1; the loss, `[...]`, has its
+            dtype.
         bound: the soft bound b, >= 0.
         mask: None, or 0/1 `[...]`.
 
@@ -288,14 +289,14 @@ def bounds_loss(mean: Wide, *, bound: Number = 1.1, mask: Array | None = None) -
 
 @array_function()
 def mirror_loss(mean: Wide, mirrored: WideFixed, *, mask: Array | None = None) -> Array:
-    r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
+    r"""Compute how far action means are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
 
     .. math:: L_i = \frac{1}{D} \sum_d (\mu_{id} - \tilde\mu_{id})^2
 
     Args:
         mean: `[..., D]`, mean of the action for a mirrored observation.
-        mirrored: `[..., D]`, the mirrored mean for the observation itself, which is equal for a symmetric policy.
-        mask: as in `bounds_loss`; so is the result.
+        mirrored: `[..., D]`, the mirrored mean for the observation itself, equal to `mean` if the policy is symmetric.
+        mask: as in `bounds_loss`, as is the result.
 
     Example:
         >>> mirror_loss(jnp.array([[1., -3.], [0., 2.]]), jnp.array([[1., -1.], [0., 2.]])).tolist()
@@ -312,12 +313,12 @@ def smoothness_loss(mean: Wide, other: Wide, *, mask: Array | None = None) -> Ar
 
     .. math:: L_i = \| \mu_i - \mu'_i \|_2
 
-    Where they are closer than 1e-6, loss and gradient are 0. CAPS compares an observation with the one that followed,
+    Where the distance is below 1e-6, the loss and its gradient are 0. CAPS compares an observation with the next one,
     and with a noisy copy.
 
     Args:
-        mean, other: `[..., D]`, means of actions.
-        mask: as in `bounds_loss`; so is the result, in the units of the action.
+        mean, other: `[..., D]`, means of the actions.
+        mask: as in `bounds_loss`, as is the result, which is in the units of the action.
 
     Example:
         >>> smoothness_loss(jnp.array([[3., 0.], [1., 2.]]), jnp.array([[0., 4.], [1., 2.]])).tolist()
@@ -326,15 +327,15 @@ def smoothness_loss(mean: Wide, other: Wide, *, mask: Array | None = None) -> Ar
     Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
     """
     squares = jnp.sum(jnp.square(mean - other), axis=-1)
-    apart = ~(squares <= 1e-12)  # or NaN; at 0, the gradient of the root is not finite
+    apart = ~(squares <= 1e-12)  # true for NaN; at 0, the gradient of the square root is not finite
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
 @jax.custom_jvp
 def _ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio where it is needed, and 1 elsewhere, where 0 times an infinite one would be NaN.
+    """Return the ratio where it is needed, and 1 elsewhere, because 0 times an infinite ratio would be NaN.
 
-    The derivative is the ratio itself, so that XLA computes one exponential for all uses of `logs`.
+    The ratio is its own derivative, so XLA computes one exponential for all uses of `logs`.
     """
     return jnp.where(needed, jnp.exp(logs), 1)
 

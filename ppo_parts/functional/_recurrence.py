@@ -1,4 +1,4 @@
-"""The backward recursion A_t = delta_t + c_t A_{t+1}: two ways, the choice between them, and the public function."""
+"""Two solvers of the backward recurrence A_t = delta_t + c_t A_{t+1}, and the choice between them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ._common import Array, accumulator_dtype
 
 
 def solve_by_scan(terms: tuple[Array, Array], times: Any = operator.mul) -> Array:
-    """Compute every A_t = delta_t + trace_t A_{t+1}, one after another; `times` is the product.
+    """Compute every A_t = delta_t + trace_t A_{t+1}, one after another; `times` is the multiplication.
 
-    The scan is not unrolled: XLA's CPU compiler turns an unrolled one into a fusion that is several times slower.
+    The scan is not unrolled, because XLA's CPU compiler turns an unrolled one into a much slower fusion.
     """
 
     def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -25,7 +25,7 @@ def solve_by_scan(terms: tuple[Array, Array], times: Any = operator.mul) -> Arra
         return error, error
 
     delta, trace = terms
-    zeros = jnp.sum(delta[:0] + trace[:0], axis=0)  # with the sharding of the data and, in `shard_map`, its type
+    zeros = jnp.sum(delta[:0] + trace[:0], axis=0)  # has the sharding and (in `shard_map`) the type of the data
     return jax.lax.scan(step, zeros, terms, reverse=True)[1]
 
 
@@ -39,10 +39,10 @@ def solve_associatively(terms: tuple[Array, Array], times: Any = operator.mul) -
 
 
 def choose_solver(implementation: Implementation = "auto", times: Any = operator.mul) -> Callable[..., Array]:
-    """Return the requested implementation, or the associative scan on GPUs and the scan elsewhere.
+    """Return the requested implementation; "auto" is the associative scan on GPUs, and the sequential scan elsewhere.
 
-    "auto" follows the platform that a program is compiled for, not the default platform: on a machine with a GPU, a
-    computation on CPU arrays is compiled for the CPU. Without a GPU the associative scan is not even traced.
+    "auto" follows the platform for which a program is compiled, not the default platform, because a machine with a GPU
+    compiles a computation on CPU arrays for the CPU. Without a GPU, the associative scan is not even traced.
     """
     scan, associative = (functools.partial(solve, times=times) for solve in (solve_by_scan, solve_associatively))
     if implementation == "associative":
@@ -65,11 +65,11 @@ def reverse_recurrence(delta: Floats, trace: Array, *, implementation: Implement
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 
     Args:
-        delta: `[T, ...]`, floating; its dtype is that of the result. Narrow dtypes are accumulated in float32.
-        trace: `[T, ...]`, :math:`c_t`; the last row has no effect, but must be finite.
-        implementation: how it runs; all choices compute the same numbers. "scan": one step after another.
-            "associative": `lax.associative_scan`. "auto", as in `gae` and `vtrace`: the associative scan where the
-            program is compiled for a GPU, and the scan elsewhere.
+        delta: `[T, ...]`, floating; the result has its dtype. Narrow floats are accumulated in float32.
+        trace: `[T, ...]`, :math:`c_t`; the last row has no effect but must be finite.
+        implementation: the algorithm; all choices compute the same numbers. "scan" computes one step after another.
+            "associative" uses `lax.associative_scan`. "auto", as in `gae` and `vtrace`, uses the associative scan if
+            the program is compiled for a GPU, and the scan otherwise.
 
     Example:
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()

@@ -1,4 +1,4 @@
-"""Sampling of segments: priorities, draws, and the weights that correct for them."""
+"""Prioritized sampling of segments: priorities, draws, and the weights that correct for them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, m
     .. math:: w_n = \left(\sum_t m_{tn} |A_{tn}|\right)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
-    Priorities that are all 0 give uniform probabilities. A segment whose steps are all masked has probability 0; if all
-    segments are, the probabilities sum to 0 instead of 1. A sum that is not finite counts as 0.
+    If all priorities are 0, the probabilities are uniform. A segment whose steps are all masked has probability 0; if
+    this holds for all segments, the probabilities sum to 0 instead of 1. A sum that is not finite counts as 0.
 
     Args:
         advantage: `[T, N]`, floating; the probabilities `[N]` have its dtype.
         alpha: exponent, >= 0.
-        eps: >= 0, added to every priority, so that every segment has a positive probability.
+        eps: number added to every priority, >= 0, so that every segment has a positive probability.
         mask: None, or 0/1 of the same shape.
 
     Example:
@@ -34,11 +34,11 @@ def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, m
         >>> [round(float(x), 3) for x in p]
         [0.25, 0.75]
 
-    Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
+    Reference: PufferLib 3.0; the exponent is from Schaul et al. 2016, arXiv:1511.05952, eq. 1.
     """
     total = jnp.sum(jnp.abs(advantage), axis=0)
     total = jnp.where(jnp.isfinite(total), total, 0)
-    largest = jnp.max(total, initial=1)  # by which all are divided, so that no power overflows
+    largest = jnp.max(total, initial=1)  # all sums are divided by it, so that no power overflows
     priority = (total / largest) ** alpha + eps / largest**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
@@ -48,11 +48,11 @@ def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, m
 
 
 def _check_draw(where: str, values: dict[str, Any]) -> None:
-    """Raise if the probabilities are known not to be a distribution, or if there is no such segment."""
+    """Raise if the probabilities are known not to be a distribution, or if too many are drawn."""
     number, known = jnp.shape(values["probabilities"])[0], known_values(values["probabilities"])
     if known is not None:
         rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
-        total = known.astype(np.float64).sum()  # 0, where everything is masked
+        total = known.astype(np.float64).sum()  # 0 if everything is masked
         if not ((known >= 0).all() and (abs(total - 1) < rounding or total == 0)):
             raise UserValueError(
                 f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
@@ -67,17 +67,17 @@ def _check_draw(where: str, values: dict[str, Any]) -> None:
 
 @array_function(raw=True, axes={"probabilities": "[N]"}, also=_check_draw)
 def sample_without_replacement(key: Key, probabilities: Fixed, size: Size) -> Array:
-    r"""Draw distinct segments, one after another in proportion to their probabilities. Gradients are stopped.
+    r"""Draw distinct segments one after another, in proportion to their probabilities. Gradients are stopped.
 
-    They are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise.
+    The function returns the segments with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise.
 
     Args:
         key: key of `jax.random`.
         probabilities: `[N]`, as in `importance_weights`. Segments with probability 0 are drawn last, by index.
-        size: M, at most N.
+        size: number of segments to draw, M, at most N.
 
     Returns:
-        `[M]` int32, the segments in the order in which they are drawn.
+        The segments in the order in which they are drawn, `[M]` int32.
 
     Example:
         >>> sorted(sample_without_replacement(jax.random.key(0), jnp.array([.7, .2, .1, 0.]), 3).tolist())
@@ -91,7 +91,7 @@ def sample_without_replacement(key: Key, probabilities: Fixed, size: Size) -> Ar
 
 
 def _small_exponential(key: Array, like: Array) -> Array:
-    """Draw exponential variates that are accurate near 0, where those of JAX are multiples of 2^-23."""
+    """Draw exponential variates that are accurate near 0, where JAX's own are multiples of 2^-23."""
     high, low = jax.random.bits(key, (2, *like.shape), jnp.uint32).astype(like.dtype)
     uniform = (high + low * 2.0**-32) * 2.0**-32
     return -jnp.log1p(-jnp.minimum(uniform, 1 - jnp.finfo(like.dtype).epsneg))
@@ -103,12 +103,12 @@ def importance_weights(probabilities: Fixed, indices: Indices, *, beta: Single) 
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
-    With `beta=1` the mean of weighted numbers is an unbiased estimate of the mean over all segments, if segments are
-    drawn with replacement; 0 applies no correction.
+    With `beta=1`, a weighted mean is an unbiased estimate of the mean over all segments if segments are drawn with
+    replacement. With `beta=0`, nothing is corrected.
 
     Args:
-        probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1 (or to 0, if
-            everything is masked); the weights `[M]` have their dtype.
+        probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`), which sum to 1, or to 0 if
+            everything is masked; the weights `[M]` have their dtype.
         indices: `[M]` integers, the segments drawn. They are not checked if they are traced.
         beta: exponent, in [0, 1].
 
@@ -118,6 +118,6 @@ def importance_weights(probabilities: Fixed, indices: Indices, *, beta: Single) 
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
+    drawable = probabilities != 0  # NaN counts as drawable and makes the weights NaN
     scaled = jnp.where(drawable, jnp.sum(drawable) * probabilities, 1)
     return jnp.where(drawable, scaled**-beta, 0)[indices]

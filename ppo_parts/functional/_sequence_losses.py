@@ -1,4 +1,4 @@
-"""Policy losses for sequences of tokens, per element; `clip_cov` and `kl_cov` compare all tokens of the batch."""
+"""Policy losses per token for sequences of tokens; `clip_cov` and `kl_cov` compare all tokens of the batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._statistics import masked_mean
 
 @array_function()
 def policy_gradient_loss(log_ratio: Floats, advantage: Fixed, *, mask: Array | None = None) -> Array:
-    r"""Compute REINFORCE's loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute the REINFORCE loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               \nabla L_i = -A_i \nabla \log\pi(a_i)
 
-    Its value is :math:`-A_i`, so that it does not depend on the behavior policy. GPG is this loss with the advantage of
+    Its value is :math:`-A_i`, so it does not depend on the behavior policy. GPG is this loss with the advantage of
     `group_advantage(..., scale=None)`. Arguments and result are as in `clipped_surrogate`.
 
     Example:
@@ -42,17 +42,17 @@ def cispo(
     clip_eps_high: Number | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""Compute REINFORCE's loss with a clipped importance weight, a constant. Gradients flow to `log_ratio` only.
+    r"""Compute the REINFORCE loss with a clipped, constant importance weight. Gradients flow to `log_ratio` only.
 
     .. math:: L_i = -w_i A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               w_i = \mathrm{sg}\left(\mathrm{clip}(e^{\ell_i}, 1-\epsilon, 1+\epsilon_{high})\right)
 
-    Unlike in PPO, elements outside the clip range keep a gradient, that of the paper's :math:`-w_i A_i \log\pi(a_i)`.
-    MiniMax-M1 does not use the lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
+    Unlike in PPO, elements outside the clip range keep the gradient of the paper's :math:`-w_i A_i \log\pi(a_i)`.
+    MiniMax-M1 has no lower bound, which is `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
     Args:
         clip_eps, clip_eps_high: clip range of the weight below and above 1.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> ratio, advantage = jnp.array([1., 4.]), jnp.array([1., 1.])
@@ -82,9 +82,9 @@ def sapo(
     The slope of the gate is 1 at a ratio of 1, and decreases smoothly to 0 on both sides.
 
     Args:
-        tau, tau_negative: temperatures where the advantage is positive, and elsewhere, > 0; a larger one suppresses
-            distant ratios more.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so is the result. Aggregate it with
+        tau, tau_negative: temperatures where the advantage is positive and where it is not, > 0; a larger one
+            suppresses distant ratios more.
+        log_ratio, advantage, mask: as in `clipped_surrogate`, as is the result. Aggregate it with
             `aggregate(..., by="sequence_mean")`, as in the paper.
 
     Example:
@@ -94,7 +94,7 @@ def sapo(
     Reference: Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
     tau = jnp.minimum(jnp.where(advantage > 0, tau, tau_negative), math.sqrt(jnp.finfo(log_ratio.dtype).max))  # not inf
-    # Beyond this, the sigmoid is 1 and its slope 0, but the ratio may be infinite.
+    # Beyond this limit, the sigmoid is 1 and its slope is 0, but the ratio may be infinite.
     limited = jnp.minimum(log_ratio, jnp.log1p(200 / tau))
     return -advantage * 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(limited))
 
@@ -103,20 +103,20 @@ def sapo(
 def sequence_log_ratio(
     log_ratio: Floats, *, level: Level = "sequence", reduction: Reduction = "mean", mask: Array | None = None
 ) -> Array:
-    r"""Replace each token's log-ratio by that of its sequence. `level` determines where gradients flow.
+    r"""Replace each token's log-ratio by its sequence's log-ratio. `level` determines where gradients flow.
 
     .. math:: s = \frac{1}{\sum_t m_t} \sum_t m_t \ell_t \quad \text{or} \quad s = \sum_t m_t \ell_t
 
-    It turns any loss of a log-ratio into a sequence loss: `gspo` is `clipped_surrogate` of it, and a truncated weight
-    of a sequence is `importance_sampling_weight` of the sum.
+    This turns any loss of a log-ratio into a sequence loss. For example, `gspo` is `clipped_surrogate` of the mean, and
+    a truncated sequence weight is `importance_sampling_weight` of the sum.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
             sequence.
-        level: "sequence": gradients flow to all its tokens; "token": the number is the same, and has the gradient of
-            the token, :math:`\mathrm{sg}(s) + \ell_t - \mathrm{sg}(\ell_t)`.
+        level: "sequence" lets gradients flow to all tokens of the sequence. "token" gives the same number with the
+            gradient of the token, :math:`\mathrm{sg}(s) + \ell_t - \mathrm{sg}(\ell_t)`.
         reduction: "mean" (the log of the geometric mean of the ratios) or "sum" (the log-ratio of the whole sequence).
-        mask: None, or `[T, ...]` of 0/1: masked tokens do not count.
+        mask: None, or `[T, ...]` of 0/1; masked tokens do not count.
 
     Returns:
         `[T, ...]`, the same number for every unmasked token of a sequence.
@@ -146,7 +146,7 @@ def gspo(
     level: Level = "sequence",
     mask: Array | None = None,
 ) -> Array:
-    r"""Compute the clipped surrogate of the ratio of whole sequences. Gradients flow to `log_ratio` as `level` says.
+    r"""Compute the clipped surrogate with the ratios of whole sequences. Gradients flow to `log_ratio` as `level` says.
 
     .. math:: L_t = -\min\left(s A_t,\ \mathrm{clip}(s, 1-\epsilon, 1+\epsilon_{high}) A_t\right), \qquad
               s = \exp\left(\frac{1}{\sum_u m_u} \sum_u m_u \ell_u\right)
@@ -154,9 +154,9 @@ def gspo(
     The loss of a sequence with A < 0 is infinite where its ratio overflows, unless `dual_clip` bounds it.
 
     Args:
-        log_ratio, advantage, dual_clip, mask: as in `clipped_surrogate`, `[T, ...]`; axis 0 runs over the tokens of a
-            sequence. So is the result, one loss per token. Aggregate it with `aggregate(..., by="sequence_mean")`, as
-            in the paper.
+        log_ratio, advantage, dual_clip, mask: as in `clipped_surrogate`, but `[T, ...]`; axis 0 runs over the tokens of
+            a sequence. The result is one loss per token. Aggregate it with `aggregate(..., by="sequence_mean")`, as in
+            the paper.
         clip_eps, clip_eps_high: clip range of s below and above 1; the paper uses 3e-4 and 4e-4.
         level: as in `sequence_log_ratio`; "token" is GSPO-token.
 
@@ -179,7 +179,7 @@ def gmpo(
     clip_eps_high: Number | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""Compute the geometric mean of clipped token ratios, times the advantage. Gradients flow to `log_ratio` only.
+    r"""Compute the geometric mean of clipped token ratios times the advantage. Gradients flow to `log_ratio` only.
 
     .. math:: L_t = -\bar A \exp\left(\frac{1}{\sum_u m_u}\sum_u m_u \ell'_u\right), \qquad
               \ell'_u = \begin{cases} \min(\ell_u, \epsilon_{high}) & A_u \ge 0 \\
@@ -189,9 +189,9 @@ def gmpo(
     is infinite where the geometric mean overflows.
 
     Args:
-        log_ratio, advantage, mask: as in `gspo`; so is the result, the loss of the sequence for each of its unmasked
-            tokens.
-        clip_eps, clip_eps_high: clip range of the *log*-ratio below and above 0, > 0, in nats; None: as `clip_eps`.
+        log_ratio, advantage, mask: as in `gspo`. The result is the sequence's loss at each of its unmasked tokens.
+        clip_eps, clip_eps_high: clip range of the *log*-ratio below and above 0, > 0, in nats; None means the same as
+            `clip_eps`.
 
     Example:
         >>> loss = gmpo(jnp.array([-.2, 2.]), jnp.ones(2), clip_eps=.4)  # exp((-.2 + .4) / 2)
@@ -222,20 +222,20 @@ def clip_cov(
     cov_high: Single = 5.0,
     mask: Array | None = None,
 ) -> Array:
-    r"""Drop a few tokens of high covariance from the clipped surrogate. Gradients flow to `log_ratio` of the others.
+    r"""Drop a few high-covariance tokens from the clipped surrogate. Gradients flow to `log_ratio` of the others.
 
     .. math:: c_i = (A_i - \mathrm{mean}\, A)(\log\pi(a_i) - \mathrm{mean} \log\pi), \qquad
               L_i = 0 \text{ for } \lfloor \text{fraction} \cdot n \rfloor \text{ random tokens with } low < c_i < high
 
-    The means are over the n unmasked tokens, in any layout; at least one token is drawn, if there is one in the range
-    that the surrogate does not clip. All other tokens have the loss of `clipped_surrogate`.
+    The means are over the n unmasked tokens, which may have any layout. At least one token is drawn if any token in the
+    range is not clipped by the surrogate. All other tokens have the loss of `clipped_surrogate`.
 
     Args:
-        log_prob: log pi_current(a), of the shape of `log_ratio`, in nats; a constant.
-        key: PRNG key of the draw.
+        log_prob: log pi_current(a), in nats, with the shape of `log_ratio`; a constant.
+        key: PRNG key for the draw.
         fraction: fraction of the tokens to drop, in [0, 1].
         cov_low, cov_high: the range of covariances from which tokens are drawn, `cov_low` < `cov_high`.
-        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so is the result.
+        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`, as is the result.
 
     Example:
         >>> log_prob, advantage = jnp.array([-3., -1.]), jnp.array([-1., 1.])  # both covariances are 1
@@ -249,7 +249,7 @@ def clip_cov(
     below, above = outside_clip_range(jax.lax.stop_gradient(log_ratio), clip_eps, clip_eps_high)
     eligible = keep & ~jnp.where(advantage < 0, below, above) & (cov > cov_low) & (cov < cov_high)
     drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(fraction, keep))
-    left = jnp.where(drawn, 0, log_ratio)  # the gradient of an infinite loss would be NaN where it is dropped
+    left = jnp.where(drawn, 0, log_ratio)  # where an infinite loss is dropped, its gradient would be NaN
     loss = clipped_surrogate(left, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high)
     return jnp.where(drawn, 0, loss)
 
@@ -264,16 +264,16 @@ def kl_cov(
     coef: Single = 1.0,
     mask: Array | None = None,
 ) -> Array:
-    r"""Add a divergence penalty for the tokens of highest covariance. Gradients flow to `log_ratio` only.
+    r"""Add a divergence penalty for the tokens with the highest covariance. Gradients flow to `log_ratio` only.
 
     .. math:: L_i = -r_i A_i + \text{coef}\, |\ell_i| \text{ for the } \lfloor \text{fraction} \cdot n \rfloor
               \text{ tokens of largest } c_i, \quad L_i = -r_i A_i \text{ for the others}
 
-    The covariance :math:`c_i` is that of `clip_cov`. The ratio is not clipped, so the loss is infinite where
+    The covariance :math:`c_i` is defined in `clip_cov`. The ratio is not clipped, so the loss is infinite where
     :math:`e^{\ell_i}` overflows. At least one token is penalized.
 
     Args:
-        log_ratio, advantage, log_prob, mask: as in `clip_cov`; so is the result.
+        log_ratio, advantage, log_prob, mask: as in `clip_cov`, as is the result.
         fraction: fraction of the tokens to penalize, in [0, 1].
         coef: coefficient of the penalty, >= 0.
 
@@ -291,18 +291,18 @@ def kl_cov(
 
 
 def _covariance(advantage: Array, log_prob: Array, mask: Array | None) -> tuple[Array, Array]:
-    """Return the summand of the covariance of each token, and whether the token counts."""
+    """Return each token's term of the covariance, and whether the token counts."""
     cov = (advantage - masked_mean(advantage, mask)) * (log_prob - masked_mean(log_prob, mask))
     return cov, boolean_mask(mask, cov)
 
 
 def _share(fraction: Any, keep: Array) -> Array:
-    """Return the number of tokens that a fraction of the unmasked ones is, at least 1."""
+    """Return the number of tokens in a fraction of the unmasked ones, at least 1."""
     return jnp.maximum(jnp.floor(fraction * jnp.sum(keep)), 1)
 
 
 def _foremost(score: Array, eligible: Array, number: Array) -> Array:
-    """Mark the eligible elements of highest score, at most `number`."""
+    """Mark the eligible elements with the highest scores, at most `number` of them."""
     order = jnp.argsort(jnp.where(eligible, -score, jnp.inf).ravel())
     rank = jnp.argsort(order)  # the inverse of a permutation
     return (rank < number).reshape(score.shape) & eligible
@@ -314,9 +314,9 @@ def _weighted_log_prob(weight: Array, log_ratio: Array) -> Array:
 
 
 def _mean_over_tokens(x: Array, keep: Array) -> Array:
-    """Return the mean over the tokens of each sequence that count, `[1, ...]`; 0 for a sequence without any.
+    """Return the mean over the unmasked tokens of each sequence, `[1, ...]`; it is 0 if a sequence has none.
 
-    Each token is divided before the sum, which could otherwise overflow.
+    Each token is divided before the sum, because the sum could otherwise overflow.
     """
     share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=x.dtype), 1)
     return jnp.sum(jnp.where(keep, x, 0) * share, axis=0, keepdims=True)

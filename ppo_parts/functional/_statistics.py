@@ -12,13 +12,13 @@ from ._policy_losses import outside_clip_range
 
 @array_function(raw=True, also=check_axes)
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
-    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
+    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`, but are 0 for masked elements.
 
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 
     Args:
         x: any shape; the mean has its dtype (float32 for integers and booleans). If it is empty, the mean is NaN.
-        mask: None (all ones), or 0/1 of the shape of `x`; without an unmasked element, the mean is 0.
+        mask: None (all ones), or 0/1 of the shape of `x`. If all elements are masked, the mean is 0.
         axis: axis or axes to reduce; None reduces all.
 
     Example:
@@ -44,19 +44,19 @@ def advantage_normalize(
     eps: Single = 1e-8,
     mask: Array | None = None,
 ) -> Array:
-    r"""Subtract the mean and divide by the standard deviation. Gradients flow, also through both statistics.
+    r"""Subtract the mean and divide by the standard deviation. Gradients also flow through both statistics.
 
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
-    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; those in JAX, 0. A group of equal
-    elements, or of one, gives 0. A group whose squares overflow, in float32 from about 1e19, gives NaN.
+    Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; implementations in JAX use 0. Equal
+    elements, or a single one, give 0. If squares overflow, in float32 from about 1e19, the result is NaN.
 
     Args:
         advantage: any shape, floating; the result has its shape and dtype.
-        axis: axis or axes over which the statistics are taken; None: all.
+        axis: axis or axes over which the statistics are computed; None means all.
         ddof: number subtracted from the count in the variance, 0 or 1.
-        eps: added to the standard deviation, in the units of the advantage.
+        eps: number added to the standard deviation, in the units of the advantage.
         mask: None, or 0/1 of the same shape.
 
     Example:
@@ -71,32 +71,32 @@ def advantage_normalize(
     count = jnp.sum(keep, axis=axis, keepdims=True)
     number = jnp.maximum(count, 1)
     offset = (x - jnp.sum(x, axis=axis, keepdims=True) / number) * keep
-    # The rounding error of the mean. If the elements are equal, it is all that is left of them, and dividing it by its
-    # own size would give numbers of about 1.
+    # This is the rounding error of the mean. If the elements are equal, nothing else is left of them, and dividing it
+    # by its own size would give numbers near 1.
     error = jnp.sum(offset, axis=axis, keepdims=True) / number
     square = jnp.sum(jnp.square(offset), axis=axis, keepdims=True)
     spread = square - count * jnp.square(error)
     equal = spread <= 1e-3 * square
     scale = jnp.sqrt(jnp.where(equal, 1, spread) / jnp.maximum(count - ddof, 1)) + eps
-    unscaled = jnp.where((square == jnp.inf) & (keep > 0), jnp.nan, 0)  # 0 would look like equal elements
+    unscaled = jnp.where((square == jnp.inf) & (keep > 0), jnp.nan, 0)  # 0 would mean equal elements
     return jnp.where(equal, unscaled, (offset - error) * keep / scale)
 
 
 @array_function()
 def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
-    r"""Estimate KL(behavior ‖ current) per element, from the behavior policy's actions. Gradients flow.
+    r"""Estimate KL(behavior ‖ current) per element, from the behavior policy's actions. Gradients flow to `log_ratio`.
 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
     negative. "k3+" has the value of k3 and the gradient of k2. k3 and its gradient are infinite where :math:`e^{\ell}`
-    overflows, in float32 from a log-ratio of 88, and k2 where :math:`\ell^2` does.
+    overflows, in float32 from a log-ratio of 88; k2 is infinite where :math:`\ell^2` overflows.
 
-    As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If they come from the
+    As losses, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If they come from the
     current policy, negate the log-ratio to estimate KL(current ‖ behavior); then only k2 and "k3+" have its gradient.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats, as is the estimate per element.
+        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats; the estimate is also in nats.
         estimator: "k1", "k2", "k3" or "k3+".
         mask: None, or 0/1 of the same shape.
 
@@ -105,7 +105,7 @@ def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array |
         >>> [round(float(approx_kl(l, estimator=k)[0]), 3) for k in ("k1", "k2", "k3", "k3+")]
         [-0.693, 0.24, 0.307, 0.307]
 
-    Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html. "k3+" as in verl.
+    Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html. "k3+" is from verl.
     """
     if estimator == "k1":
         return -log_ratio
@@ -115,7 +115,7 @@ def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array |
     k3 = jnp.expm1(log_ratio) - log_ratio
     if estimator == "k3":
         return k3
-    slope = jnp.where(jnp.isfinite(k2), k2, 0)  # inf - inf would be NaN
+    slope = jnp.where(jnp.isfinite(k2), k2, 0)  # avoids inf - inf, which is NaN
     return jax.lax.stop_gradient(k3) + (slope - jax.lax.stop_gradient(slope))
 
 
@@ -146,7 +146,7 @@ def explained_variance(value: Fixed, target: Fixed, *, mask: Array | None = None
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
 
-    A critic that predicts only the mean has 0. If the target is empty, or constant up to rounding, it is NaN.
+    A critic that predicts only the mean explains 0. If the target is empty or constant up to rounding, it is NaN.
 
     Args:
         value: predictions, any shape.
@@ -158,27 +158,27 @@ def explained_variance(value: Fixed, target: Fixed, *, mask: Array | None = None
         >>> float(explained_variance(t, t)), float(explained_variance(0 * t, t))
         (1.0, 0.0)
 
-    Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
+    Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are population variances (ddof 0).
     """
     reference = unmasked_element(target, mask)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
-    # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
-    # their differences, which are 0, has none.
+    # Subtract one of the targets first. The mean of equal numbers has a rounding error; the mean of their differences,
+    # which are all 0, has none.
     return share_explained(variance(target - reference), variance(target - value), reference)
 
 
 def unmasked_element(x: Array, mask: Array | None) -> Array:
-    """Return one of the unmasked elements; -inf if there is none."""
+    """Return one of the unmasked elements, or -inf if there is none."""
     if mask is None:
-        first = jnp.atleast_1d(x)[:1]  # only of the first step: a maximum over all steps costs a pass
+        first = jnp.atleast_1d(x)[:1]  # only the first step, because a maximum over all steps costs a pass
         return jnp.max(first, initial=-jnp.inf)
     return jnp.max(x, where=boolean_mask(mask, x), initial=-jnp.inf)
 
 
 def share_explained(total: Array, error: Array, target: Array) -> Array:
-    """Return the share of the variance `total` that is not `error`; NaN if numbers like `target` do not vary."""
+    """Return the share of the variance `total` that is not `error`; NaN if `total` is only rounding error."""
     varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(target)
     return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)

@@ -1,4 +1,4 @@
-"""Losses of critics per element, and critics that return a distribution over values."""
+"""Critic losses per element, and functions for critics that predict a distribution over values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def value_loss(value: Floats, target: Fixed, *, mask: Array | None = None) -> Ar
     .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
 
     Args:
-        value: predicted value, any shape; the loss has its shape and dtype, and squared reward units.
+        value: predicted value, any shape; the loss has its shape and dtype, and is in squared reward units.
         target: value target, same shape (`[N]` is never broadcast against `[N, 1]`).
         mask: None, or 0/1 of the same shape.
 
@@ -37,7 +37,7 @@ def value_loss(value: Floats, target: Fixed, *, mask: Array | None = None) -> Ar
 def clipped_value_loss(
     value: Floats, old_value: Fixed, target: Fixed, *, clip_eps: Number, mask: Array | None = None
 ) -> Array:
-    r"""Compute a value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
+    r"""Compute a value loss that does not favor large changes of the prediction. Gradients flow only to `value`.
 
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
@@ -45,9 +45,9 @@ def clipped_value_loss(
     This is PPO2's form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
-        old_value: the prediction to stay close to, same shape: from the rollout, or the latest one written back.
+        old_value: the prediction to stay close to, same shape, from the rollout or from the latest write-back.
         clip_eps: clip range, > 0, in reward units.
-        value, target, mask: as in `value_loss`; so is the result.
+        value, target, mask: as in `value_loss`, as is the result.
 
     Example:
         >>> v, old, target = jnp.array([2.]), jnp.array([0.]), jnp.array([2.])
@@ -71,7 +71,7 @@ def huber_value_loss(value: Floats, target: Fixed, *, delta: Positive = 1.0, mas
 
     Args:
         delta: error at which the loss becomes linear, > 0, in reward units.
-        value, target, mask: as in `value_loss`; so is the result.
+        value, target, mask: as in `value_loss`, as is the result.
 
     Example:
         >>> huber_value_loss(jnp.array([.5, 3.]), jnp.zeros(2), delta=1.).tolist()
@@ -89,7 +89,7 @@ def quantile_value_loss(quantiles: Wide, target: Fixed, *, kappa: Single = 1.0, 
     .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
               u_{ik} = \text{target}_i - q_{ik}, \quad \tau_k = \frac{k + 1/2}{K}
 
-    H is the Huber loss; with `kappa` 0 this is the pinball loss, :math:`H_\kappa(u) / \kappa = |u|`.
+    H is the Huber loss. With `kappa` 0, this is the pinball loss, :math:`H_\kappa(u) / \kappa = |u|`.
 
     Args:
         quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1; the loss has their dtype.
@@ -121,12 +121,12 @@ def _check_support(where: str, values: dict[str, Any]) -> None:
 def categorical_value_loss(
     logits: Wide, target: Fixed, *, support: Support, sigma: Single | None = None, mask: Array | None = None
 ) -> Array:
-    r"""Compute the cross-entropy of a critic that classifies. Gradients flow to `logits`; `target` is a constant.
+    r"""Compute the cross-entropy loss of a categorical critic. Gradients flow to `logits`; `target` is a constant.
 
     .. math:: L_i = -\sum_k p_{ik} \log \hat p_{ik}, \qquad \hat p_i = \mathrm{softmax}(\text{logits}_i)
 
-    Without `sigma`, p divides the probability between the two atoms around the target, whose mean is the target
-    (two-hot); with it, p is that of a Gaussian in bins (HL-Gauss),
+    Without `sigma`, p divides the probability between the two atoms around the target, so that its mean is the target
+    (two-hot). With `sigma`, p is the probability that a Gaussian assigns to bins (HL-Gauss),
 
     .. math:: p_k = \frac{z_{k+1} - y}{z_{k+1} - z_k}, \quad p_{k+1} = 1 - p_k \qquad \text{or} \qquad
               p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
@@ -139,8 +139,8 @@ def categorical_value_loss(
         logits: `[..., K]`, floating; the loss `[...]`, in nats, has their dtype.
         target: y, `[...]`.
         support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
-        sigma: None, or the standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin
-            widths.
+        sigma: None, or the standard deviation of the Gaussian, > 0, in the units of the target; 0.75 bin widths in the
+            paper.
         mask: None, or 0/1 `[...]`.
 
     Example:
@@ -153,14 +153,14 @@ def categorical_value_loss(
     """
     z = jnp.asarray(support, target.dtype)
     probs = two_hot(target, z) if sigma is None else hl_gauss(target, z, sigma)
-    # An atom without probability may have a logit of -inf.
+    # An atom of probability 0 may have a logit of -inf.
     log_probs = jnp.where(probs > 0, jax.nn.log_softmax(logits), 0)
     return zero_masked(mask, -jnp.sum(probs * log_probs, axis=-1))[0]
 
 
 def two_hot(target: Array, z: Array) -> Array:
     """Divide the probability between the two atoms around each target."""
-    # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
+    # `upper` is the share of the upper atom of each pair, 1 for pairs below the target and 0 for pairs above it.
     lower, gap = (jax.lax.broadcast_to_rank(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
     upper = jnp.clip((target[..., None] - lower) / gap, 0, 1)
     one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
@@ -168,7 +168,7 @@ def two_hot(target: Array, z: Array) -> Array:
 
 
 def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
-    """Spread the probability over the atoms around each target, the centers of bins, as a Gaussian does."""
+    """Return the probability that a Gaussian around each target assigns to bins, whose centers are the atoms."""
     first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
     edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
     distance = jax.lax.broadcast_to_rank(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]
@@ -178,7 +178,7 @@ def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
 
 @array_function(also=_check_support)
 def categorical_value(logits: Wide, support: Support) -> Array:
-    r"""Compute the expected value of a critic that classifies, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
+    r"""Compute the expected value of a categorical critic, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
 
     Gradients flow to `logits`.
 
@@ -205,11 +205,11 @@ def rescale_head(kernel: AnyFloats, bias: AnyFloats, old: MeanAndScale, new: Mea
     Args:
         kernel: w, any shape, such as `[n, 1]`.
         bias: b, any shape, such as `[1]`.
-        old: mean and scale (standard deviation) so far, one number each.
+        old: the current mean and scale (standard deviation), one number each.
         new: the mean and the scale that replace them.
 
     Returns:
-        The new kernel and the new bias, in the shapes and dtypes of the old ones.
+        The new kernel and bias, with the shapes and dtypes of the old ones.
 
     Example:
         >>> kernel, bias = rescale_head(jnp.ones((2, 1)), jnp.zeros(1), (0., 1.), (3., 2.))

@@ -44,7 +44,7 @@ def vtrace(
 ) -> VTrace:
     r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
-    With `stop_gradient=False`, they flow as in `gae`.
+    With `stop_gradient=False`, gradients flow as in `gae`.
 
     .. math::
         \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
@@ -55,8 +55,8 @@ def vtrace(
         \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right) \\
         w_t &= \lambda_{pg}\, \text{target}_{t+1} + (1 - \lambda_{pg})\, v'_t
 
-    with :math:`w_t = v'_t` where the trace is cut, that is at a truncation and at the end of the batch. With ratio 1
-    and both clips at least 1, `error` equals `gae`'s advantage. PufferLib and JaxDEM use `error` as PPO's advantage,
+    Where the trace is cut, at a truncation and at the end of the batch, :math:`w_t = v'_t`. If the ratio is 1 and both
+    clips are at least 1, `error` equals the advantage of `gae`. PufferLib and JaxDEM use `error` as PPO's advantage,
     IMPALA uses `policy_advantage`, and all of them use `target` as the value target.
 
     Args:
@@ -64,9 +64,9 @@ def vtrace(
         reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
         rho_clip, c_clip, pg_rho_clip: upper clips of the ratios that weight the TD error, the trace, and
-            `policy_advantage` (None: `rho_clip`), > 0.
-        pg_lambda: weight of the target that follows in `policy_advantage`, against the value, in [0, 1]; None: 1, as in
-            IMPALA. rlax uses its `lambda_`.
+            `policy_advantage` (None means `rho_clip`), > 0.
+        pg_lambda: weight of the next target, relative to the next value, in `policy_advantage`, in [0, 1]; None means
+            1, as in IMPALA. rlax uses its `lambda_`.
 
     Example:
         >>> x = jnp.ones(2)
@@ -96,7 +96,7 @@ def vtrace(
 
 
 def _bounded_ratio(log_ratio: Array, *clips: Number) -> Array:
-    """Return the importance ratio, bounded far above all clips, so that neither it nor its gradient overflows."""
+    """Return the importance ratio, bounded far above all clips so that neither it nor its gradient overflows."""
     most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))
     bound = jnp.minimum(2 * most, jnp.finfo(log_ratio.dtype).max / 2)  # a clip may be infinite
     beyond = log_ratio > jnp.log(bound)

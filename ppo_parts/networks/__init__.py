@@ -1,6 +1,6 @@
-"""Networks: initializers and layers that other libraries lack, heads for any library, and the recipes' flax networks.
+"""Initializers and layers that other libraries lack, policy heads for any library, and the flax networks of recipes.
 
-The flax networks are imported on first use. You can also use your own networks, from any library.
+The flax networks are imported on first use. You can also use your own networks from any library.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in _OF_FLAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_package("flax", "train")
-    return getattr(require_package(f"{__name__}._policies", "train"), name)  # which imports the layers and cells
+    return getattr(require_package(f"{__name__}._policies", "train"), name)  # it imports layers and cells
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Dense products and convolutions whose gradients are fast on a CPU, for any network library or JAX alone."""
+"""Dense products and convolutions with gradients that are fast on a CPU, for any network library or plain JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 
 Array = jax.Array
-FEW = 32  # outputs; with more of them, the gradient of XLA is as fast
+FEW = 32  # outputs; with more outputs, XLA's own gradient is as fast
 
 
 @jax.custom_jvp
@@ -27,34 +27,34 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 
 
 def _by_columns(x: Array, kernel: Array) -> Array:
-    """Compute `x @ kernel` so that its transpose, the gradient `x.T @ g`, is the product of a copy of `g.T` and x."""
-    copy = jax.lax.optimization_barrier  # otherwise the compiler would fold the transposition into the product
+    """Compute `x @ kernel` so that its gradient `x.T @ g` is computed from a copy of `g.T` and x."""
+    copy = jax.lax.optimization_barrier  # otherwise XLA would fold the transposition into the product
     return copy(jax.lax.dot_general(copy(kernel.T), x, (((1,), (1,)), ((), ())))).T
 
 
 def dense_dot_general(
     lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any = None, preferred_element_type: Any = None
 ) -> Array:
-    r"""`jax.lax.dot_general` for dense layers: the same numbers, with a gradient that is faster on a CPU.
+    r"""Compute `jax.lax.dot_general` for dense layers, with a gradient that is faster on a CPU.
 
     The gradient of a layer's kernel, :math:`x^\top g`, sums over the rows of both operands. XLA's fast matrix products
     on a CPU sum over the columns of the left operand, so for few outputs, as in the heads of a policy, this function
-    first copies g into its transpose. For 2048 rows on one core, the times in microseconds (and those of
-    `lax.dot_general`) are: 64 inputs and 6 outputs, 35 (160); 64 and 32, 141 (385); 512 and 6, 247 (3071). Nothing
-    changes with more than 32 outputs, with as many outputs as inputs, on other devices, or before JAX 0.5.3, which
-    cannot differentiate `jax.lax.optimization_barrier`.
+    first copies g into its transpose. For 2048 rows on one core, the times in microseconds (in parentheses, with
+    `lax.dot_general`) are 35 (160) for 64 inputs and 6 outputs, 141 (385) for 64 and 32, and 247 (3071) for 512 and 6.
+    Nothing changes with more than 32 outputs, with as many outputs as inputs, on other devices, or before JAX 0.5.3,
+    which cannot differentiate `jax.lax.optimization_barrier`.
 
     Args:
         lhs: `[..., n]`, the layer's input.
         rhs: `[n, m]`, the layer's kernel.
-        dimension_numbers: as `flax.linen.Dense` passes them: the last axis of `lhs` with the first of `rhs`.
+        dimension_numbers: must contract the last axis of `lhs` with the first of `rhs`, as in `flax.linen.Dense`.
         precision, preferred_element_type: must be None.
 
     Returns:
         `[..., m]`.
 
     Raises:
-        ValueError: the arguments ask for another contraction, or for a precision.
+        ValueError: if the arguments specify another contraction or a precision.
 
     Example:
         >>> import flax.linen as nn
@@ -72,10 +72,10 @@ def dense_dot_general(
 
 
 def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
-    """Convolve `[N, H, W, C]` with `[K, K, C, F]` as a sum of matrix products, of which each covers `stride` pixels.
+    """Convolve `[N, H, W, C]` with `[K, K, C, F]` as a sum of matrix products that each cover `stride` pixels.
 
-    On a CPU, the gradients of XLA's own convolution are about 20 times as slow in a loop as outside, and updates are
-    loops (https://github.com/jax-ml/jax/issues/12868); matrix products are not.
+    On a CPU, the gradients of XLA's own convolution are about 20 times slower inside a loop than outside, and updates
+    are loops (https://github.com/jax-ml/jax/issues/12868). Matrix products do not have this problem.
     """
     size, _, channels, features = kernel.shape
     blocks = size // stride
@@ -91,5 +91,5 @@ def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
 
 
 def cropped(x: Array, top: int, left: int, height: int, width: int) -> Array:
-    """Crop `[N, H, W, C]`; N may be symbolic, as in an export, where indexing would gather."""
+    """Crop `[N, H, W, C]`; N may be symbolic, as in an export, where indexing would become a gather."""
     return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, top + height, axis=1), left, left + width, axis=2)

@@ -1,4 +1,4 @@
-"""Distributions over actions from the output of a network, for any network library."""
+"""Functions that make action distributions from the outputs of a network, for any network library."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Array = jax.Array
 
 
 def action_size(space: Any) -> int:
-    """Return how many outputs a policy head needs: one for each option of each choice, and D for D real numbers.
+    """Return the number of outputs of a policy head, one for each option of each choice and for each real number.
 
     Raises:
-        ValueError: the space is neither discrete nor a box of vectors.
+        ValueError: if the space is neither discrete nor a box of vectors.
 
     Example:
         >>> from ppo_parts import envs
@@ -41,7 +41,7 @@ def action_size(space: Any) -> int:
 
 
 def real_size(space: Any) -> int:
-    """Return how many real numbers an action has, which each need a standard deviation."""
+    """Return the number of real numbers in an action, each of which needs a standard deviation."""
     return sum(count_numbers(each) for each in list_spaces(space) if not is_discrete(each))
 
 
@@ -65,23 +65,23 @@ def action_distribution(
 
     Args:
         space: the action space, as in `ppo_parts.envs.Env`.
-        head: `[..., n]` logits, those of several choices one after another; or `[..., D]` means. For a `Dict` or
-            `Tuple`, those of its entries one after another; those of a dict in alphabetical order.
+        head: `[..., n]` logits, concatenated if there are several choices, or `[..., D]` means. For a `Dict` or
+            `Tuple`, the heads of its entries are concatenated, for a dict in alphabetical order.
         log_std: logarithm of the standard deviation, with the shape of the means or of their last axes; required for
             continuous actions, and otherwise unused.
-        available: `[..., n]`, True where a discrete action may be taken; None: all actions. For a `Dict` or `Tuple`, a
-            dict or a tuple of such masks.
-        squash: squash continuous actions into the box with tanh. Otherwise they are unbounded: clip them before they
-            enter the environment.
-        features: `[..., L]`, features of the state for gSDE, which receive no gradient; `log_std` is `[L, D]` then.
+        available: `[..., n]`, True where a discrete action may be taken; None means all actions. For a `Dict` or
+            `Tuple`, a dict or a tuple of such masks.
+        squash: whether to squash continuous actions into the box with tanh; otherwise they are unbounded
+            (`envs.clip_action`).
+        features: `[..., L]`, features of the state for gSDE, without gradient. `log_std` must then be `[L, D]`.
 
     Returns:
-        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`, and
-        with `features` `StateDependentNormal`, or `TanhNormal` of it; for a `Dict` or `Tuple`, a `Joint`.
+        `distributions.Categorical`, `MultiCategorical` for a `MultiDiscrete`, or a `Joint` for a `Dict` or `Tuple`. For
+        a box, `Normal` or `TanhNormal`, and with `features`, `StateDependentNormal` or a `TanhNormal` of it.
 
     Raises:
-        TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
-            actions, or `available` with continuous ones. ShapeError: too many or too few outputs for the space.
+        TypeError: if continuous actions have no standard deviation. ValueError: if `squash` or `features` is used with
+            discrete actions, or `available` with continuous ones. ShapeError: if the number of outputs does not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,7 +115,7 @@ def action_distribution(
         x, its_log_std = next(heads), next(log_stds)
         if options := count_options(each):
             logits = list(_split(x, options))
-            if mask is not None:  # each choice by itself, because each needs an available option
+            if mask is not None:  # check each choice, because each needs an available option
                 _check_last_axis("available", check_array("action_distribution", "available", mask), sum(options), each)
                 logits = [*map(distributions.mask_logits, logits, _split(mask, options))]
             several = hasattr(each, "nvec")
@@ -137,7 +137,7 @@ def action_distribution(
 
 
 def _split(x: Any, sizes: Sequence[int]) -> Iterator[Any]:
-    """Yield what belongs to each entry of a space; None, or one number, belongs to all of them."""
+    """Yield the piece of `x` for each entry of a space; None or a single number is shared by all entries."""
     if x is None or not jnp.ndim(x):
         return itertools.repeat(x)
     return (x[..., end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True))

@@ -1,4 +1,4 @@
-"""Dense layers for your own flax modules, and convolutions of images."""
+"""Dense layers for your own flax modules, and convolutions for images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for 
 
 
 def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
-    """Make a dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
+    """Make a dense layer with orthogonal weights, zero biases, and a gradient that is fast on a CPU.
 
     The gain of the weights is usually sqrt(2) for hidden layers, 0.01 for a policy head, and 1 for a value head.
 
@@ -33,7 +33,7 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
 
 
 def check_hidden(where: str, hidden: Any) -> None:
-    """Raise unless `hidden` is a tuple of the numbers of units."""
+    """Raise unless `hidden` is a tuple of numbers of units."""
     if not isinstance(hidden, (tuple, list)):
         raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
     for units in hidden:
@@ -59,7 +59,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> A
 
 
 class Conv(nn.Module):
-    """A convolution of square filters without padding; the stride divides the width of a filter."""
+    """A convolution with square filters and no padding; the stride must divide the width of the filters."""
 
     features: int
     size: int
@@ -87,7 +87,7 @@ def convolved(frames: Array, largest: float) -> Array:
 
 
 def largest_pixel(where: str, space: Any) -> float:
-    """Return what to divide frames by: 255, or 1 if they are scaled already."""
+    """Return the number by which to divide frames, 255, or 1 if they are already scaled."""
     low, high = np.min(getattr(space, "low", -np.inf)), np.max(getattr(space, "high", np.inf))
     dtype = getattr(space, "dtype", None)
     floating = dtype is not None and np.issubdtype(dtype, np.floating)

@@ -17,7 +17,7 @@ from ._orthogonal import orthogonal
 
 Cell = Literal["lstm", "gru", "mingru", "lru"]
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-MAX_MEMORY_STEPS = 1000  # steps that a cell in `PARALLEL` remembers at first
+MAX_MEMORY_STEPS = 1000  # number of steps that a cell in `PARALLEL` remembers at first
 
 
 @checked
@@ -26,17 +26,17 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
 
     Args:
         x: `[T, N, ..., H]`, the input.
-        carry: the state before the first step, as `initial_carry` returns it: `[N, ..., H]`, or two such arrays for
+        carry: the state before the first step, as returned by `initial_carry`, `[N, ..., H]`, or two such arrays for
             "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
-        cell: "lstm", "gru", or one that is linear in its state, so that a GPU computes all steps in a parallel scan:
-            "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, which can keep what it has seen for many steps
-            (only the input determines :math:`z_t`; the memories of untrained units are uniform between 1 and 1000
-            steps); or "lru", :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex
-            :math:`\lambda`, which can recall whole sequences (a gated layer with a residual connection follows).
+        cell: "lstm", "gru", or a cell that is linear in its state, so that a GPU can compute all steps with a parallel
+            scan. "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, can remember for many steps; only the
+            input determines :math:`z_t`, and the memory spans of untrained units are uniform between 1 and 1000 steps.
+            "lru", :math:`h_t = \lambda h_{t-1} + \sqrt{1 - |\lambda|^2} B x_t` with complex :math:`\lambda`, can recall
+            whole sequences; a gated layer with a residual connection follows it.
 
     Returns:
-        The outputs `[T, N, ..., H]`, and the state after the last step.
+        The outputs, `[T, N, ..., H]`, and the state after the last step.
 
     References: "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B, with
     the biases of Tallec and Ollivier 2018, arXiv:1804.11188; "lru", Orvieto et al. 2023, arXiv:2303.06349,
@@ -67,11 +67,11 @@ class MinGRU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
-        """Return the outputs `[T, N, ..., H]`, which are the states, and the states."""
+        """Return the outputs `[T, N, ..., H]` and the states, which are equal."""
         units = x.shape[-1]
 
         def biases(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-            steps = jax.random.uniform(key, (units,), dtype, 1, MAX_MEMORY_STEPS)  # that units remember at first
+            steps = jax.random.uniform(key, (units,), dtype, 1, MAX_MEMORY_STEPS)  # memory spans at first
             return jnp.append(-jnp.log(steps), jnp.zeros(units, dtype))
 
         gates = nn.Dense(2 * units, kernel_init=orthogonal(), bias_init=biases)(x)
@@ -83,14 +83,14 @@ class MinGRU(nn.Module):
 
 
 class LRU(nn.Module):
-    """The cell "lru" of `recurrent`; its complex states are pairs of real ones."""
+    """The cell "lru" of `recurrent`; a complex state is a pair of real arrays."""
 
     @nn.compact
     def __call__(self, x: Array, carry: tuple[Array, Array], reset: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the outputs and the states, `[T, N, ..., H]`."""
         units = x.shape[-1]
 
-        def decays(key: Array) -> Array:  # moduli in a ring, uniformly by area
+        def decays(key: Array) -> Array:  # moduli of points drawn uniformly from a ring
             square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / MAX_MEMORY_STEPS) ** 2)
             return jnp.log(-0.5 * jnp.log(square))
 
@@ -104,7 +104,7 @@ class LRU(nn.Module):
             keep, inputs, before = (jax.lax.complex(*pair) for pair in ((real, imag), added, kept))
             together = linear_recurrence(keep, inputs, before, reset)
             states = [together.real, together.imag]
-        else:  # without complex numbers, which ONNX lacks
+        else:  # avoid complex numbers, which ONNX lacks
             re, im = (jnp.where(reset[..., None], 0, c[None]) for c in carry)
             states = [added[0] + real * re - imag * im, added[1] + real * im + imag * re]
         skip = self.param("skip", nn.initializers.normal(1.0), (units,))
@@ -116,7 +116,7 @@ PARALLEL: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
 
 
 def linear_recurrence(keep: Array, added: Array, before: Array, reset: Array) -> Array:
-    """Compute every h_t = keep_t h_{t-1} + added_t, from the state `before`; `reset` zeroes h_{t-1}, also a NaN."""
+    """Compute every h_t = keep_t h_{t-1} + added_t, from the state `before`; `reset` zeroes h_{t-1}, even NaN."""
     keep = jnp.where(reset[..., None], 0, keep)
     first = added[:1] + keep[:1] * jnp.where(reset[:1, ..., None], 0, before[None])
     if len(added) <= 1:
@@ -127,7 +127,7 @@ def linear_recurrence(keep: Array, added: Array, before: Array, reset: Array) ->
 
 @checked
 def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
-    """Return the zero state of a `recurrent` cell before the first step, for inputs of `shape`, `[N, ..., H]`.
+    """Return the zero state of a `recurrent` cell before the first step, for inputs of `shape` `[N, ..., H]`.
 
     Example:
         >>> policy = pp.Policy(init, evaluate, lambda num_envs: initial_carry("gru", (num_envs, 64)))  # doctest: +SKIP

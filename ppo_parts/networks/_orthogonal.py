@@ -1,4 +1,4 @@
-"""An orthogonal initializer, for use with any network library or with JAX alone."""
+"""An orthogonal initializer for any network library or plain JAX."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ _DRAW: contextvars.ContextVar[Callable[..., Array]] = contextvars.ContextVar("dr
 
 
 def orthogonal(scale: Any = 1.0, *, dtype: Any = None) -> Callable[..., Array]:
-    r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same numbers.
+    r"""Make `jax.nn.initializers.orthogonal` with the same numbers, but safe under `jax.vmap` on a CPU.
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
     `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorization of a matrix of standard
-    normal numbers (in the policies of this module, other numbers than JAX's: one draw for all layers). Since JAX 0.10,
-    a program on a CPU that factorizes as many batches of matrices at once as there are threads deadlocks. Under this
-    initializer, `jax.vmap` makes one matrix after another, which avoids that.
+    normal numbers. (The policies of this module make one draw for all layers, so their numbers differ from JAX's.)
+    Since JAX 0.10, a program on a CPU deadlocks if it factorizes as many batches of matrices at once as there are
+    threads. With this initializer, `jax.vmap` makes one matrix after another, which avoids the deadlock.
 
     Args:
         scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.
-        dtype: dtype of the weights if the network library does not pass one. Dtypes of less than 32 bits are computed
-            in float32.
+        dtype: dtype of the weights if the network library does not pass one. Narrow dtypes are computed in float32.
 
     Returns:
-        An initializer `(key, shape, dtype) -> weights`, whose last axis is that of the outputs, for any library that
-        accepts those of `jax.nn.initializers`.
+        An initializer `(key, shape, dtype) -> weights` for any library that accepts those of `jax.nn.initializers`. The
+        last axis of the weights is the output axis.
 
     Raises:
-        ValueError: (from the initializer) the shape has fewer than two axes.
+        ValueError: from the initializer, if the shape has fewer than two axes.
 
     Example:
         >>> weights = orthogonal(2.0)(jax.random.key(0), (3, 2))
@@ -66,15 +65,15 @@ def orthogonal(scale: Any = 1.0, *, dtype: Any = None) -> Callable[..., Array]:
 
 
 def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `init(key, *args)` of a network, so that all its orthogonal weights come from one draw of normal numbers.
+    """Wrap `init(key, *args)` of a network so that all its orthogonal weights come from one draw of normal numbers.
 
-    Compiling a draw takes as long as compiling a layer. On one core of a CPU, the first state of `cleanrl_ppo` compiles
-    in 2.3 s with one draw, and in 3.3 s with one for each layer; that of `ippo` in 3.8 s and 5.4 s.
+    Compiling a draw takes as long as compiling a layer. On one CPU core, the initial state of `cleanrl_ppo` compiles in
+    2.3 s with one draw and in 3.3 s with one draw per layer, and the initial state of `ippo` in 3.8 s and 5.4 s.
     """
 
     def initialize(key: Array, *args: Any) -> Any:
         of_weights, of_others = jax.random.split(key)
-        size = sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, key, *args)))  # at least those of the weights
+        size = sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, key, *args)))  # enough for all weights
         numbers, taken = _normal(of_weights, size, jnp.float32), 0
 
         def take(key: Array, size: int, dtype: Any) -> Array:
@@ -93,13 +92,13 @@ def in_one_draw(init: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-@functools.partial(jax.jit, static_argnums=1)  # flax traces the initializer of a layer each time it applies it
+@functools.partial(jax.jit, static_argnums=1)  # flax traces the initializer at each use of a layer
 def _orthonormal(normal: Array, shape: tuple[int, ...]) -> Array:
     columns = shape[-1]
     rows = normal.size // columns
 
-    # This applies on every backend: a loop over the seeds costs little once per run, and a program for a CPU can
-    # be traced where the CPU is not the default backend.
+    # This applies on every backend, because a loop over the seeds costs little once per run, and a program for a CPU
+    # can be traced where the CPU is not the default backend.
     @jax.custom_batching.sequential_vmap
     def factorized(normal: Array) -> Array:
         q, r = jnp.linalg.qr(normal.reshape(max(rows, columns), min(rows, columns)))

@@ -24,7 +24,7 @@ from ._orthogonal import in_one_draw
 
 
 def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
-    """Make one vector of an observation; call this inside the compact method of a flax module."""
+    """Encode an observation as one vector; call this inside the compact method of a flax module."""
 
     def of_entry(space: Any, x: Array) -> Array:
         shape = tuple(space.shape)
@@ -43,7 +43,7 @@ def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
 
 
 def _check(where: str, env: Env, hidden: Any, memory: Any) -> None:
-    """Check what the policies have in common."""
+    """Check the arguments that all policies share."""
     check_env(where, env)
     check_hidden(where, hidden)
     if memory is not None and not hidden:
@@ -63,35 +63,35 @@ def actor_critic(
     gsde: bool = False,
     image_features: Count = 256,
 ) -> Policy:
-    """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
+    """Make the policy of most PPO implementations, with separate MLPs for actor and critic, or a shared one.
 
-    Observations are converted to float32 and flattened, discrete ones to one-hot vectors, and images (at least 36 x 36
-    pixels) by the convolutions of `nature_cnn`; those of a `Dict` or `Tuple` are concatenated. Of an
-    `envs.Observation`, actions that are not available have probability 0, and the critic sees `privileged`, if it is
-    given, instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and
-    1 in the value head. The standard deviation of continuous actions is a parameter.
+    Observations are converted to float32 and flattened. Discrete ones become one-hot vectors, and the convolutions of
+    `nature_cnn` encode images of at least 36 x 36 pixels. The entries of a `Dict` or `Tuple` are concatenated. With an
+    `envs.Observation`, unavailable actions have probability 0, and the critic sees `privileged`, if it is given,
+    instead of `obs`. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and 1 in
+    the value head. The standard deviation of continuous actions is a parameter.
 
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
         hidden: number of units of each hidden layer.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
-        shared: actor and critic share all layers except their heads; then `rollout(..., value_each_step=True)` keeps
-            the value that is computed with each action.
-        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers, or the actor's if the critic sees
-            `privileged`.
-        squash: squash continuous actions into their box with tanh; otherwise they are unbounded (`envs.clip_action`).
+        shared: whether actor and critic share all layers except their heads. Then `rollout(..., value_each_step=True)`
+            keeps the value that is computed with each action.
+        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers (the actor's with `privileged`).
+        squash: whether to squash continuous actions into the box with tanh, or leave them unbounded
+            (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
-        gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
-            hidden layer, and each unit has its own `log_std` (`distributions.StateDependentNormal`).
+        gsde: whether to use state-dependent exploration. The noise of continuous actions is then a linear function of
+            the actor's last hidden layer, and each unit has its own `log_std` (`distributions.StateDependentNormal`).
         image_features: number of units of the layer after the convolutions.
 
     Returns:
-        `ppo_parts.Policy`, for any leading axes.
+        A `ppo_parts.Policy` for any leading axes.
 
     Raises:
-        ValueError: memory without shared hidden layers (without any, if the critic sees `privileged`); spaces that do
-            not consist of arrays; an axis of agents; shared layers, although the critic sees something else; `squash`
-            or `gsde` with discrete actions.
+        ValueError: if memory has no shared hidden layers (no hidden layers at all, if the critic sees `privileged`),
+            spaces do not consist of arrays, there is an agent axis, layers are shared although the critic sees
+            something else, or `squash` or `gsde` is used with discrete actions.
 
     Example:
         >>> from ppo_parts import envs
@@ -123,7 +123,7 @@ def actor_critic(
     for each in (each for space in spaces if space is not None for each in list_spaces(space)):
         array_shape("observations", each)
         if is_image(each):
-            largest_pixel("actor_critic", each)  # raises if its bounds do not tell
+            largest_pixel("actor_critic", each)  # raises if the bounds do not tell
 
     class ActorCritic(nn.Module):
         @nn.compact
@@ -168,11 +168,11 @@ def actor_critic(
 
 @checked
 def nature_cnn(env: Env, features: Count = 512) -> Policy:
-    """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
+    """Make the policy of most Atari agents, in which actor and critic share the convolutions of DQN.
 
-    This is `actor_critic` for images, shared and without hidden layers: convolutions of 32 8x8 filters with stride 4,
-    64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a dense layer, each with ReLU. Pixels are divided
-    by 255 if those are the bounds of their space, and not if it has bounds within [-1, 1], or after
+    This is `actor_critic` for images, shared and without hidden layers. It has convolutions of 32 8x8 filters with
+    stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a dense layer, each with ReLU. Pixels
+    are divided by 255 if the bounds of their space are 0 and 255, but not if its bounds are within [-1, 1], or after
     `envs.normalize_observation`.
 
     Args:
@@ -180,11 +180,11 @@ def nature_cnn(env: Env, features: Count = 512) -> Policy:
         features: number of units of the dense layer.
 
     Returns:
-        `ppo_parts.Policy`, for any leading axes.
+        A `ppo_parts.Policy` for any leading axes.
 
     Raises:
-        ValueError: other observations or bounds; bounds of 0 and 255 with a floating dtype, whose frames may have been
-            divided already.
+        ValueError: if the observations or bounds differ from these, or if the bounds are 0 and 255 but the dtype is
+            floating, because the frames may already have been divided.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
     PPO, detail 8 of Atari.
@@ -195,7 +195,7 @@ def nature_cnn(env: Env, features: Count = 512) -> Policy:
             "nature_cnn: observations must be images of at least 36 x 36 pixels, got the space "
             f"{env.observation_space}: use actor_critic, or your own network"
         )
-    largest_pixel("nature_cnn", env.observation_space)  # raises if its bounds do not tell
+    largest_pixel("nature_cnn", env.observation_space)  # raises if the bounds do not tell
     return actor_critic(env, (), shared=True, image_features=features)
 
 
@@ -213,21 +213,21 @@ def multi_agent_actor_critic(
     """Make a multi-agent actor and critic, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
-        env: environment with an axis of agents; actions that are not available have probability 0.
-        inputs: function from the observations `[..., A, D]`, flattened, and one-hot where they are discrete, to the
-            inputs of each agent's actor and critic, two arrays `[..., A, D']`.
+        env: environment with an agent axis. Unavailable actions have probability 0.
+        inputs: function that maps observations `[..., A, D]`, flattened and one-hot if discrete, to the inputs of each
+            agent's actor and critic, two arrays `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         memory: a cell of `recurrent` with `hidden[-1]` units before each head.
-        independent: each agent has its own actor and critic, whose parameters have a leading axis of agents.
+        independent: whether each agent has its own actor and critic, whose parameters then have a leading agent axis.
         gain: gain of the policy head.
 
     Returns:
-        `ppo_parts.Policy`, for observations `[..., A, ...]`.
+        A `ppo_parts.Policy` for observations `[..., A, ...]`.
 
     Raises:
-        ValueError: the environment has no axis of agents, observations are images or have a privileged part; memory
-            without hidden layers. TypeError: `inputs` does not return a tuple of two such arrays.
+        ValueError: if the environment has no agent axis, if observations are images or have a privileged part, or if
+            there is memory without hidden layers. TypeError: if `inputs` does not return a tuple of two such arrays.
 
     Example:
         >>> from ppo_parts import envs, networks

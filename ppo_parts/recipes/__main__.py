@@ -12,9 +12,9 @@ from ppo_parts import recipes
 
 
 def list_recipes() -> Iterator[str]:
-    """Yield one line for each recipe, and one for each of its presets."""
+    """Yield one line for each recipe and one for each of its presets."""
     for found in pkgutil.iter_modules(recipes.__path__):
-        if found.name.startswith("_") or found.ispkg:  # a package has chains, and is not a program
+        if found.name.startswith("_") or found.ispkg:  # a package is not a program
             continue
         recipe = importlib.import_module(f"ppo_parts.recipes.{found.name}")
         title, *_ = (recipe.__doc__ or "").splitlines()

@@ -2,10 +2,10 @@
 
     python -m ppo_parts.recipes.async_ppo --env-id gym:HalfCheetah-v5
 
-While the learner updates on one rollout, the actor collects the next in a thread, with the policy before that update.
-This helps if environments step on the host while the learner has its own device or cores. On two cores
-HalfCheetah-v5 ran at 12,400 steps per second, against 11,200 with `mujoco_ppo`. A resumed run has no rollout
-in progress: its first rollout uses the latest policy, so it is not bit-identical to a run that was not interrupted.
+While the learner updates on one rollout, the actor collects the next one in a thread, with the policy before that
+update. This helps if environments step on the host and the learner has its own device or cores. On two cores,
+HalfCheetah-v5 ran at 12,400 steps per second, compared with 11,200 with `mujoco_ppo`. A resumed run has no rollout in
+progress, so its first rollout uses the latest policy, and it is not bit-identical to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PRESETS = mujoco_ppo.PRESETS
 
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run of `mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
+    """Return the run of `mujoco_ppo` with V-trace, whose ratios compare the learner's policy with the actor's.
 
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
     """
     vtrace = pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda)
     corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh="every_epoch")
@@ -40,22 +40,22 @@ class OneAhead(training.Program):
     """A program that updates on one rollout while a thread collects the next."""
 
     def __post_init__(self) -> None:
-        if (processes := jax.process_count()) > 1:  # whose threads may start their programs in different orders
+        if (processes := jax.process_count()) > 1:  # threads may start programs in different orders
             raise pp.errors.UserValueError(f"OneAhead: a run must have one process, got {processes}: use mujoco_ppo")
         super().__post_init__()
-        self.ahead: list[Future[Any]] = []  # the rollout that is being collected
+        self.ahead: list[Future[Any]] = []  # the rollout in progress
 
     def advance_from(self, state: training.TrainState) -> Any:
-        """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
+        """Make `advance(state, most) -> (state, metrics)`, which runs one update; metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
         functions = self.train.collect, self.train.learn, lambda state: state.keys[0]
         collect, learn, next_key = (self.jit(training.vmap_over_seeds(each, seeds)) for each in functions)
-        if self.mesh is None:  # otherwise the first update compiles, when the placement of a rollout is known
+        if self.mesh is None:  # otherwise the first update compiles, once a rollout's placement is known
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
 
         def collected_by(state: training.TrainState) -> Any:
-            with envs.host_errors():  # in the thread in which an environment raises
+            with envs.host_errors():  # in the thread where an environment raises
                 return jax.block_until_ready(collect(state))  # type: ignore[no-untyped-call]
 
         def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:

@@ -2,8 +2,8 @@
 
     python -m ppo_parts.recipes.atari_ppo --env-id ale:breakout
 
-A lost life terminates an episode, rewards are clipped to their sign, and the reported returns are those of whole
-games. Install it with `pip install --editable ".[train,atari]"`.
+A lost life terminates an episode, rewards are clipped to their sign, and the reported returns are those of whole games.
+Install its packages with `pip install --editable ".[train,atari]"`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRESETS = {"atari": Config()}
 
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run of `cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
+    """Return the run of `cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same there."""
     if config.hidden != Config.hidden or config.normalize_env:
         raise pp.errors.UserValueError(
             "atari_ppo: hidden and normalize_env have no effect here, because the network is networks.nature_cnn and "

@@ -47,7 +47,7 @@ PRESETS = {
         env_id="Pendulum-v1", total_timesteps=1_000_000, num_envs=1, num_steps=2048, normalize_env=True,
         learning_rate=3e-4, num_minibatches=32, update_epochs=10, ent_coef=0.0,
     ),
-    "golf": Config(  # hybrid actions, which CleanRL does not have
+    "golf": Config(  # hybrid actions, which CleanRL lacks
         env_id="tasks:golf", total_timesteps=1_000_000, num_envs=32, num_steps=64, learning_rate=1e-3, gamma=0.95,
         num_minibatches=8, update_epochs=10, ent_coef=0.0,
     ),
@@ -63,10 +63,10 @@ def make_train(
 ) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    To sweep numbers of the configuration, call `make_train` inside a vmapped function.
+    To sweep over numbers in the configuration, call `make_train` inside a vmapped function.
 
-    `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None: as
-    configured.
+    `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None means
+    as configured.
     """
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)

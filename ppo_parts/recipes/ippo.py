@@ -3,8 +3,8 @@
     python -m ppo_parts.recipes.ippo --env-id jaxmarl:MPE_simple_spread_v3
     python -m ppo_parts.recipes.ippo --preset smax
 
-Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
-to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
+Actor and critic are phases of one update; each has its own sampler, epochs and optimizer, and the early stop applies
+only to the actor. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
 differences from the originals (jaxagents, JaxMARL).
 """
 
@@ -22,7 +22,7 @@ from ppo_parts.training import Range
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters; the defaults are those of JaxMARL's ippo_ff_mpe."""
+    """Hyperparameters, with the defaults of JaxMARL's ippo_ff_mpe."""
 
     env_id: str = "jaxmarl:MPE_simple_spread_v3"
     total_timesteps: int = 10_000_000
@@ -57,7 +57,7 @@ PRESETS = {
         env_id="jaxmarl:SMAX/3m", total_timesteps=4_000_000, num_envs=128, num_steps=32,
         critic="central", actor_learning_rate=6e-3, critic_learning_rate=6e-3, ent_coef=0.003, activation="relu",
     ),
-    "riddle": Config(  # a short horizon rewards announcing before the last night, and therefore signalling
+    "riddle": Config(  # a short horizon rewards an announcement before the last night, and so signalling
         env_id="jaxmarl:switch_riddle", total_timesteps=2_000_000, num_envs=64, num_steps=24, num_minibatches=2,
         critic="central", actor_learning_rate=3e-3, critic_learning_rate=3e-3, gamma=0.87,
         actor_gain=2.0, hidden=32, memory="gru",
@@ -69,7 +69,7 @@ PRESETS = {
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with an agent axis, and `pipeline` your own chain; None means as configured.
     """
     independent = config.parameters == "independent"
     normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}

@@ -5,8 +5,8 @@
     python -m ppo_parts.recipes.library_ppo --preset humanoid
 
 A preset has the update of a library, which `ppo_parts.recipes.libraries` composes of parts, with the library's default
-hyperparameters. Rollouts, network and normalization are not the library's: they are the same in all presets, so that
-two runs compare the updates; brax's minibatches of whole segments need more and shorter segments. docs/libraries.md
+hyperparameters. Rollouts, network and normalization are not the library's but the same in all presets, so that two runs
+compare the updates. Only brax's minibatches of whole segments need more and shorter segments. docs/libraries.md
 compares the choices.
 """
 
@@ -69,11 +69,11 @@ class Config(training.Config):
 
 
 NAMES = {"update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef"}
-"""The arguments of `libraries` for the fields that have another name there."""
+"""The arguments of `libraries` for fields that have another name there."""
 
 
 def read_defaults(library: Library) -> dict[str, Any]:
-    """Return the fields that a library has, with its defaults."""
+    """Return the fields that a library uses, with its defaults."""
     parameters = inspect.signature(getattr(libraries, library)).parameters
     defaults = {name: x.default for name, x in parameters.items() if x.default is not x.empty}
     arguments = {field.name: NAMES.get(field.name, field.name) for field in dataclasses.fields(Config)}
@@ -81,21 +81,21 @@ def read_defaults(library: Library) -> dict[str, Any]:
 
 
 def preset(library: Library, **changes: Any) -> Config:
-    """Return a configuration with the defaults of a library, except for changes."""
+    """Return a configuration with the defaults of a library, apart from changes."""
     return Config(library=library, **read_defaults(library) | changes)
 
 
 PRESETS = {
     "rsl_rl": preset("rsl_rl"),
     "rl_games": preset("rl_games"),
-    "humanoid": preset(  # rl_games' settings of Humanoid, but for the smooth clamp
+    "humanoid": preset(  # rl_games' settings for Humanoid, except the smooth clamp
         "rl_games", adapt_each_epoch=True, num_minibatches=4, update_epochs=5, vf_coef=4.0, bounds_coef=5e-4,
         soft_bound=0.0, reward_scale=0.1, normalize_rewards=False, num_envs=64, num_steps=128, hidden=(512, 256, 128),
         shared=True, activation="elu", env_id="gym:Humanoid-v5,include_cfrc_ext_in_observation=False",
     ),
     "skrl": preset("skrl"),
     "brax": preset("brax", num_envs=64, num_steps=32, squash=True),
-    "playground": preset(  # the settings of MuJoCo Playground's DM control suite
+    "playground": preset(  # MuJoCo Playground's settings for the DM control suite
         "brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16, ent_coef=1e-2, gamma=0.995, num_envs=2048,
         num_steps=480, squash=True, segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256),
         activation="silu", env_id="playground:CheetahRun", total_timesteps=60_000_000,
@@ -116,7 +116,7 @@ def make_update(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientT
 
 
 def check_options(config: Config, discrete: bool) -> None:
-    """Raise if an option has no effect in the library, or does not fit the others."""
+    """Raise if an option has no effect in the library or conflicts with others."""
     library, length = config.library, config.segment_length
     wrong, own = {}, read_defaults(library)
     others = {name for each in get_args(Library) for name in read_defaults(each)} - own.keys()
@@ -137,7 +137,7 @@ def check_options(config: Config, discrete: bool) -> None:
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
     """
     if env is None:
         env = envs.prepare(envs.make(config.env_id), rescale=not config.squash)

@@ -5,11 +5,11 @@
     python -m ppo_parts.recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 As in Tianshou's benchmark, advantages are recomputed before each epoch and not standardized, values are not clipped,
-and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after
-the last step and at time limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its
-initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
-`--obs-clip 1`. docs/results.md has the results.
-Install it with `pip install --editable ".[train,gymnasium]"`.
+and actions in [-1, 1] are mapped to the bounds of the environment. (Tianshou also re-evaluates the observations after
+the last step and at time limits; here their recorded values are kept.) `--preset tianshou` also uses Tianshou's trace
+and initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
+`--obs-clip 1`. docs/results.md has the results. Install its packages with
+`pip install --editable ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppo_parts.training import Range
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters: those of Tianshou's `mujoco_ppo.py`, except for `gae_lambda` and `log_std` (0.95, -0.5 there).
+    """Hyperparameters of Tianshou's `mujoco_ppo.py`, except for `gae_lambda` and `log_std` (0.95, -0.5 there).
 
     Tianshou's value loss has no factor 1/2, and its coefficient is half of ours.
     """
@@ -76,7 +76,7 @@ def chain(
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
     """
     if env is None:
         env = envs.make(config.env_id)

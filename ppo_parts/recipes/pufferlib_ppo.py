@@ -60,11 +60,11 @@ PRESETS = {
     "continuous": Config(
         env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
-    "popgym": Config(  # an answer changes nothing that follows, so a short horizon has less noise
+    "popgym": Config(  # answers do not affect later steps, so a short horizon reduces noise
         env_id="popgym:RepeatPreviousMedium", total_timesteps=1_000_000, num_envs=64, num_steps=104, optimizer="adam",
         learning_rate=3e-3, gamma=0.5, gae_lambda=0.5, prio_alpha=0.0, ent_coef=0.02, normalize_env=False, memory="lru",
     ),
-    "minatar": Config(  # Breakout needs much entropy at first
+    "minatar": Config(  # Breakout needs high entropy at first
         env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, optimizer="adam", hidden=128,
         learning_rate=0.002, gae_lambda=0.8, vf_coef=0.5, ent_coef=0.1, anneal_ent=True, normalize_env=False,
         activation="relu",
@@ -76,11 +76,11 @@ PRESETS = {
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
     """
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
-    shared = env.privileged_space is None  # otherwise the critic sees something else, and has no memory
+    shared = env.privileged_space is None  # otherwise the critic sees something else and has no memory
     policy = networks.actor_critic(
         env, (config.hidden,) * 2, config.activation, shared=shared, memory=config.memory, squash=config.squash
     )
@@ -102,7 +102,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
         pp.entropy_bonus(coef=ent_coef),
     )
-    steps = config.update_epochs * config.num_minibatches  # gradient steps in an update
+    steps = config.update_epochs * config.num_minibatches  # gradient steps per update
     annealed = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     rate = annealed if config.anneal_lr else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
@@ -110,7 +110,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         raise pp.errors.UserValueError("has no effect with the optimizer muon: leave it out", argument="adam_eps")
     if config.optimizer == "muon":
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
-    else:  # one vector of all parameters is faster; Muon needs the weight matrices
+    else:  # one vector of all parameters is faster, but Muon needs weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
     schedules = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
     return training.Train.of(

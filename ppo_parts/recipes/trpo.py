@@ -3,9 +3,9 @@
     python -m ppo_parts.recipes.trpo --env-id gym:Hopper-v5
     python -m ppo_parts.recipes.trpo --env-id gym:Walker2d-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
-The hyperparameters are those of rl-baselines3-zoo, but for the trust region: here it shrinks to 0 from twice its size.
-Rollouts and environments are those of `mujoco_ppo`. docs/results.md has the results, beside those of PPO.
-Install it with `pip install --editable ".[train,gymnasium]"`.
+The hyperparameters come from rl-baselines3-zoo, except the trust region, which here shrinks to 0 from twice its size
+there. Rollouts and environments are the same as in `mujoco_ppo`. docs/results.md has the results next to those of PPO.
+Install its packages with `pip install --editable ".[train,gymnasium]"`.
 
 Reference: Schulman et al. 2015, Trust Region Policy Optimization, arXiv:1502.05477.
 """
@@ -47,7 +47,7 @@ PRESETS = {"trpo": Config()}
 
 
 def chain(config: Config) -> pp.Part:
-    """Make the chain of this recipe, a phase for each network."""
+    """Make the chain of this recipe, with a phase for each network."""
     actor = pp.chain(
         pp.full_batch(),
         pp.advantage_normalize(),
@@ -56,12 +56,12 @@ def chain(config: Config) -> pp.Part:
     )
     critic = pp.chain(
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
-        pp.policy_diagnostics(),  # the actor has changed, so that they measure its step
+        pp.policy_diagnostics(),  # the actor has changed by now, so this measures its step
         pp.value_loss(),
     )
     return pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        # All parameters, because the losses of each phase reach only one of the networks.
+        # Each phase trains all parameters, because its losses reach only one of the networks.
         pp.phases(actor=pp.phase(actor, trains=None), critic=pp.phase(critic, trains=None)),
     )
 
@@ -70,7 +70,7 @@ def chain(config: Config) -> pp.Part:
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
     """
     if env is None:
         env = envs.make(config.env_id)

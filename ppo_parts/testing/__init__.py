@@ -1,8 +1,8 @@
-"""Laws that every part obeys, also yours (`check_part`), and where a recorded update differs (`compare_update`).
+"""Checks of the laws that every part obeys (`check_part`), and of a recorded update (`compare_update`).
 
-The tests of this repository check its own parts against the same laws: `_check` runs those of `_laws` on the batch and
-policy of `_example`. `_compare` reads a `_record`, computes it again with a chain (`_replay`), and where that differs
-searches (`_explain`) the table of `_choices`, which edits the chain as text (`_calls`).
+The tests of this repository check its own parts against the same laws. `_check` runs the laws in `_laws` on the batch
+and policy of `_example`. `_compare` reads a `_record` and computes it again with a chain (`_replay`). Where the results
+differ, it searches (`_explain`) the table in `_choices`, which edits the chain as text (`_calls`).
 """
 
 from ._check import check_hyperparameters as check_hyperparameters

@@ -1,4 +1,4 @@
-"""A chain or an optimizer as Python text, and the calls that it consists of as data."""
+"""Functions that convert between a chain or an optimizer as Python text and its calls as data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from .._base.errors import UserTypeError, UserValueError
 
 MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "ppo_parts.recipes.libraries.parts"}
-"""The modules that the text of an update may name; others have their full name."""
+"""Short names of modules in the text of an update; other modules have their full name."""
 CHAINS = ("pp.chain", "optax.chain")
 
 
 class Call(NamedTuple):
-    """A call: the text of its function, and its arguments, each a call or other text, by name (positional: "")."""
+    """A call: the text of its function, and its arguments by name ("" if positional), each a call or other text."""
 
     function: str
     arguments: tuple[tuple[str, Any], ...]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
         return f"{self.function}({', '.join(f'{name}={x}' if name else str(x) for name, x in self.arguments)})"
 
     def set(self, **arguments: str) -> Call:
-        """Return the call with other arguments."""
+        """Return the call with changed arguments."""
         return self._replace(arguments=tuple({**dict(self.arguments), **arguments}.items()))
 
 
@@ -39,7 +39,7 @@ def read_name(text: str) -> str:
 
 
 def walk(items: Iterable[Any]) -> Iterator[Call]:
-    """Yield the calls among some items, each before those inside it."""
+    """Yield the calls among some items, each one before the calls inside it."""
     for item in items:
         if isinstance(item, Call):
             yield item
@@ -55,7 +55,7 @@ def join(calls: tuple[Any, ...]) -> Any:
 
 
 def exchange(item: Any, old: Call, new: tuple[Call, ...]) -> tuple[Any, ...]:
-    """Return the calls that `item`, a call or another argument, chains, with others in place of one."""
+    """Return the calls that `item` (a call or an argument) chains, with `old` replaced by `new`."""
     if item == old:
         return new
     if not isinstance(item, Call):
@@ -77,7 +77,7 @@ def _evaluate(text: str) -> Any:
     names = {x.id for x in nodes if isinstance(x, ast.Name)} - {x.arg for x in nodes if isinstance(x, ast.arg)}
     names -= {*dir(builtins)}
     for path in {ast.unparse(x) for x in nodes if isinstance(x, ast.Attribute)}:
-        if path.partition(".")[0] in names:  # importing a package does not import its submodules
+        if path.partition(".")[0] in names:  # because importing a package does not import submodules
             with contextlib.suppress(ImportError, AttributeError, ValueError):
                 pkgutil.resolve_name(path)
     try:
@@ -94,7 +94,7 @@ def read_calls(text: str) -> tuple[Call, ...]:
     """Return the calls inside a `chain(...)`, flattened, or the single call, each with its arguments by name."""
     try:
         tree = ast.parse(inspect.cleandoc(text), mode="eval")
-        compile(tree, "<text>", "eval")  # which refuses f(x=1, x=2)
+        compile(tree, "<text>", "eval")  # rejects f(x=1, x=2)
     except SyntaxError as error:
         raise UserValueError(f"compare_update: not a Python expression: {error}, in {text!r}") from None
     return _read(tree.body)

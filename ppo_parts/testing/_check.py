@@ -1,4 +1,4 @@
-"""Checks of your own parts against the laws."""
+"""Functions that check your own parts against the laws."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def check_part(
     context: Callable[..., Any] = example_context,
     laws: Iterable[Law] = LAWS,
 ) -> None:
-    """Raise if a part breaks a law that every part obeys; the error names the law, the field and the remedy.
+    """Raise if a part breaks a law of parts; the error names the law, the field and the remedy.
 
-    The laws (`LAWS`): the part needs what it requires, writes what it provides and reads what it declares; its state
-    suits `jax.lax.scan`; it keeps dtypes, from bfloat16 to float64; it does not write into its inputs; a mask of ones
-    changes nothing; its results are finite; unless it declares `needs_time`, it computes the same without a time axis;
-    an estimator stops at the ends of episodes; a sampler draws elements of the rollout; masked elements affect nothing,
-    have no gradient and are not counted; `jit` and `vmap` compute the same. A part that may be placed anywhere is
-    checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
+    The laws (`LAWS`) are: the part needs what it requires, writes what it provides and reads only what it declares; its
+    state works in `jax.lax.scan`; it keeps dtypes from bfloat16 to float64; it does not write into its inputs; a mask
+    of ones changes nothing; its results are finite; unless it declares `needs_time`, it computes the same without a
+    time axis; an estimator stops at the ends of episodes; a sampler draws elements of the rollout; masked elements
+    affect nothing, have no gradient and are not counted; and `jit` and `vmap` compute the same. A part that may be
+    placed anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
 
     Args:
         part: the part.
-        batch: `batch(seed, dtype) -> Batch`, with a mask, if the part reads fields that `example_batch` lacks, or needs
-            continuous actions. None: `example_batch`, after the sampler with `after_sampler=True`.
-        context: `context(seed, dtype) -> Context`. Its `evaluate` is the policy being trained: give one with the `aux`
-            that the part reads.
+        batch: `batch(seed, dtype) -> Batch`, with a mask, for parts that read fields that `example_batch` lacks, or
+            that need continuous actions. None means `example_batch`, after the sampler with `after_sampler=True`.
+        context: `context(seed, dtype) -> Context`. Its `evaluate` is the policy being trained, which must have the
+            `aux` that the part reads.
         laws: the laws to check; each is a function of a `Subject`.
 
     Raises:
-        UserTypeError: not a part. UserValueError: names the first law that is broken.
+        UserTypeError: if it is not a part. UserValueError: if it breaks a law; the error names the first one.
 
     Example:
         >>> import ppo_parts as pp
@@ -64,7 +64,7 @@ def check_part(
     if any(isinstance(each, Divider) for each in parts_of(part)) and not isinstance(part, Divider):
         raise UserValueError("check_part: the part is a chain with a sampler: check its parts one by one")
     laws = tuple(laws)
-    with jax.default_matmul_precision("highest"):  # in the TF32 of GPUs, equal computations differ by 1e-4
+    with jax.default_matmul_precision("highest"):  # in TF32 on GPUs, equal computations differ by 1e-4
         for subject in _make_subjects(part, batch, context):
             _update_once(subject, own=batch is not None and context is not example_context)
             for law in laws:
@@ -73,8 +73,8 @@ def check_part(
 
 
 def _make_subjects(part: Part, batch: Callable[..., Batch] | None, context: Callable[..., Any]) -> Iterator[Subject]:
-    """Yield the part with its inputs, for each side of the sampler on which it may be placed (True: after it)."""
-    policy = context(0, jnp.float32).evaluate  # one for all contexts, because jit compiles each function anew
+    """Yield the part with its inputs, for each side of the sampler on which it may be placed."""
+    policy = context(0, jnp.float32).evaluate  # the same for all contexts, so that jit compiles it once
     sides = {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
     for after in (False,) if isinstance(part, Divider) else sides:
         make = batch or functools.partial(example_batch, after_sampler=after)
@@ -102,12 +102,12 @@ def _update_once(subject: Subject, own: bool) -> None:
 
 
 def _check_law(law: Law, subject: Subject) -> str | None:
-    """Return how a law is broken; an error of the part while the law is checked breaks it, too."""
+    """Return how a law is broken; an error in the part during the check also breaks it."""
     try:
         if (wrong := law(subject)) is None:
             return None
         first, second = (subject.apply(*subject.inputs()) for _ in range(2))
-        differs = compare(first, second, exact=True)  # which breaks laws that are about something else
+        differs = compare(first, second, exact=True)  # which also breaks other laws
         says = (
             f"two calls with the same inputs differ, {differs}: draw random numbers from context.key, with jax.random"
         )
@@ -126,7 +126,7 @@ def check_hyperparameters(
     context: Callable[..., Any] = example_context,
     **numeric: float,
 ) -> None:
-    """Raise unless a part computes the same whether its hyperparameters are numbers, arrays or schedules.
+    """Raise unless a part computes the same with hyperparameters as numbers, arrays or schedules.
 
     Args:
         make: the factory, called as `make(**numeric)`.
@@ -134,7 +134,7 @@ def check_hyperparameters(
         **numeric: hyperparameters, for example `clip_eps=0.2`.
 
     Raises:
-        UserValueError: names what differs in the batch or the state, or the part's error; or there is nothing to check.
+        UserValueError: if the batch or the state differs, if the part fails, or if there is nothing to check.
 
     Example:
         >>> import ppo_parts as pp
@@ -150,7 +150,7 @@ def check_hyperparameters(
 
         def apply(numeric: Mapping[str, Any], subject: Subject = subject, inputs: Any = inputs) -> Any:
             out, new = dataclasses.replace(subject, part=make(**numeric)).apply(*inputs)
-            # Such a count checks a hyperparameter that is known only at run time.
+            # These counts exist only for hyperparameters that are known only at run time.
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
             return Result(out.replace(metrics=kept, reductions=()), new)
 

@@ -1,6 +1,6 @@
-"""An update of a chain and an optimizer, and the table of known choices: single changes of it.
+"""An update (a chain and an optimizer), and the table of known choices, which are single changes of an update.
 
-docs/libraries.md says which library makes which choice.
+docs/libraries.md tells which library makes which choice.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ CHAIN = """pp.chain(
     pp.value_loss(coef=0.5),
     pp.entropy_bonus(coef=0.0),
 )"""
-"""A chain to begin with, if nothing is known about the program."""
+"""The initial chain if nothing is known about the program."""
 
 OPTIMIZER = "pp.clipped_adam(3e-4, max_grad_norm=0.5, eps=1e-5)"
-"""An optimizer to begin with, if nothing is known about the program."""
+"""The initial optimizer if nothing is known about the program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The parts of a chain, the transformations of an optimizer (calls, or objects), and how rows are numbered."""
+    """The parts of a chain, the transformations of an optimizer (calls or objects), and the numbering of rows."""
 
     chain: tuple[Any, ...]
     optimizer: tuple[Any, ...]
@@ -49,26 +49,26 @@ class Update:
 
     @property
     def calls(self) -> list[Call]:
-        """All calls, each before those inside it."""
+        """Return all calls, each one before the calls inside it."""
         return [*walk((*self.chain, *self.optimizer))]
 
     def find(self, *names: str) -> Call | None:
-        """Return the first call of the first of these names that there is."""
+        """Return the first call of the first of these names that occurs."""
         return next((x for name in names for x in self.calls if read_name(x.function) == name), None)
 
     def swap(self, old: Call | None, *new: Call) -> Update:
-        """Return a copy with other calls in place of one; None: the same object."""
+        """Return a copy with one call replaced by others; if `old` is None, return the same object."""
         if old is None:
             return self
         chain, optimizer = ([y for x in calls for y in exchange(x, old, new)] for calls in (self.chain, self.optimizer))
         return Update(tuple(chain), tuple(optimizer), self.rows)
 
     def change(self, *changes: Change) -> Update:
-        """Return a copy after changes, one after another."""
+        """Return a copy after several changes in order."""
         return functools.reduce(lambda update, change: change.edit(update), changes, self)
 
     def read_number(self, name: str, argument: str) -> float | None:
-        """Return a number among the arguments of the first call of this name; None: there is no such number."""
+        """Return a numeric argument of the first call of this name, or None if there is no such number."""
         call = self.find(name)
         try:
             return float(evaluate_text(dict(call.arguments)[argument])) if call else None
@@ -77,9 +77,9 @@ class Update:
 
 
 class Change(NamedTuple):
-    """A single change: the stages that it affects, what the result does, and the edit.
+    """A single change: the stages that it affects, a description of the result, and the edit.
 
-    An edit that does not apply returns the same object.
+    If an edit does not apply, it returns the same object.
     """
 
     stages: tuple[str, ...]
@@ -101,10 +101,10 @@ def _exchange(
     stages: str, says: str, at: tuple[str, ...], text: str, *, drop: tuple[str, ...] = (), unless: str = "",
     last: str = "",
 ) -> Change:  # fmt: skip
-    """Exchange the first call of these names for a text.
+    """Replace the first call of these names by a text.
 
-    In it, `{this}` is the call, and `{x}` an argument x, that of the call or else of any other. The calls `drop` are
-    removed, nothing changes if there is a call `unless` already, and the call `last` is added to the chain.
+    In the text, `{this}` is the call, and `{x}` is an argument x of the call, or else of any other call. The calls
+    `drop` are removed, nothing changes if there is already a call `unless`, and the call `last` is added to the chain.
     """
 
     def edit(update: Update) -> Update:
@@ -138,13 +138,13 @@ def _set(stages: str, says: str, name: str, **arguments: str) -> Change:
 
 
 def _add(stages: str, says: str, text: str, at: tuple[str, ...], before: bool = False) -> Change:
-    """Add a call after (or before) the first one of these names, unless there is one already."""
+    """Add a call after (or before) the first call of these names unless it already exists."""
     chain = f"pp.chain({text}, {{this}})" if before else f"pp.chain({{this}}, {text})"
     return _exchange(stages, says, at, chain, unless=read_name(text))
 
 
 def _write(says: str, values: dict[str, str], *needs: str) -> Change:
-    """Write fields of the rollout before the estimator."""
+    """Add a part that writes fields of the rollout before the estimator."""
     requires, made = ("terminated", "value", "next_value", *needs), ", ".join(f"{x}={y}" for x, y in values.items())
     options = f"name='changed', requires={requires!r}, provides={tuple(values)!r}, reads=('shared',), needs_time=True"
     text = f"pp.stateless(lambda batch: batch.replace({made}), {options})"
@@ -152,7 +152,7 @@ def _write(says: str, values: dict[str, str], *needs: str) -> Change:
 
 
 def _normalize_values(update: Update) -> Update:
-    """Run everything up to the estimator in units of running moments."""
+    """Run all parts up to the estimator in units of running moments."""
     if (estimator := update.find("gae", "vtrace")) not in update.chain:
         return update
     end = update.chain.index(estimator) + 1
@@ -161,7 +161,7 @@ def _normalize_values(update: Update) -> Update:
 
 
 def set_number(name: tuple[str, str], value: float) -> Change:
-    """Return the change of an argument of a call to this number."""
+    """Return the change that sets an argument of a call to this number."""
     return _set("", f"{name[0]}: {name[1]}={value:g}", name[0], **{name[1]: f"{value:.12g}"})
 
 
@@ -174,7 +174,7 @@ NUMBERS = {
         ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
     ),
 }  # fmt: skip
-"""The numbers that each stage fits by least squares."""
+"""The numbers that are fitted by least squares at each stage."""
 
 UNCLIPPED = ("scale_by_adam", "muon")
 OVER_MINIBATCH = ("one_more_step", *SAMPLERS)

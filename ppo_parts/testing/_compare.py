@@ -1,4 +1,4 @@
-"""`compare_update`: where an update of another program differs from a chain, and by which choice."""
+"""`compare_update`, which finds where another program's update differs from a chain, and by which choice."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class UpdateComparison:
 
     Attributes:
         compared: the quantities that were compared.
-        first: the first one that differs; None: none does.
+        first: the first one that differs, or None.
         changes: the changes that remove differences, in the order in which they were found.
-        left: the first difference that remains after them; None: they explain the whole record.
+        left: the first difference that remains after them, or None if they explain the whole record.
         update: the update after these changes, as Python text; empty if the chain was not given as text.
     """
 
@@ -55,38 +55,38 @@ def compare_update(
 ) -> UpdateComparison:
     """Replay a recorded update of any program, and name the first quantity that differs from a chain's.
 
-    Each stage is computed from what is recorded before it, so that one difference does not hide the next:
+    Each stage is computed from the recorded results of earlier stages, so one difference does not hide the next:
 
     1. policy: `log_prob` and `value` of the rollout under `behavior` or `params`;
-    2. advantage: `advantage` and `target`, with a `refresh` those before the first minibatch;
-    3. sampler: `weight` of each segment that was drawn by its priority;
+    2. advantage: `advantage` and `target` (with a `refresh`, before the first minibatch);
+    3. sampler: `weight` of each segment drawn by priority;
     4. loss: `minibatch_advantage`, `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `loss`,
        `loss_without_entropy`;
     5. gradient: `gradient` and `grad_norm`, before any clip;
-    6. optimizer: `params_after` each step, or after the last one. Without those of each step, the stages before compare
-       only the first gradient step, and the parameters after the last one are those of the chain's own steps.
+    6. optimizer: `params_after` each step, or after the last one. If they are not recorded for each step, the earlier
+    stages compare only the first gradient step, and the chain's own steps lead to the last parameters.
 
-    Where a stage differs, single changes from a table of choices are tried, and numbers such as gamma, coefficients of
-    losses and the learning rate are fitted. If none explains the stage, the best is kept and the search goes on.
+    If a stage differs, the function tries single changes from a table of choices, and fits numbers such as gamma, loss
+    coefficients and the learning rate. If no change explains the stage, the best one is kept and the search goes on.
 
     Args:
-        record: a dictionary of arrays, or the path of an `.npz`. Needed: `obs`, `action`, `log_prob`, `value`, `reward`
-            and `terminated` (or `done`), `[T, N, ...]`; `next_value` or `next_obs`, `[T, N, ...]`, or `last_value`
-            `[N]`; `params`. Optional: `truncated` and `mask` `[T, N]`; `last_done` `[N]`, `done` after the last step;
-            `indices` `[E, K, M]`, the rows t * N + n of each minibatch, or `segments`, the columns n, with `weight` of
-            the same shape; `keys` `[E, K, ...]`, for losses that draw; `behavior`, parameters that acted, if not
-            `params`; `step`, updates before this one; `moments`, mean, variance and number of the values before this
-            update; and the quantities above, those of minibatches with a leading axis of gradient steps. Trees are
-            dictionaries, or keys such as `params/w`.
+        record: a dictionary of arrays, or the path of an `.npz`. It needs `obs`, `action`, `log_prob`, `value`,
+            `reward` and `terminated` (or `done`), `[T, N, ...]`; `next_value` or `next_obs`, `[T, N, ...]`, or
+            `last_value` `[N]`; and `params`. Optional are `truncated` and `mask` `[T, N]`; `last_done` `[N]`, `done`
+            after the last step; `indices` `[E, K, M]`, the rows t * N + n of each minibatch, or `segments`, the columns
+            n, with `weight` of the same shape; `keys` `[E, K, ...]`, for losses that draw; `behavior`, the parameters
+            that acted, if not `params`; `step`, the number of updates before this one; `moments`, mean, variance and
+            number of the values before this update; and the quantities above, for minibatches with a leading axis of
+            gradient steps. Trees are dictionaries, or keys such as `params/w`.
         chain: the chain as Python text, with numbers written out; or a part, for which no changes are tried.
-        evaluate: your network, `evaluate(params, batch) -> Output`; `params` is the recorded tree.
-        optimizer: the optimizer as Python text, or an optax transformation; it begins with its first state.
-        rtol: numbers are equal up to this part of the largest in their array (for parameters, of the distance
-            traveled in a step), and a few roundings.
+        evaluate: your network, `evaluate(params, batch) -> Output`, where `params` is the recorded tree.
+        optimizer: the optimizer as Python text, or an optax transformation; it begins in its initial state.
+        rtol: relative tolerance, as a fraction of the largest number of an array (for parameters, of the distance
+            traveled in a step); a few rounding errors are added.
 
     Raises:
-        ValueError: the record lacks a key, has an unknown one, or its shapes or rows do not fit. TypeError: no network
-            is given, or a call in the text has wrong arguments.
+        ValueError: if the record lacks a key or has an unknown one, or its shapes or rows do not fit. TypeError: if no
+            network is given, or a call in the text has wrong arguments.
 
     Example:
         >>> import ppo_parts as pp
@@ -119,7 +119,7 @@ def compare_update(
 
 
 def _set_sizes(update: Update, replay: Replay) -> Update:
-    """Return the update with the recorded numbers of epochs and minibatches, and the sampler that draws such ones."""
+    """Return the update with the recorded numbers of epochs and minibatches, and a sampler that draws them."""
     old = update.find("shuffled_minibatches", "segment_minibatches")
     if old is None or replay.indices is None:
         return update

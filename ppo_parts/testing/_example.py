@@ -1,4 +1,4 @@
-"""A small rollout of a linear policy, with everything that a part may read."""
+"""A small example rollout of a linear policy, with everything that a part may read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def evaluate(params: Any, batch: Any) -> tuple[Categorical, Array]:
 
 
 def evaluate_gaussian(params: Any, batch: Any) -> tuple[Normal, Array]:
-    """Return the same for continuous actions `[..., ACTIONS]`."""
+    """Return a linear policy and critic for continuous actions `[..., ACTIONS]`."""
     loc = batch.obs @ params["policy"]
     return Normal(loc, 0.5 + jax.nn.sigmoid(loc)), batch.obs @ params["value"]
 
 
 def evaluate_either(params: Any, batch: Any) -> Output:
-    """Evaluate the policy of the examples; it is Gaussian if actions are continuous."""
+    """Evaluate the example policy, which is Gaussian if actions are continuous."""
     continuous = jnp.issubdtype(batch.action.dtype, jnp.floating)
     return Output(*(evaluate_gaussian if continuous else evaluate)(params, batch))
 
@@ -54,8 +54,8 @@ def make_rollout(
 ) -> Batch:
     """Make a `[T, N]` rollout of a linear policy, with its values, log-probabilities and next values.
 
-    With `masked`, some steps do not count, among them the whole of the last segment. With `ends`, some steps terminate,
-    and some are truncated, where another observation follows. `behavior` are the parameters that acted; None: drawn.
+    With `masked`, some steps do not count, including the whole last segment. With `ends`, some steps terminate, and
+    some are truncated and followed by another observation. `behavior` has the parameters that acted; None draws them.
     """
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(*shape, OBS))
@@ -87,12 +87,12 @@ def example_batch(
     """Make a small batch with every field that the parts of this package read.
 
     Args:
-        seed: seed of the numbers.
-        dtype: of all floating arrays.
-        after_sampler: also add what samplers and losses write: a weight per segment, the loss and the metric "given",
-            and the policy being trained as `current`.
-        continuous: actions are `[6, 4, 2]` and the policy is Gaussian, instead of one of two actions.
-        **fields: other fields, or other values of these.
+        seed: seed of the random numbers.
+        dtype: dtype of all floating arrays.
+        after_sampler: whether to add what samplers and losses write, which is a weight per segment, the loss and the
+            metric "given", and the policy being trained as `current`.
+        continuous: whether actions are `[6, 4, 2]` and the policy is Gaussian, instead of two discrete actions.
+        **fields: additional fields, or other values of fields.
 
     Returns:
         A `Batch` of 6 steps in 4 segments, some of which are masked, terminated or truncated.
@@ -125,14 +125,14 @@ def example_batch(
 
 
 def add_current(batch: Batch, params: Any, evaluate: Any = evaluate_either) -> Batch:
-    """Evaluate the policy being trained; unlike a learner, keep what it computes for masked elements."""
+    """Evaluate the policy being trained; unlike a learner, keep its results for masked elements."""
     output = evaluate_policy(evaluate, params, batch)
     log_prob, value = output.distribution.log_prob(batch.action), ABSENT if output.value is None else output.value
     return batch.replace(current=Current(output.distribution, log_prob, aux=output.aux, value=value))
 
 
 def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
-    """Make the context of the second of two minibatches in the fourth learner update; `dtype` is of the parameters.
+    """Make the context of the second of two minibatches in the fourth update, with parameters of `dtype`.
 
     Example:
         >>> int(example_context().step)
@@ -149,7 +149,7 @@ def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
 
 
 def poison(batch: Batch, kind: str) -> Batch:
-    """Return `batch` with other numbers wherever the mask is 0: "noise" or "nan"."""
+    """Return `batch` with other numbers ("noise" or "nan") wherever the mask is 0."""
     keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
 
     def replace(x: Array, keep: Any = keep) -> Array:

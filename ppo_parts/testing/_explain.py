@@ -1,4 +1,4 @@
-"""The search for changes of an update that explain the first quantity that differs, one stage after another."""
+"""The search, stage by stage, for changes of an update that explain the first quantity that differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._replay import Difference, Replay, find_first
 
 
 class Found(NamedTuple):
-    """An update after changes, and what is left of a difference, in units of what is allowed."""
+    """An update after changes, and the remaining difference in units of the tolerance."""
 
     update: Update
     changes: tuple[Change, ...]
@@ -21,17 +21,17 @@ class Found(NamedTuple):
 
     @property
     def norm(self) -> float:
-        """The norm of the residual: greater than 1 if some number differs, however many others agree."""
+        """Return the norm of the residual, which is above 1 if any number differs, however many others agree."""
         return float(np.linalg.norm(self.residual))
 
     @property
     def differs(self) -> bool:
-        """Whether some number differs."""
+        """Return whether any number differs."""
         return bool(np.max(np.abs(self.residual)) > 1)
 
 
 def explain(replay: Replay, start: Update, left: Difference | None) -> tuple[Update, list[Change], Difference | None]:
-    """Apply the best changes, stage by stage, until no difference is `left` or nothing helps; drop those not needed."""
+    """Apply the best changes, stage by stage, until no difference is `left` or none helps; drop needless ones."""
     changes: list[Change] = []
     update, seen = start, [start]
     while left is not None and left.stage != "policy":
@@ -49,7 +49,7 @@ def explain(replay: Replay, start: Update, left: Difference | None) -> tuple[Upd
 
 
 class Search:
-    """The changes that may remove a difference: those of its stage, and of stages before it that are not recorded."""
+    """The changes that may remove a difference, those of its stage and of earlier stages that are not recorded."""
 
     def __init__(self, replay: Replay, first: Difference) -> None:
         record, stages = replay.record.keys(), [first.stage]
@@ -58,18 +58,18 @@ class Search:
         if "loss" in stages and not {"advantage", "target"} <= record:
             stages.append("advantage")
         self.replay, self.stages = replay, tuple(stages)
-        # One step of an optimizer after the other, because each depends on all before it.
+        # Compare the optimizer's steps one after another, because each depends on all earlier ones.
         self.steps = first.step + 1 if first.stage == "optimizer" and first.step is not None else None
 
     def find_best(self, update: Update) -> Found | None:
-        """Return the change that removes the difference, or else the one that, with numbers fitted, reduces it most."""
+        """Return the change that removes the difference, or else reduces it most after fitting numbers."""
         start = self.try_changes(update)
         tried = [self.try_changes(update, x) for x in CHOICES if set(x.stages) & set(self.stages)]
         single = [x for x in tried if np.isfinite(x.norm) and abs(x.norm - start.norm) > 1e-6 * start.norm]
         if done := [x for x in single if not x.differs]:
             return min(done, key=lambda x: x.norm)
-        # Rank changes by what is left after a first-order fit of the numbers, whose best values depend on the change.
-        # Where two are about equal, the order of the table decides.
+        # Rank changes by the rest after a first-order fit of the numbers, because their best values depend on the
+        # change. If two are about equal, the order of the table decides.
         errors = [self.improve(x)[1] for x in single]
         equal = np.maximum(errors, _compute_tie_limit(errors))
         fits: list[Found] = []
@@ -81,10 +81,10 @@ class Search:
         return next(x for x in fits[1:] if x.norm <= allowed) if allowed < start.norm else None
 
     def try_changes(self, update: Update, *changes: Change) -> Found:
-        """Return an update after changes, with what is left of the difference; infinity if they do not apply."""
+        """Return an update after changes, with the remaining difference, or infinity if they do not apply."""
         changed, residual = update.change(*changes), np.full(1, np.inf)
         if changed is not update or not changes:
-            with contextlib.suppress(UserError, TypeError, ValueError):  # it does not fit this chain or this record
+            with contextlib.suppress(UserError, TypeError, ValueError):  # it does not fit the chain or the record
                 found = self.replay.compare(changed, self.stages[0], self.steps)
                 residual = np.concatenate([x.residual for x in found])
                 residual = np.where(np.isfinite(residual), residual, 1e30)
@@ -96,10 +96,10 @@ class Search:
         return {x: value for x in names if (value := update.read_number(*x)) is not None}
 
     def improve(self, begin: Found) -> tuple[np.ndarray, float]:
-        """Return the numbers after a step of Gauss and Newton, and the norm that it leaves, to first order."""
+        """Return the numbers after a Gauss-Newton step, and the remaining norm to first order."""
         numbers, slopes = self.read_numbers(begin.update), []
         x = np.array([*numbers.values()])
-        scale = np.maximum(x, 0.01)  # numbers that hardly matter stay
+        scale = np.maximum(x, 0.01)  # keep numbers that hardly matter
         for name, each in zip(numbers, scale, strict=True):
             step = -1e-3 if numbers[name] >= _find_highest(name) else 1e-3
             moved = self.try_changes(begin.update, set_number(name, numbers[name] + step * each)).residual
@@ -110,7 +110,7 @@ class Search:
         return x + scale * change, float(np.linalg.norm(begin.residual + change @ np.stack(slopes)))
 
     def fit(self, begin: Found) -> Found:
-        """Fit the numbers by least squares, and round them to the fewest digits with which the fit is as good."""
+        """Fit the numbers by least squares, and round them to the fewest digits that keep the fit as good."""
         first = self.read_numbers(begin.update)
         low, high = [1e-3 if "max" in each[1] else 0.0 for each in first], [*map(_find_highest, first)]
 
@@ -121,7 +121,7 @@ class Search:
         for _ in range(10):
             nearer = try_numbers(np.clip(self.improve(found)[0], low, high))
             found, before = min(found, nearer, key=lambda x: x.norm), found.norm
-            if not found.norm < 0.9 * before:  # also if the chain does not work with the nearer numbers
+            if not found.norm < 0.9 * before:  # true also if the chain fails with them
                 break
         x = np.array([*self.read_numbers(found.update).values()])
         x = np.where(x < 1e-9, 0, x)
@@ -136,7 +136,7 @@ class Search:
 
 
 def _compute_tie_limit(errors: list[float]) -> float:
-    """Return the error up to which others are about equal to the least."""
+    """Return the largest error that counts as equal to the smallest one."""
     return max(1.0, 1.3 * min(errors, default=0.0))
 
 

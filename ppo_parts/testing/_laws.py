@@ -1,4 +1,4 @@
-"""The laws of parts: functions of a part and its inputs that return what is wrong and how to fix it."""
+"""The laws of parts, as functions of a part and its inputs that return what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "
 
 
 class Result(NamedTuple):
-    """What a part returns; messages name the paths of its leaves, such as "batch.advantage"."""
+    """The result of a part; messages name the paths of its leaves, such as "batch.advantage"."""
 
     batch: Batch
     state: Any
@@ -53,16 +53,16 @@ class Subject:
     after: bool
 
     def inputs(self, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Batch, Any, Context]:
-        """Return a batch, the first state and a context."""
+        """Return a batch, the initial state and a context."""
         context = self.context(seed, dtype)
         return self.batch(seed, dtype), self.part.init(context.params, jax.random.key(0)), context
 
     def apply(self, batch: Batch, state: Any, context: Context) -> Result:
-        """Run the part; `current` is evaluated here, so that it depends on the batch."""
+        """Run the part; this evaluates `current`, so that it depends on the batch."""
         return Result(*self.part.update(self.seen(batch, context), state, context))
 
     def finish(self, batch: Batch, state: Any, context: Context) -> Any:
-        """Return the state that `finish` makes of this rollout; None if the part has none."""
+        """Return the state after `finish` on this rollout, or None if the part has no `finish`."""
         if self.part.finish is None:
             return None
         return self.part.finish(add_current(batch, context.params, context.evaluate), state, context)
@@ -73,20 +73,20 @@ class Subject:
 
 
 Law = Callable[[Subject], str | None]
-"""Returns what is wrong and how to fix it; None if the law holds, or does not apply."""
+"""A function that returns what is wrong and how to fix it, or None if the law holds or does not apply."""
 
 
 # --- what a part declares ---------------------------------------------------------------------------------------------
 
 
 def needs_what_it_requires(subject: Subject) -> str | None:
-    """The part fails without a field in `requires`; `chain` says so before it runs."""
+    """The part fails without a field in `requires`, which `chain` reports before it runs."""
     batch, state, context = subject.inputs()
     for field in subject.part.requires:
         lacking = with_field_at(subject.seen(batch, context), field, {} if field == "losses" else None)
         try:
             subject.part.update(lacking, state, context)
-        except Exception:  # of any kind, because the part may rely on the check of `chain`
+        except Exception:  # any kind, because the part may rely on the check in `chain`
             continue
         return f"it requires {field} and works without it: put it into `reads` instead"
     return None
@@ -97,7 +97,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
     batch, state, context = subject.inputs()
     before = subject.seen(batch, context)
     after = subject.part.update(before, state, context)[0]
-    if isinstance(subject.part, Divider):  # every field of steps or segments has changed
+    if isinstance(subject.part, Divider):  # it changes every field of steps or segments
         same = after.current.log_prob.shape == after.log_prob.shape
         return None if same else "current and log_prob of its minibatch differ in shape"
     paths = sorted({*_list_paths(before), *_list_paths(after)})
@@ -112,12 +112,12 @@ def writes_what_it_provides(subject: Subject) -> str | None:
 
 
 def _is_inside(path: str, field: str) -> bool:
-    """Return whether a path is that of a field, or of something in it."""
+    """Return whether a path is a field or inside it."""
     return f"{path}.".startswith(f"{field}.")
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
-    """The part computes the same without the fields that are neither in `requires` nor in `reads`."""
+    """The part computes the same without fields that are neither in `requires` nor in `reads`."""
     part = subject.part
     if part.reads is None or isinstance(part, Divider):
         return None
@@ -130,7 +130,7 @@ def reads_what_it_declares(subject: Subject) -> str | None:
 
 
 def _find_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, context: Context) -> list[str]:
-    """Return the fields without which `run(batch, state, context)` differs or raises, of those not declared."""
+    """Return the undeclared fields without which `run(batch, state, context)` differs or raises."""
     undeclared = [path for path in _list_paths(batch) if not _may_read(part, path)]
     expected, after = run(batch, state, context)
     copied = [path for path in undeclared if _is_kept(path, batch, expected)]
@@ -148,13 +148,13 @@ def _find_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, c
 
 
 def _is_kept(path: str, before: Batch, after: Batch) -> bool:
-    """Return whether a part left a field as it was; `jax.jit` returns a copy of it."""
+    """Return whether a part did not change a field; `jax.jit` returns a copy of it."""
     new = field_at(after, path)
     return new is field_at(before, path) or not compare(with_field_at(before, path, new), before, exact=True)
 
 
 def _list_paths(batch: Batch) -> Iterable[str]:
-    """List the fields that a batch has; those of dictionaries and of the current policy one by one."""
+    """List the fields of a batch, with entries of dictionaries and of the current policy one by one."""
     for field in FIELDS:
         value = getattr(batch, field)
         value = value._asdict() if isinstance(value, Current) else value
@@ -165,13 +165,13 @@ def _list_paths(batch: Batch) -> Iterable[str]:
 
 
 def _may_read(part: Part, path: str) -> bool:
-    """Return whether a part declares that it reads a field, or need not, because it only adds to it."""
+    """Return whether a part declares that it reads a field, or need not because it only adds to it."""
     own = {"reductions", "axes", "shards", "stop"} | ({"log_prob"} if "losses" in part.provides else set())
     return path.partition(".")[0] in own or reads_field(part, path)
 
 
 def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
-    """Return the batch without some of its fields, or of their entries."""
+    """Return the batch without some of its fields or entries."""
     for path in paths:
         field, _, entry = path.partition(".")
         if isinstance(tree := getattr(batch, field), Mapping):
@@ -182,7 +182,7 @@ def _remove(batch: Batch, paths: Iterable[str]) -> Batch:
 
 
 def steps_equal_a_rollout(subject: Subject) -> str | None:
-    """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
+    """A part without `needs_time` computes the same on a minibatch of steps, which has no time axis."""
     part = subject.part
     if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
         return None
@@ -201,7 +201,7 @@ def steps_equal_a_rollout(subject: Subject) -> str | None:
 
 
 def _cut_into_steps(batch: Batch) -> Batch:
-    """Return the batch as a minibatch of all of its steps, in their order."""
+    """Return the batch as a minibatch of all its steps in order."""
     size = batch.log_prob.size
     sampler: Any = given_indices(np.arange(size)[None], axis="step")
     time = batch.log_prob.shape[0]
@@ -211,7 +211,7 @@ def _cut_into_steps(batch: Batch) -> Batch:
 
 
 def losses_are_elementwise(subject: Subject) -> str | None:
-    """The losses of an `elementwise` part have one number per element, and do not depend on other elements."""
+    """The losses of an `elementwise` part have one number per element and do not depend on other elements."""
     if not subject.part.elementwise:
         return None
     batch, state, context = subject.inputs()
@@ -259,12 +259,12 @@ def advantages_stop_at_ends(subject: Subject) -> str | None:
 
 
 def minibatches_are_of_the_rollout(subject: Subject) -> str | None:
-    """The plan of a sampler has one row per minibatch, and the indices of each are elements of the rollout."""
+    """The plan of a sampler has one row per minibatch, whose indices are elements of the rollout."""
     sampler: Any = subject.part
     if not isinstance(sampler, Sampler):
         return None
     batch, _, context = subject.inputs()
-    batch = batch.replace(log_prob=jnp.zeros_like(batch.log_prob))  # `take` makes it NaN where an index is out of range
+    batch = batch.replace(log_prob=jnp.zeros_like(batch.log_prob))  # `take` gives NaN where an index is out of range
     items = sampler.plan(context.key, batch, 0)
     check_plan(sampler, items)
     for number in range(sampler.num_minibatches):
@@ -278,7 +278,7 @@ def minibatches_are_of_the_rollout(subject: Subject) -> str | None:
 
 
 def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
-    """`jax.jit` and `jax.vmap` over runs compute what the part does without them, run by run."""
+    """The part computes the same with `jax.jit` and `jax.vmap` as run by run without them."""
     stack = functools.partial(jax.tree.map, lambda *x: jnp.stack(x))
     inputs = [subject.inputs(seed) for seed in (0, 1)]
     expected = stack(*(subject.apply(*given) for given in inputs))
@@ -287,7 +287,7 @@ def jit_and_vmap_equal_eager(subject: Subject) -> str | None:
 
 
 def inputs_are_not_mutated(subject: Subject) -> str | None:
-    """The part does not write into the arrays that it is given."""
+    """The part does not write into its input arrays."""
     *given, context = subject.inputs()
     batch, state = jax.tree.map(lambda x: x if is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
@@ -297,7 +297,7 @@ def inputs_are_not_mutated(subject: Subject) -> str | None:
 
 
 def state_is_stable(subject: Subject) -> str | None:
-    """The state, also from `finish`, and the parameters from `amend` keep their structure, shapes and (weak) dtypes."""
+    """The states from `update` and `finish`, and parameters from `amend`, keep structure, shapes and (weak) dtypes."""
     part = subject.part
     for dtype in DTYPES:
         batch, state, context = subject.inputs(0, dtype)
@@ -322,7 +322,7 @@ def state_is_stable(subject: Subject) -> str | None:
 
 
 def float_dtype_is_kept(subject: Subject) -> str | None:
-    """Every floating array that the part returns, except in metrics, has the dtype of the data, also in float64."""
+    """Every floating array that the part returns, except metrics, has the dtype of the data, even in float64."""
     for dtype in (*DTYPES, jnp.float64):
         with enable_x64(dtype == jnp.float64):
             batch, state, context = subject.inputs(0, dtype)
@@ -338,18 +338,18 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
 
 
 def no_mask_is_a_full_mask(subject: Subject) -> str | None:
-    """Without a mask the part computes what it does with a mask of ones."""
+    """Without a mask, the part computes the same as with a mask of ones."""
     if "mask" in subject.part.requires:
         return None
     batch, *others = subject.inputs()
     results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
-    # A sampler may add a mask of its own.
+    # A sampler may add its own mask.
     wrong = compare(*(Result(out.replace(mask=None), state) for out, state in results))
     return f"a mask of ones changes the result: {wrong}" if wrong else None
 
 
 def masked_elements_are_neutral(subject: Subject) -> str | None:
-    """No unmasked element, no metric, no state and no gradient depends on what masked elements contain."""
+    """No unmasked element, metric, state or gradient depends on the content of masked elements."""
     given, state, context = subject.inputs()
 
     def compute_losses(current: Any, batch: Batch) -> tuple[Array, Any]:
@@ -357,13 +357,13 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         return sum((reduce_loss(loss, out) for loss in out.losses.values()), jnp.zeros(())), (out, after)
 
     def compute_results(batch: Batch) -> Any:
-        current = subject.seen(batch, context).current  # None before the sampler: there is nothing to differentiate
+        current = subject.seen(batch, context).current  # None before the sampler, where nothing is differentiated
         (loss, (out, after)), gradient = jax.value_and_grad(compute_losses, has_aux=True)(current, batch)
         kept = functools.partial(_keep, keep)
         found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": jax.tree.map(kept, gradient)}
         finished = jax.tree.map(
             kept, subject.finish(batch, after, context)
-        )  # a buffer of rollouts has masked steps, too
+        )  # a buffer of rollouts also has masked steps
         return {**found, "finished": finished}, gradient
 
     keep = np.asarray(given.mask, bool)
@@ -381,7 +381,7 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
 
 
 def masked_segments_do_not_count(subject: Subject) -> str | None:
-    """The part computes the same without a segment whose steps are all masked: it divides by what counts."""
+    """The part computes the same without a fully masked segment, because it divides only by what counts."""
     part, (batch, state, context) = subject.part, subject.inputs()
     if isinstance(part, Divider) or batch.log_prob.shape[1] < 2:
         return None
@@ -397,14 +397,14 @@ def masked_segments_do_not_count(subject: Subject) -> str | None:
     expected = run(whole, state, context)
     try:
         fewer = run(_drop_last_segment(whole), state, context)
-    except (TypeError, ValueError):  # it is made for this number of segments
+    except (TypeError, ValueError):  # it needs this number of segments
         return None
     if expected.batch.log_prob.shape != whole.log_prob.shape or describe(fewer.state) != describe(expected.state):
         return None
     wrong = compare(numbers(fewer), numbers(expected._replace(batch=_drop_last_segment(expected.batch))))
     other = part.init(context.params, jax.random.key(1)), context.replace(key=jax.random.key(1))
     if wrong is None or compare(numbers(run(whole, *other)), numbers(expected), exact=True):
-        return None  # random numbers of another shape are others
+        return None  # random numbers depend on the shape
     return (
         f"it computes something else without a segment that is masked: {wrong}; divide by the number of unmasked "
         "elements, as masked_mean does"
@@ -425,7 +425,7 @@ def _drop_last_segment(batch: Batch) -> Batch:
 
 
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
-    """Metrics, and what the part writes where the mask is 1, are finite; also if a whole segment is masked."""
+    """Metrics, and what the part writes where the mask is 1, are finite, even if a whole segment is masked."""
     out, _ = subject.apply(*subject.inputs())
     for path, x in jax.tree_util.tree_leaves_with_path(select_unmasked(out)):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):
@@ -453,18 +453,18 @@ LAWS: tuple[Law, ...] = (
     masked_segments_do_not_count,
     jit_and_vmap_equal_eager,
 )
-"""The first one traces the part, which finds a Python `if`; the last one compiles, which is slow."""
+"""The first law traces the part, which finds a Python `if`; the last one compiles, which is slow."""
 
 
 def select_unmasked(batch: Batch) -> Any:
-    """Return what may not depend on masked elements, with 0 in steps and segments that do not count."""
+    """Return what must not depend on masked elements, with 0 in steps and segments that do not count."""
     kept = functools.partial(_keep, np.asarray(batch.mask, bool))
     steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 
 
 def _keep(keep: np.ndarray, x: Any) -> Any:
-    """Return an array of steps, of several rollouts, or of segments, with 0 where it is masked; others as they are."""
+    """Return an array of steps, rollouts or segments with 0 where it is masked, and other values unchanged."""
     if np.shape(x)[: keep.ndim] == keep.shape:
         kept: Any = keep
     elif np.shape(x)[1 : 1 + keep.ndim] == keep.shape:
@@ -477,7 +477,7 @@ def _keep(keep: np.ndarray, x: Any) -> Any:
 
 
 def compare(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
-    """Describe the first leaf at which two trees differ (beyond rounding, unless `exact`); None if there is none."""
+    """Describe the first leaf at which two trees differ (beyond rounding unless `exact`), or return None."""
     structures: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
     if structures[0] != structures[1]:
         return f"the structures differ, {structures[0]} and {structures[1]}"
@@ -499,5 +499,5 @@ def describe(tree: Any) -> Any:
 
 
 def format_path(path: Any) -> str:
-    """Write the path of a leaf with dots: "batch.advantage"."""
+    """Format the path of a leaf with dots, as in "batch.advantage"."""
     return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)

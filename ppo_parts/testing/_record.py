@@ -1,4 +1,4 @@
-"""A recorded update of any program: the quantities that it may have, and what it must have."""
+"""A recorded update of any program, with required and optional quantities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUANTITIES = {
 STAGES = tuple(QUANTITIES)
 STAGE_OF = {name: stage for stage, names in QUANTITIES.items() for name in names}
 OF_ROLLOUT = ("policy", "advantage")
-"""The stages whose quantities have an axis of time; those of the others have one of gradient steps."""
+"""The stages whose quantities have a time axis; quantities of other stages have an axis of gradient steps."""
 OF_MINIBATCH = tuple(name for name, stage in STAGE_OF.items() if stage not in OF_ROLLOUT)
 PER_STEP = ("log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
 KEYS = (
@@ -37,7 +37,7 @@ KEYS = (
 
 
 def read(record: Any) -> dict[str, Any]:
-    """Return the record with trees as nested dictionaries; raise if it lacks something or does not fit together."""
+    """Return the record with trees as nested dictionaries; raise if it is incomplete or inconsistent."""
     found: dict[str, Any] = {}
     if isinstance(record, (str, Path)):
         record = dict(np.load(record))
@@ -83,7 +83,7 @@ def read(record: Any) -> dict[str, Any]:
 
 
 def _check_steps(record: dict[str, Any]) -> None:
-    """Raise unless each quantity of minibatches is recorded in as many gradient steps as the others."""
+    """Raise unless all minibatch quantities are recorded for the same number of gradient steps."""
     name = "segments" if "segments" in record else "indices"
     indices: Any = record.get(name)
     of_minibatches = [x for x in OF_MINIBATCH if x in record]
@@ -109,5 +109,5 @@ def _check_steps(record: dict[str, Any]) -> None:
 
 
 def has_no_steps(record: dict[str, Any], name: str) -> bool:
-    """Return whether the leaves of a tree have the shapes of the parameters, without an axis of gradient steps."""
+    """Return whether a tree's leaves have the parameters' shapes, without an axis of gradient steps."""
     return name in record and np.ndim(jax.tree.leaves(record[name])[0]) == np.ndim(jax.tree.leaves(record["params"])[0])

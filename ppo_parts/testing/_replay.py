@@ -1,4 +1,4 @@
-"""The stages of a recorded update, each computed by a chain from what is recorded before it."""
+"""The stages of a recorded update, each computed by a chain from the recorded results of earlier stages."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ._record import OF_MINIBATCH, OF_ROLLOUT, PER_STEP, STAGE_OF, STAGES, has_n
 
 
 class Difference(NamedTuple):
-    """How far a quantity of the chain is from the recorded one.
+    """The difference between a quantity of the chain and the recorded one.
 
     Attributes:
         stage: "policy", "advantage", "sampler", "loss", "gradient" or "optimizer".
         quantity: its key in the record.
-        step: the first gradient step in which it differs; None: it has no steps, or does not differ.
+        step: the first gradient step in which it differs, or None if it has no steps or does not differ.
         ours, recorded: the numbers that differ most.
-        residual: all differences, in units of what is allowed.
+        residual: all differences, in units of the tolerance.
     """
 
     stage: str
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The largest difference in units of what is allowed: the quantity differs if it is greater than 1."""
+        """Return the largest difference in units of the tolerance; the quantity differs if it is above 1."""
         return float(np.max(np.where(np.isfinite(self.residual), np.abs(self.residual), np.inf), initial=0))
 
     def __str__(self) -> str:
@@ -73,9 +73,9 @@ NETWORK, CURRENT = (jax.jit(x, static_argnums=0) for x in (evaluate_policy, eval
 
 
 class Replay:
-    """A record, and the quantities of a chain beside it.
+    """A record, and the quantities that a chain computes from it.
 
-    JAX runs the stages operation by operation, which compiles nothing but the network, whatever chain is tried.
+    JAX runs the stages operation by operation, so only the network is compiled, whatever chain is tried.
     """
 
     def __init__(self, record: dict[str, Any], evaluate: Callable[..., Any], rtol: float) -> None:
@@ -83,11 +83,11 @@ class Replay:
         self.evaluate, self.current = (functools.partial(x, evaluate) for x in (NETWORK, CURRENT))
         step = record.get("step", 0)
         self.context = Context(key=jax.random.key(0), step=step, params=self.params, evaluate=self.evaluate)
-        # What does not change with the optimizer is computed once for each chain that is tried.
+        # Results that do not depend on the optimizer are computed once for each chain that is tried.
         self.run_rollout = functools.lru_cache(64)(self._run_rollout)
         self.run_minibatches = functools.lru_cache(64)(self._run_minibatches)
         self.compute_estimates = functools.cache(self._compute_estimates)
-        # The rollout, and how the policy that acted evaluates it.
+        # The rollout, and its evaluation by the policy that acted.
         fields: Any = {x: jnp.asarray(record[x]) for x in ("obs", "action", *PER_STEP, "next_obs") if x in record}
         batch, acted = Batch(**fields), jax.tree.map(jnp.asarray, record.get("behavior", record["params"]))
         output, next_value = self.evaluate(acted, Batch(obs=batch.obs, action=batch.action)), batch.next_value
@@ -100,14 +100,14 @@ class Replay:
         last_done = jnp.asarray(record.get("last_done", np.zeros(batch.reward.shape[1:])))
         self.batch = batch.replace(next_value=next_value, behavior=output.distribution, shared={"last_done": last_done})
         self.eps = float(jnp.finfo(batch.value.dtype).eps)
-        # The elements of each minibatch, [E, K, M], and what else is recorded of each, [E * K, ...].
+        # The elements of each minibatch, [E, K, M], and the other records of each, [E * K, ...].
         axis: Literal["step", "segment"] = "segment" if "segments" in record else "step"
         indices: Any = record.get("segments", record.get("indices"))
         self.indices: Any = None if indices is None else indices.reshape((-1, *indices.shape[-2:]))
         self.sampler: Any = None if indices is None else given_indices(indices, axis=axis)
         for name in {"weight", "keys"} & record.keys():
             self.record[name] = record[name].reshape((-1, *record[name].shape[np.ndim(indices) - 1 :]))
-        # The parameters before each gradient step; where those after it are not recorded, there is only the first.
+        # The parameters before each gradient step; if those after the steps are not recorded, only the first.
         self.before = jax.tree.map(lambda x: np.asarray(x)[None], self.params)
         self.is_last = has_no_steps(record, "params_after")
         if self.is_last:
@@ -126,7 +126,7 @@ class Replay:
         return tuple(x.quantity + says * (x.quantity.partition("/")[0] in cut) for x in found)
 
     def compare(self, update: Update, upto: str = STAGES[-1], steps: int | None = None) -> list[Difference]:
-        """Compare everything up to a stage; that of the optimizer in `steps` steps."""
+        """Compare all stages up to the given one; compare the optimizer in `steps` steps."""
         stages, chain = STAGES[: STAGES.index(upto) + 1], dataclasses.replace(update, optimizer=())
         found = self.policy + self.run_rollout(chain)[1]
         wanted = [x for x in OF_MINIBATCH if x in self.record and STAGE_OF[x] in stages]
@@ -144,9 +144,9 @@ class Replay:
         return found
 
     def _run_rollout(self, update: Update) -> tuple[Batch, list[Difference]]:
-        """Run the parts before the sampler; what is recorded replaces the estimates that it was compared with.
+        """Run the parts before the sampler; recorded estimates replace computed ones after the comparison.
 
-        Recorded advantages are those after the last estimator, or after all parts: whichever are closer.
+        Recorded advantages are compared after the last estimator and after all parts; the closer result counts.
         """
         parts, _ = _divide(update)
         makers = [i + 1 for i, x in enumerate(parts) if "advantage" in x.provides and "advantage" not in x.requires]
@@ -173,7 +173,7 @@ class Replay:
         return run(estimated.replace(**recorded), end), found
 
     def _init_states(self, parts: Any) -> Any:
-        """Return the first states of parts, with the recorded running moments."""
+        """Return the initial states of parts, with the recorded running moments."""
         states = init_parts(parts, self.params)
         if "moments" not in self.record:
             return states
@@ -181,7 +181,7 @@ class Replay:
         return jax.tree.map(lambda x: moments if kind(x) else x, states, is_leaf=kind)
 
     def _run_minibatches(self, update: Update, grad: bool) -> dict[str, Any]:
-        """Return what the chain computes in each gradient step, from the recorded parameters before it."""
+        """Return the chain's results in each gradient step, computed from the recorded parameters before it."""
         states, step = self._make_step(update, grad)
         given = self.before, jnp.arange(self.steps)
         if jax.tree.leaves(states):
@@ -189,7 +189,7 @@ class Replay:
         return jax.device_get(jax.vmap(lambda *given: step(states, given)[1])(*given))  # all at once
 
     def _make_step(self, update: Update, grad: bool) -> tuple[Any, Callable[..., Any]]:
-        """Return the first states of the parts after the sampler, and what the chain computes in a gradient step."""
+        """Return the initial states of the parts after the sampler, and a function that computes a gradient step."""
         parts, phase = _divide(update)
         rollout_of = self._make_rollouts(update, parts, phase.sampler.refresh)
         alpha, beta = (update.read_number("prioritized_sampler", x) for x in ("alpha", "beta"))
@@ -222,7 +222,7 @@ class Replay:
         return init_parts(phase.after, self.params), step
 
     def _make_rollouts(self, update: Update, parts: Any, refresh: str) -> Callable[[Any], Batch]:
-        """Return the function of a gradient step that returns the rollout before it."""
+        """Return a function that maps a gradient step to the rollout before it."""
         if refresh == "rollout":
             rollout = self.run_rollout(update)[0]
             return lambda index: rollout
@@ -239,7 +239,7 @@ class Replay:
         estimates, params, found = Estimates.recorded(self.batch), self.params, []
         for index in range(self.steps):
             begins = index % self.indices.shape[1] == 0
-            if begins or refresh == "minibatch":  # otherwise, these parts run once for each epoch
+            if begins or refresh == "minibatch":  # otherwise, these parts run once per epoch
                 params = _take_row(self.before, index)
             if begins and (refresh == "every_epoch" or (refresh == "epoch" and index > 0)):
                 estimates = Estimates.evaluated(self.evaluate, params, self.batch)
@@ -262,9 +262,9 @@ class Replay:
         return self.current(params, Batch(**{x: getattr(minibatch, x) for x in names}, axes=minibatch.axes))
 
     def _run_optimizer(self, update: Update, ours: dict[str, Any], steps: int) -> Any:
-        """Return the parameters after each of `steps` steps, from those recorded before it.
+        """Return the parameters after each of `steps` steps, computed from the recorded ones before it.
 
-        Where only the last ones are recorded, they are those of the chain's own steps, `[1, ...]`.
+        If only the last parameters are recorded, return those after the chain's own steps, `[1, ...]`.
         """
         optimizer = optax.chain(*(wrap_optimizer("compare_update", evaluate_text(x)) for x in update.optimizer))
         params, opt_state, after = self.params, optimizer.init(self.params), []
@@ -291,8 +291,8 @@ class Replay:
     def _compare(self, name: str, ours: Any, size: Any = 1.0) -> list[Difference]:
         """Compare each leaf of a quantity.
 
-        What is allowed is relative to the largest number, for a gradient that of its step, and for parameters to the
-        distance traveled in the step. Terms of a `size` may cancel, and leave their rounding.
+        The tolerance is relative to the largest number (for gradients, of the step), and for parameters to the distance
+        traveled in the step. Terms of a `size` may cancel and leave their rounding errors.
         """
         stage, theirs, found = STAGE_OF[name], self.record[name], []
         begin = self.before if name == "params_after" else jax.tree.map(np.zeros_like, theirs)
@@ -334,7 +334,7 @@ def _collect_numbers(batch: Batch) -> dict[str, Any]:
     total = sum(losses.values())
     return {
         **{x: batch.metrics[x] for x in OF_MINIBATCH if x in batch.metrics},
-        **({"policy_loss": losses["policy"]} if "policy" in losses else {}),  # as `aggregate` has left it
+        **({"policy_loss": losses["policy"]} if "policy" in losses else {}),  # after `aggregate`
         "minibatch_advantage": batch.advantage,
         "loss": total,
         "loss_without_entropy": total - losses.get("entropy", 0),
@@ -344,7 +344,7 @@ def _collect_numbers(batch: Batch) -> dict[str, Any]:
 
 
 def _fix_key(part: Part, key: Any) -> Part:
-    """Return a part that draws its random numbers from this key."""
+    """Return a part that draws its random numbers from the given key."""
     run = part.update
     return dataclasses.replace(part, update=lambda batch, state, context: run(batch, state, context.replace(key=key)))
 

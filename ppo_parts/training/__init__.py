@@ -1,9 +1,9 @@
-"""Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots.
+"""Whole training runs: a pure `train(key)`, and a host loop that logs, checkpoints, resumes and plots.
 
-The command line, `_cli` and `_config`, calls the loop, `_run`, which has the updates computed by `_program` from the
-step in `_train`, keeps them in the folder, `_folder`, `_stored`, `_files` and `_checkpoint`, and reports them by
-`_reports`, with `_statistics`. Searches, `_search` and `_population`, train many runs.
-`_processes` has signals and ranks. `_evaluate` plays episodes; `_diagnose`, with `_probe`, explains what is wrong.
+The command line (`_cli`, `_config`) calls the loop (`_run`). The loop calls `_program`, which computes updates from the
+step in `_train`, stores results in a folder (`_folder`, `_stored`, `_files`, `_checkpoint`), and reports them
+(`_reports`, `_statistics`). Searches (`_search`, `_population`) train many runs. `_processes` handles signals and
+ranks, `_evaluate` plays episodes, and `_diagnose`, with `_probe`, explains why a run does not learn.
 """
 
 from ..functional._common import Range as Range

@@ -1,4 +1,4 @@
-"""Checkpoints: orbax writes any state as a flat dictionary of named arrays; states that do not fit are rejected."""
+"""Checkpoints, which orbax writes as a flat dictionary of named arrays; states that do not fit are rejected."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ._files import RunFolderError, RunNotFoundError
 
 CHECKSUM = "checksum of the rest"
 PARTIAL = ".orbax-checkpoint-tmp"
-"""Part of the names of folders that orbax has not completed, or that are being removed."""
+"""Part of the names of folders that are incomplete or being removed."""
 
 
 class Checkpoints:
-    """Numbered checkpoints in one folder, of which `save` keeps the latest `keep` (None: all).
+    """Numbered checkpoints in one folder; `save` keeps the latest `keep` of them (None means all).
 
-    Each is complete or absent, even if the process dies, and stores a checksum, which detects damage.
+    A checkpoint is complete or absent, even if the process dies, and a checksum in it detects damage.
     """
 
     @checked
@@ -44,11 +44,11 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdecimal())
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
-        """Write a tree of arrays and keys as checkpoint `step`; remove older ones, except for the latest and `best`.
+        """Write a tree of arrays and keys as checkpoint `step`; remove older ones except the latest and `best`.
 
         Raises:
-            RunFolderError: the checkpoint could not be written; the older ones are intact.
-            ValueError: a leaf is neither an array nor a key.
+            RunFolderError: if the checkpoint could not be written; older ones are intact.
+            ValueError: if a leaf is neither an array nor a key.
         """
         check_count("Checkpoints.save", "step", step, 0)
         arrays = {name: x for name, x in _name_leaves(state).items() if x.size}
@@ -57,7 +57,7 @@ class Checkpoints:
         try:
             with self._open_checkpointer() as writer:
                 writer.save(path, arrays, force=True)
-        except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
+        except Exception as error:  # orbax and tensorstore have their own errors, for example for a full disk
             raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
         finally:
             for partial in self.directory.glob(f"*{PARTIAL}*"):
@@ -67,7 +67,7 @@ class Checkpoints:
             says = f"{self.directory} has later checkpoints than {step}, which restore prefers"
             warnings.warn(f"{says}, {later}: save to another folder", RuntimeWarning, stacklevel=2)
         for old in [] if self._keep is None else steps[: len(steps) - len(later)][: -self._keep]:
-            if old != best:  # renamed first, so that a kill leaves no broken checkpoint
+            if old != best:  # rename first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"
                 os.replace(self.directory / str(old), partial)
                 shutil.rmtree(partial)
@@ -75,13 +75,13 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """Return the number and the state of the latest readable checkpoint (or of `step`).
 
-        `like` is a tree of arrays, or of their shapes and dtypes, with the structure of the state. A damaged checkpoint
-        is skipped with a warning; one that another process removes meanwhile is skipped silently.
+        `like` is a tree of arrays, or of their shapes and dtypes, with the structure of the state. Damaged checkpoints
+        are skipped with a warning; checkpoints that another process removes meanwhile are skipped silently.
 
         Raises:
-            RunNotFoundError: there is no checkpoint.
-            RunFolderError: no checkpoint can be read.
-            ValueError: it was made with another configuration; the message names the differences.
+            RunNotFoundError: if there is no checkpoint.
+            RunFolderError: if no checkpoint can be read.
+            ValueError: if it was made with another configuration; the message names the differences.
         """
         steps = self.steps()
         if not steps or step not in (None, *steps):
@@ -111,7 +111,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _open_checkpointer(self) -> Iterator[Any]:
-        """Yield orbax's checkpointer, which waits for no other process, and does not log the errors that it raises."""
+        """Yield an orbax checkpointer that waits for no other process and does not log the errors that it raises."""
         this, log = jax.process_index(), logging.getLogger("absl")
         alone = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
         level = log.level
@@ -136,7 +136,7 @@ def _name_leaves(state: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
         x = jax.eval_shape(to_data, x) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(to_data(x))
-        # as `keystr(path, simple=True, separator=".")`, which jax 0.4.38 does not have
+        # This is `keystr(path, simple=True, separator=".")`, which JAX 0.4.38 lacks.
         keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
         if (name := ".".join(map(str, keys))) in named:
             where = jax.tree_util.keystr(path)
@@ -148,7 +148,7 @@ def _name_leaves(state: Any) -> dict[str, Any]:
 
 
 def _fit(like: Any, found: dict[str, Any], where: str) -> Any:
-    """Return the arrays in the structure of `like`; raise if their names, shapes or dtypes are not its own."""
+    """Return the arrays in the structure of `like`; raise if their names, shapes or dtypes differ from it."""
     wanted = _name_leaves(like)
     found = {**{name: np.zeros(x.shape, x.dtype) for name, x in wanted.items() if not x.size}, **found}  # not stored
     has, expected = ({name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()} for arrays in (found, wanted))

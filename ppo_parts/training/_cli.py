@@ -35,28 +35,28 @@ def main(
     *,
     run: Callable[[Train, Any, RunOptions], dict[str, Any]] = run_on_host,
 ) -> dict[str, Any]:
-    """Run the command line of a recipe, with the fields of its `Config`, `RunOptions`, and `--preset` as options.
+    """Run the command line of a recipe, whose options are the fields of its `Config`, `RunOptions`, and `--preset`.
 
-    With `--resume` or `--init-from`, options that are not given keep their values from that run. A user error ends the
-    process with a one-sentence message.
+    With `--resume` or `--init-from`, options that are not given keep their values from the earlier run. A user error
+    ends the process with a one-sentence message.
 
     Args:
-        make_train: `make_train(config: Config) -> Train`; later commands read the class of configurations from it.
+        make_train: `make_train(config: Config) -> Train`; the annotation determines the class of configurations.
         presets: configurations by name; the first is the default.
-        argv: arguments; None: those of the process.
+        argv: arguments; None means those of the process.
         run: the function that trains, such as `functools.partial(training.run, on_rows=...)`.
 
     Returns:
-        The result, which is also written to `result.json`.
+        The result of the run, which is also written to `result.json`.
     """
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
-    find_config_type(make_train)  # without it, the run could be trained but not loaded
+    find_config_type(make_train)  # raises if the run could not be loaded later
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)
         spec = getattr(sys.modules["__main__"], "__spec__", None)
-        prog = None if spec is None else f"python -m {spec.name}"  # None: the name of the file
+        prog = None if spec is None else f"python -m {spec.name}"  # None means the file's name
         if [word.partition("=")[0] for word in words].count("--config") > 1:
             raise UserValueError("--config is given twice: put all options into one file")
         if (file := _parse_first(words, prog).config) is not None:
@@ -72,7 +72,7 @@ def main(
         keep_compiled_programs()
         devices = count_devices(options)
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
-            config = dataclasses.replace(config, shards=devices)  # recorded, because it changes what is learned
+            config = dataclasses.replace(config, shards=devices)  # recorded, because it changes the results
         if given.sweep is not None:
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
@@ -99,7 +99,7 @@ def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions,
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Everything that a command line gives; the fields of `settings` and of `run` are flags of their own."""
+    """The arguments of a command line; each field of `settings` and `run` is a separate flag."""
 
     settings: Any
     run: RunOptions
@@ -115,9 +115,9 @@ class Arguments:
 
 @contextlib.contextmanager
 def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
-    """End the process with a sentence for errors of this library (`UserError`), of the operating system, and Ctrl-C.
+    """End the process with one sentence after a `UserError`, an error of the operating system, or Ctrl-C.
 
-    Other errors keep their traceback. An error about one of the `fields`, which are flags, names the flag.
+    Other errors keep their traceback. If an error concerns one of the `fields`, the message names its flag.
     """
     try:
         yield
@@ -132,9 +132,9 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 
 
 def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
-    """Read the flags that decide what the defaults of the others are."""
+    """Read the flags that determine the defaults of the other flags."""
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
-    for name in ("preset", "env-id", "resume", "init-from", "config"):  # tyro refuses those without a value
+    for name in ("preset", "env-id", "resume", "init-from", "config"):  # tyro rejects them without a value
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", nargs="?")
     first.add_argument("--trust", action=argparse.BooleanOptionalAction, default=False)
     given = first.parse_known_args(words)[0]
@@ -142,7 +142,7 @@ def _parse_first(words: Sequence[str], prog: str | None) -> argparse.Namespace:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """Return what a YAML or JSON file says by name."""
+    """Return the mapping in a YAML or JSON file."""
     yaml = require_package("yaml", "train")
     try:
         text = path.read_text()
@@ -154,14 +154,14 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
-    names = [str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs]  # `content` has the last of each
+    names = [str(getattr(key, "value", key)).replace("-", "_") for key, _ in pairs]  # `content` has no duplicates
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserValueError(f"{path} gives {twice[0]} twice: leave one of them out")
     return content
 
 
 def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
-    """Return the options in a YAML or JSON file as words of a command line."""
+    """Return the options in a YAML or JSON file as command-line words."""
     words: list[str] = []
     for name, value in _read_mapping(path).items():
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
@@ -184,7 +184,7 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
 
 
 def _choose_defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> Arguments:
-    """Return what the other flags modify: the settings of a preset, or those of an older run."""
+    """Return the settings that the other flags modify, from a preset or an older run."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_as("", "--preset", preset, Literal[tuple(presets)])
     before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
@@ -219,7 +219,7 @@ def _parse_all(
 
     @registry.struct_rule
     def describe(info: Any) -> Any:
-        """Give each field the help text and the range that its annotation declares."""
+        """Add to each field the help text and the range from its annotation."""
         kinds = {"settings": type(default.settings), "preset": Literal[presets]}
         if info.type not in (Arguments, RunOptions, kinds["settings"]):
             return None

@@ -1,4 +1,4 @@
-"""The settings of a run: `Config` and `RunOptions`, whose annotations hold ranges and help texts, and their checks."""
+"""The settings of a run, `Config` and `RunOptions`, whose annotations hold ranges and help texts, and their checks."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ INHERITED: dict[str, tuple[Range | str, ...]] = {
     "activation": ("activation of the hidden layers",),
     "log_std": ("initial logarithm of the standard deviation of actions",),
 }
-"""Ranges and help texts of fields that many configurations have, which `Config` declares for its subclasses."""
+"""Ranges and help texts of common fields, which `Config` declares for its subclasses."""
 
 
 def format_finite(limits: Range) -> str:
-    """Format the finite numbers of a range, which are those that a configuration may hold."""
+    """Format the finite numbers of a range, because a configuration may hold only these."""
     return str(limits).replace("[-inf", "(-inf").replace("inf]", "inf)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """The fields that every recipe's configuration has; a subclass sets the defaults and adds its own fields.
+    """The fields of every recipe's configuration; a subclass sets the defaults and adds its own fields.
 
-    The annotation of a field declares its type, its range (of a tuple, that of its numbers) and its help text. A field
-    that a subclass declares again, `num_envs: int = 4`, keeps its range and its help text, and so does one with a name
-    that most recipes have, such as `gamma: float = 0.99`. Float fields may hold traced arrays.
+    The annotation of a field declares its type, its range (for a tuple, the range of its numbers) and its help text. If
+    a subclass declares a field again, as in `num_envs: int = 4`, it keeps its range and help text, and so do fields
+    with common names, such as `gamma: float = 0.99`. Float fields may hold traced arrays.
 
     Example:
         >>> import dataclasses
@@ -88,14 +88,14 @@ class Config:
 
     @property
     def num_updates(self) -> int:
-        """Whole updates of `num_envs * num_steps` steps in `total_timesteps`."""
+        """Return the number of whole updates of `num_envs * num_steps` steps in `total_timesteps`."""
         return count_updates(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
 
 
 def read_declared(kind: type, of: type[M]) -> dict[str, M]:
-    """Return what the annotations of a dataclass's fields declare, by field: their `Range`, or their help (`str`).
+    """Return what the annotations of a dataclass declare for each field, their `Range` or their help (`str`).
 
-    A field that a subclass declares again without them keeps them.
+    If a subclass declares a field again without them, it keeps them.
     """
     found: dict[str, M] = {}
     for base in reversed(kind.__mro__):
@@ -107,10 +107,10 @@ def read_declared(kind: type, of: type[M]) -> dict[str, M]:
 
 @checked
 def check_config(config: Any, where: str = "") -> None:
-    """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
+    """Raise if a field of a dataclass does not have its declared type or lies outside its declared range.
 
     Float fields may hold traced numbers, which are not checked because their values are not known yet. Errors name the
-    first invalid field, its value and the values it may hold; they begin with `where`, or the name of the dataclass.
+    first invalid field, its value and the allowed values; they begin with `where`, or the name of the dataclass.
 
     Example:
         >>> from ppo_parts import training
@@ -127,7 +127,7 @@ def check_config(config: Any, where: str = "") -> None:
 
 
 def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
-    """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
+    """Raise if the value of a field does not have the type `hint` or lies outside its range."""
     several = next((kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple), None)
     if several is hint or (several is not None and isinstance(value, tuple)):
         kinds = get_args(several)
@@ -156,7 +156,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded and continued, on which devices it runs, and with how many seeds."""
+    """Options for how a run is recorded and continued, on which devices, and with how many seeds."""
 
     name: Annotated[str | None, "folder inside --directory; None: named after environment, seed and time"] = None
     directory: Annotated[Path, "folder that holds the runs"] = Path("runs")
@@ -199,7 +199,7 @@ def check_name(name: str | None) -> None:
 
 
 def validate(options: RunOptions, train: Train) -> None:
-    """Raise if options are out of range, or do not go together, or not with the run."""
+    """Raise if options are out of range, or conflict with each other or with the run."""
 
     def refuse(name: str, message: str) -> NoReturn:
         raise UserValueError(message, where="run", argument=name)
@@ -226,7 +226,7 @@ def validate(options: RunOptions, train: Train) -> None:
     best, measured = options.best_metric, set(train.shapes[1])
     if options.eval_episodes:
         play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
-        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
+        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fail now rather than after training
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in (*EpisodeResults._fields[:-1], *played.info)}
     if best is not None and best not in measured:
@@ -235,4 +235,4 @@ def validate(options: RunOptions, train: Train) -> None:
         there = ", ".join(map(repr, sorted(measured)))
         refuse("best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}")
     if options.track:
-        require_package("wandb", "track")  # fails now rather than after compiling
+        require_package("wandb", "track")  # fail now rather than after compiling

@@ -1,7 +1,7 @@
-"""Why does a run not learn? One table of rules over its metrics, its configuration and `probe`.
+"""Rules that explain why a run does not learn, from its metrics, its configuration and `probe`.
 
 Each rule compares a number with its normal range. Ranges of settings contain the defaults of ten libraries
-(docs/libraries.md), other ranges nearly all healthy runs of the training split of `python -m benchmarks doctor`.
+(docs/libraries.md). Others contain nearly all healthy runs in the training split of `python -m benchmarks doctor`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Confidence = Literal["certain", "likely", "possible"]
 
 
 class Finding(NamedTuple):
-    """A cause that explains the `value` of a `metric`, which without the fault is in the range `normal`.
+    """A cause that explains why the `value` of a `metric` is not in the range `normal`.
 
-    Its confidence is "certain" if it is wrong by definition, "likely" if a setting or a measurement singles it out, and
-    "possible" if other causes look the same.
+    The confidence is "certain" if the value is wrong by definition, "likely" if a setting or a measurement points to
+    this cause, and "possible" if other causes look the same.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 class Evidence:
-    """Reads metrics and settings, as in `diagnose`. What is unknown is NaN, and no comparison with NaN is true."""
+    """Access to the metrics and settings in `diagnose`. Unknown values are NaN, so comparisons with them are False."""
 
     def __init__(self, metrics: Mapping[str, Any], config: Any = None) -> None:
         try:
@@ -50,29 +50,29 @@ class Evidence:
         self.epochs = self.setting("update_epochs", "actor_epochs")
 
     def find(self, name: str) -> str | None:
-        """Return the name of a metric, which that of a phase may precede; None without it."""
+        """Return the name of a metric, perhaps with a phase's prefix, or None if it is missing."""
         excluded = ("evaluation/", "population/", "probe/", "nonfinite/")
         of_phases = (x for x in self.metrics if x.endswith(f"/{name}") and not any(each in x for each in excluded))
         return name if name in self.metrics else next(of_phases, None)
 
     def series(self, name: str) -> np.ndarray:
-        """Return the known values of a metric, medians over the seeds; see `find`."""
+        """Return the known values of a metric, as medians over the seeds; see `find`."""
         found = self.find(name)
         x = np.asarray(np.nan) if found is None else self.metrics[found]
         x = x.reshape(1, -1) if name.startswith("probe/") or not x.ndim else x.reshape(len(x), -1)
         return np.nanmedian(x[np.isfinite(x).any(axis=1)], axis=1)
 
     def over(self, name: str, statistic: Callable[[np.ndarray], Any]) -> float:
-        """Return a statistic of the known values of a metric."""
+        """Return a statistic of a metric's known values."""
         x = self.series(name)
         return float(statistic(x)) if len(x) else np.nan
 
     def early(self, name: str) -> float:
-        """Return the mean of the first tenth."""
+        """Return the mean of the first tenth of the values."""
         return self.over(name, lambda x: np.mean(x[: -(-len(x) // 10)]))
 
     def late(self, name: str) -> float:
-        """Return the mean of the last quarter."""
+        """Return the mean of the last quarter of the values."""
         return self.over(name, lambda x: np.mean(x[3 * len(x) // 4 :]))
 
     def setting(self, *names: str) -> float:
@@ -81,18 +81,18 @@ class Evidence:
         return float(found[0]) if found else np.nan
 
     def progress(self) -> float:
-        """Return how far the return rose, in standard deviations of its noise from update to update."""
+        """Return the rise of the return, in standard deviations of its noise between updates."""
         x = self.series("episode_return")
         if len(x) < 8:
             return np.nan
         return (self.late("episode_return") - self.early("episode_return")) / self.noise()
 
     def noise(self) -> float:
-        """Return the standard deviation of the return from update to update."""
+        """Return the standard deviation of the return between updates."""
         return self.over("episode_return", lambda x: np.std(np.diff(x)) / 2**0.5 + 1e-9)
 
     def rise(self) -> float:
-        """Return how far the return rose, in standard errors of the means of a tenth and of a quarter."""
+        """Return the rise of the return, in standard errors of the means of the first tenth and the last quarter."""
         return self.progress() * (len(self.series("episode_return")) / 14) ** 0.5
 
     def rose(self, errors: float = 3) -> bool:
@@ -101,7 +101,7 @@ class Evidence:
 
 
 def nonfinite_updates(run: Evidence) -> float:
-    """Count updates with numbers that are not finite: by the learner's counts, or in the losses of foreign logs."""
+    """Count updates with non-finite numbers, from the learner's counts, or from losses in other libraries' logs."""
     counts = [x > 0 for name, x in run.metrics.items() if "nonfinite/" in name]
     losses = [~np.isfinite(run.metrics[name]) for name in ("value_loss", "policy_loss") if name in run.metrics]
     bad = [x.reshape(len(x), -1).any(axis=1) for x in counts or losses]
@@ -109,25 +109,25 @@ def nonfinite_updates(run: Evidence) -> float:
 
 
 def copied_seeds(run: Evidence) -> float:
-    """Count seeds whose losses are those of another one, to the last bit."""
+    """Count seeds whose losses are bit-identical to another seed's."""
     losses = [x for name, x in run.metrics.items() if name.endswith("loss") and x.ndim == 2]
     return float(len(losses[0].T) - len(np.unique(np.concatenate(losses), axis=1).T)) if losses else 0.0
 
 
 def unending_steps(run: Evidence) -> float:
-    """Count the steps of each environment, if no episode ended."""
+    """Return the number of steps of each environment if no episode ended."""
     episodes = run.metrics.get("episodes", np.ones(1))
     return np.nan if np.nansum(episodes) else len(episodes) * run.setting("num_steps")
 
 
 def unflagged_ends(run: Evidence) -> float:
-    """Count the episodes that end in an update, if no step is flagged as an end."""
+    """Return the number of episodes that end in an update if no step is flagged as an end."""
     flagged = run.late("probe/terminated") + run.late("probe/truncated")
     return np.nan if flagged else run.late("episodes")
 
 
 def false_ends(run: Evidence) -> float:
-    """Count terminations that the values do not foresee, if the last all come after equally many steps, 50 or more."""
+    """Count terminations that values do not predict, if the last ones all come after the same 50 or more steps."""
     length = run.series("episode_length")
     length = length[-max(3, len(length) // 4) :]
     fixed = len(length) >= 3 and np.ptp(length) == 0 and length[0] >= 50
@@ -136,94 +136,94 @@ def false_ends(run: Evidence) -> float:
 
 
 def ragged_time_limits(run: Evidence) -> float:
-    """Count truncations, if no step is terminated and the lengths of episodes differ."""
+    """Count truncations if no step is terminated and episode lengths differ."""
     ragged = run.late("probe/length_spread") > 0.02 and not run.late("probe/terminated")
     return run.late("probe/truncated") if ragged else np.nan
 
 
 def actions_matter(run: Evidence) -> bool:
-    """Return whether actions change what follows, if it is known; otherwise any end and any horizon is right."""
+    """Return whether actions may change what follows; if they do not, no end or horizon can be wrong."""
     return run.late("probe/no_effect") != 1
 
 
 def agreement(run: Evidence) -> float:
-    """Return -1 if the rewards of the learner and the mean return differ in sign, otherwise 1."""
+    """Return -1 if the learner's rewards and the mean return differ in sign, otherwise 1."""
     balance = run.late("probe/reward_balance")
     return float(np.sign(balance * run.late("episode_return"))) if abs(balance) > 0.95 else np.nan
 
 
 def lost_in_evaluation(run: Evidence) -> float:
-    """Return which share of the return's rise the last evaluations lack; NaN if it did not rise, or if it is noise."""
+    """Return the share of the return's rise that the last evaluations lack; NaN without a significant rise."""
     if not run.rose():
         return np.nan
     early, late, played = run.early("episode_return"), run.late("episode_return"), run.late("evaluation/episode_return")
-    episodes = np.nan_to_num(run.late("episodes"), nan=32)  # of an update; 32 are a small evaluation
+    episodes = np.nan_to_num(run.late("episodes"), nan=32)  # per update; 32 are a small evaluation
     loss = (late - played) / (run.noise() * (episodes / 32) ** 0.5)
     return (late - played) / (late - early) if loss * run.rise() > 25 else np.nan  # neither is noise
 
 
 def motion_left(run: Evidence) -> float:
-    """Return the divergence in the second half, without its end, divided by that of the beginning."""
+    """Return the divergence in the second half, without its end, divided by the divergence at the beginning."""
     kl, first = run.series("approx_kl"), run.early("approx_kl")
     return float(np.median(kl[len(kl) // 2 : 9 * len(kl) // 10])) / first if len(kl) >= 20 and first > 1e-5 else np.nan
 
 
 def largest_divergence(run: Evidence) -> float:
-    """Return the larger one of the divergences at the beginning and at the end."""
+    """Return the larger of the divergences at the beginning and at the end."""
     return max(run.early("approx_kl"), run.late("approx_kl"))
 
 
 def first_policy_losses(run: Evidence) -> float:
-    """Return the mean absolute policy loss of the first quarter; standardized advantages have losses near 0."""
+    """Return the mean absolute policy loss of the first quarter, which is near 0 for standardized advantages."""
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
 
 
 def is_first_step(run: Evidence) -> bool:
-    """Return whether the loss is always that before the first step, which is 0 for standardized advantages."""
+    """Return whether the loss always has its value before the first step, 0 for standardized advantages."""
     found = run.find("policy_loss")
     return found is not None and run.early(found.replace("policy_loss", "minibatches")) == 1
 
 
 def entropy_lost(run: Evidence) -> float:
-    """Return the share of the entropy that was lost; of one below 0, which has no share, that of 1.5 nats."""
+    """Return the lost share of the entropy, or of 1.5 nats if the entropy was not positive."""
     early, late = run.early("entropy"), run.late("entropy")
     return (early - late) / (early if early > 0 else 1.5)
 
 
 def collapsed(run: Evidence) -> bool:
-    """Return whether the policy became deterministic while the return did not rise."""
+    """Return whether the policy became deterministic without a rise of the return."""
     return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose(2)
 
 
 def return_left(run: Evidence) -> float:
-    """Return the share of the first returns that is left; NaN unless they are positive."""
+    """Return the share of the first returns that is left, or NaN unless they are positive."""
     early = run.early("episode_return")
     return run.late("episode_return") / early if early > 0 else np.nan
 
 
 def rewards_shrank(run: Evidence) -> bool:
-    """Return whether rewards may be small because of the policy: it became deterministic, or avoids most costs."""
+    """Return whether rewards may be small because the policy became deterministic or avoids most costs."""
     early = run.early("episode_return")
     return collapsed(run) or (early < 0 and 0.1 * early < run.late("episode_return") <= 0)
 
 
 def failed_to_learn(run: Evidence) -> bool:
-    """Return whether in 100 updates and 100,000 environment steps neither the value loss fell nor the return rose."""
+    """Return whether the value loss did not fall and the return did not rise in 100 updates and 100,000 steps."""
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
     return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
 
 
 def vary(x: np.ndarray) -> bool:
-    """Return whether numbers differ by more than 2 % of the largest."""
+    """Return whether numbers differ by more than 2 % of the largest number."""
     return len(x) > 0 and np.ptp(x) > 0.02 * np.max(x)
 
 
 class Rule(NamedTuple):
-    """A `Finding` if `value` (None: the late `metric`) is not between `low` and `high`.
+    """A rule that gives a `Finding` if `value` (None means the late `metric`) is not between `low` and `high`.
 
-    It applies only `when` a condition holds, `unless` another rule before it explains the same numbers. Commas separate
-    the alternatives of its advice.
+    The rule applies only `when` a condition holds, `unless` an earlier rule explains the same numbers. Commas separate
+    the alternatives in its advice.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Rule(NamedTuple):
 
 INF = np.inf
 RULES = (
-    # Wrong by definition.
+    # Faults by definition.
     Rule("not_finite", "certain", "updates with non-finite numbers", -INF, 0, "numbers are not finite",
          "look at the quantity where they arose first", nonfinite_updates),
     Rule("duplicated_seeds", "certain", "copied seeds", -INF, 0, "seeds are copies of each other",
@@ -260,15 +260,15 @@ RULES = (
          "log_prob is not the density from which the policy samples",
          "log_prob of the action as it was sampled, with the Jacobian of what squashes it",
          when=lambda run: not run.late("probe/action_at_bound") - run.late("probe/action_beyond") > 0.5
-         and not run.setting("noise_steps") > 1,  # at a bound, squashed actions are rounded
+         and not run.setting("noise_steps") > 1,  # squashed actions are rounded at a bound
          unless=("memory_not_reset", "action_changed", "policy_differs")),
     Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
          "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
          "leave out the softmax: Categorical takes logits"),
-    # The data.
+    # Faults in the data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key",
-         when=lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy leads them all to the same place
+         when=lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy may lead them all to the same place
     Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
          "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
@@ -317,7 +317,7 @@ RULES = (
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         lambda run: run.late("probe/reward_size") or np.nan,  # 0: they are rare
+         lambda run: run.late("probe/reward_size") or np.nan,  # 0 means that they are rare
          lambda run: actions_matter(run) and not rewards_shrank(run)),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
@@ -326,8 +326,8 @@ RULES = (
     Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
          "the first update of a new run makes actions with a positive advantage less probable",
          "look at the signs of advantages and of the policy loss",
-         when=lambda run: not run.rose()),  # what the chain adds to rewards may be larger than they are
-    # The settings.
+         when=lambda run: not run.rose()),  # the chain may add larger terms to rewards
+    # Faults in the settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
          lambda run: actions_matter(run) and 0.35 * run.early("episode_length") * (1 - run.setting("gamma")) > 1),
@@ -360,7 +360,7 @@ RULES = (
          lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
     Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15, "the entropy bonus keeps the policy random",
          "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
-    # The steps.
+    # Faults in the gradient steps.
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF, "all advantages are 0",
          "standardize over the minibatch or the rollout, not each element alone", first_policy_losses,
          lambda run: not is_first_step(run)),
@@ -387,7 +387,7 @@ RULES = (
          lambda run: largest_divergence(run) < 1e-4 and not run.rose(30)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate three times as large, and again", largest_divergence,
-         # Annealed over a few updates, steps are as small; and if the return rises so surely, they are large enough.
+         # Annealing over a few updates also makes steps small, and if the return surely rises, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,
@@ -401,11 +401,11 @@ RULES = (
          "training loses what the first policy earned, as if rewards or the loss had the opposite sign",
          "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", return_left,
          unless=("learning_rate_large", "epochs_many", "policy_differs")),
-    # The network.
+    # Faults in the network.
     Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
          "agents that share a policy are indistinguishable to it, so they all act the same",
          "--agent-id, or envs.with_agent_id",
-         when=lambda run: not entropy_lost(run) > 0.8),  # all may have learned to act alike
+         when=lambda run: not entropy_lost(run) > 0.8),  # they may have learned to act alike
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
@@ -427,14 +427,14 @@ RULES = (
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),
     Rule("value_explains_nothing", "possible", "explained_variance, 90 % quantile", 0.01, INF,
          "the value function never explains the returns", "a larger --vf-coef, or a larger critic",
-         lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls where returns are equal
+         lambda run: run.over("explained_variance", lambda x: np.quantile(x, 0.9)),  # it falls if returns are equal
          failed_to_learn, ("reward_scale_large", "reward_scale_small")),
 )  # fmt: skip
-"""From causes to consequences: of two findings with the same confidence, the first is the more likely one."""
+"""Rules from causes to consequences; of two findings with the same confidence, the first one is more likely."""
 
 
 def select_advice(advice: str, config: Mapping[str, Any]) -> str:
-    """Leave out the alternatives with a flag that neither the configuration, if it is known, nor every run has."""
+    """Omit alternatives with a flag that neither the (known) configuration nor every run has."""
 
     def fits(alternative: str) -> bool:
         names = [flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", alternative)]
@@ -445,13 +445,13 @@ def select_advice(advice: str, config: Mapping[str, Any]) -> str:
 
 @checked
 def diagnose(metrics: Mapping[str, Any], config: Any = None) -> list[Finding]:
-    """Find out what is wrong with a run: at most five findings, the most likely first; none if all is normal.
+    """Return at most five findings about what is wrong with a run, the most likely first, or none.
 
     Args:
-        metrics: every metric by name, `[updates]` or `[updates, seeds]`, such as `LoadedRun.metrics`, or those of a
-            `TrainResult`; NaN where not measured. With those of `probe`, it finds more. A `vmap` over seeds puts them
-            first: transpose its metrics.
-        config: the configuration, a dataclass or a mapping; None: unknown.
+        metrics: every metric by name, `[updates]` or `[updates, seeds]`, such as `LoadedRun.metrics` or the metrics of
+            a `TrainResult`, NaN where not measured. Measurements of `probe` allow more findings. A `vmap` puts seeds
+            first, so transpose its metrics.
+        config: the configuration, a dataclass or a mapping; None if it is unknown.
 
     Example:
         >>> import numpy as np

@@ -22,9 +22,9 @@ EVALUATION = "evaluation/"
 
 
 class EpisodeResults(NamedTuple):
-    """One entry per episode, `[episodes]`: return (of A agents `[episodes, A]`), length, and how it ended.
+    """Results with one entry per episode, `[episodes]`: return (with agents `[episodes, A]`), length, and end.
 
-    Neither flag: it was cut by `max_steps`. `info` has the environment's own numbers about each episode, by name.
+    If neither flag is set, `max_steps` cut the episode. `info` has the environment's numbers about episodes, by name.
     """
 
     episode_return: Array
@@ -37,7 +37,7 @@ class EpisodeResults(NamedTuple):
 def play_step(
     env: Env, policy: Evaluate, params: Params, key: Array, state: RolloutState, *, mode: bool
 ) -> tuple[RolloutState, Transition]:
-    """Act once in each of N environments."""
+    """Take one step with the policy in each of N environments."""
     action_key, env_key = jax.random.split(key)
     keys = policy_keys(policy, action_key, jax.tree.leaves(state.obs)[0].shape[0])
     output = apply_policy(policy, params, state.obs, state.carry, state.reset, keys)
@@ -59,14 +59,14 @@ def evaluate_episodes(
 ) -> EpisodeResults:
     """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Only the first episode of each environment counts, so that short episodes are not over-represented. A pure function.
+    Only the first episode of each environment counts, so short ones are not over-represented. The function is pure.
 
     Args:
-        env: `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.
+        env: a `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.
         policy, params: as in `ppo_parts.rollout`.
         key: one key.
         episodes: number of episodes.
-        mode: play the distribution's mode instead of a sample.
+        mode: whether to play the distribution's mode instead of a sample.
         max_steps: largest number of steps, for environments without a time limit.
     """
     check_env("evaluate_episodes", env)
@@ -97,9 +97,9 @@ def evaluate_episodes(
 
 
 def compute_metrics(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
-    """Compute the metrics of an evaluation by name: means, and the numbers of terminated and truncated episodes.
+    """Return the metrics of an evaluation by name, means and the numbers of terminated and truncated episodes.
 
-    The leading `seed_axes` are kept; all later axes (episodes, and agents) are reduced.
+    The leading `seed_axes` are kept; all later axes (episodes and agents) are reduced.
     """
     found, fields = {}, played._asdict()
     info = fields.pop("info")

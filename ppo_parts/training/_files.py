@@ -1,4 +1,4 @@
-"""Files: those that are written atomically, `metrics.jsonl` with one JSON object for each update, and their errors."""
+"""Atomic writes of files, `metrics.jsonl` with one JSON object per update, and errors about files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunNotFoundError(RunFolderError, FileNotFoundError):
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """A run ended because of non-finite numbers."""
+    """Non-finite numbers ended a run."""
 
 
 for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError):
@@ -43,7 +43,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a `result.json`; {} if there is none, or if it is damaged, with a warning: it can be written anew."""
+    """Read a `result.json`; return {} if it is missing or (with a warning) damaged, as it can be written again."""
     try:
         return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that takes the place of `path` at the end, or is removed after an error."""
+    """Yield the path of a temporary file that replaces `path` at the end, or is removed after an error."""
     check_writable(path)
     partial = path.with_name(f".tmp-{path.name}")
     try:
@@ -72,7 +72,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise if a file with one of the `suffixes` (any, if empty) cannot be written; called before the work for it."""
+    """Raise if a file with one of the `suffixes` (if empty, any) cannot be written; called before the work for it."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise UserValueError(f"{path} must end with {' or '.join(suffixes)}, which determines its format")
     if not path.parent.is_dir():
@@ -84,7 +84,7 @@ def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def average_finite(x: Any) -> float:
-    """Compute the mean of the numbers that are finite; NaN without any."""
+    """Return the mean of the finite numbers, or NaN if there are none."""
     x = np.asarray(x, float)
     known = np.isfinite(x)
     return float(np.mean(x, where=known)) if known.any() else np.nan
@@ -104,7 +104,7 @@ def make_plain(x: Any) -> Any:
 
 
 Row = dict[str, Any]
-"""The metrics of an update: numbers, or lists with one number per seed."""
+"""The metrics of an update, which are numbers, or lists with one number per seed."""
 
 
 def format_rows(rows: Iterable[Row]) -> bytes:
@@ -112,7 +112,7 @@ def format_rows(rows: Iterable[Row]) -> bytes:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows up to the first line that is damaged or out of order; nothing if there is no file."""
+    """Yield the rows before the first line that is damaged or out of order; yield nothing without a file."""
     last = -1
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -129,7 +129,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 @checked
 def read_metrics(path: str | Path) -> list[Row]:
-    """Read the rows of a metrics file, up to the first line that is damaged or cut short."""
+    """Read the rows of a metrics file before the first line that is damaged or incomplete."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
@@ -138,10 +138,10 @@ def read_metrics(path: str | Path) -> list[Row]:
 
 @checked
 def select_metric(rows: list[Row], name: str) -> np.ndarray:
-    """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
+    """Return one metric of all rows, `[rows]` or `[rows, seeds]`, with NaN where it was not measured.
 
     Raises:
-        ValueError: no row has it; the message names the metrics that there are.
+        ValueError: if no row has it; the message names the existing metrics.
     """
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         says = f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}"

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, which many processes may read and one writes, and `load`."""
+"""The folder of a run, which many processes may read and one process writes, and `load`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ._train import Train, TrainState
 class RunFolder:
     """A run on disk. Many processes may read it; only the one that holds its lock writes to it, see `open_run`.
 
-    Whenever the writer dies, the folder contains a run that can be resumed. No results are deleted: files that the run
-    cannot continue from are moved to `aside/`. `result.json` marks the run as complete. `stored` is `config.json`.
+    Whenever the writer dies, the folder contains a run that can be resumed. No results are deleted; files from which
+    the run cannot continue are moved to `aside/`. `result.json` marks the run as complete. `stored` is `config.json`.
     """
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
@@ -43,7 +43,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
+        """Restore a checkpoint ("latest", "best" or a number), and return its number of updates and its state."""
         if which == "best" and self.checkpoints.steps():
             if (best := self.find_best()) is None:
                 there, metric = ", ".join(map(str, self.checkpoints.steps())), self.options.best_metric
@@ -53,10 +53,10 @@ class RunFolder:
         return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
     def find_best(self, new: int | None = None) -> tuple[int, float] | None:
-        """Return the best of the checkpoints and of a `new` one, and its value; None without any.
+        """Return the best of the checkpoints and a `new` one, with its value, or None if there are none.
 
-        Ties go to the earliest checkpoint. The value is that of the evaluation at the checkpoint, or the mean over the
-        last tenth of the run's updates before it, so that it does not depend on when checkpoints are saved.
+        Ties go to the earliest checkpoint. The value comes from the evaluation at the checkpoint, or is the mean over
+        the last tenth of the run's updates before it, so it does not depend on when checkpoints are saved.
         """
         metric = self.options.best_metric
         if metric is None:
@@ -71,14 +71,14 @@ class RunFolder:
 
     @functools.cached_property
     def tracked(self) -> dict[int, float]:
-        """The `best_metric` of each update in the log, averaged over the seeds; `append` adds those of new rows."""
+        """Return the `best_metric` of each update in the log, averaged over the seeds; `append` adds new rows."""
         return self._read_tracked(_files.read_rows(self.log_path))
 
     def _read_tracked(self, rows: Iterable[_files.Row]) -> dict[int, float]:
         return {row["update"]: _files.average_finite(row.get(str(self.options.best_metric), np.nan)) for row in rows}
 
     def read_rows(self, before: int) -> Iterator[_files.Row]:
-        """Yield the rows of the updates before a checkpoint; warn if the log lacks some."""
+        """Yield the rows of the updates before a checkpoint, and warn if the log lacks some."""
         known = 0
         for row in _files.read_rows(self.log_path):
             if row["update"] >= before:
@@ -92,10 +92,10 @@ class RunFolder:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def rewind(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """Return how many updates are done and the state after them, and cut off what came later."""
+        """Return the number of updates done and the state after them, and cut off later results."""
         steps = self.checkpoints.steps()
         done, state = self.restore(train, which) if steps or which != "latest" else (0, None)
-        for later in steps:  # nothing is moved before a state has been accepted
+        for later in steps:  # move nothing before a state has been accepted
             if later > done:
                 os.rename(self.checkpoints.directory / str(later), self._find_aside(f"checkpoint-{later}"))
         kept = sum(1 for _ in self.read_rows(done))
@@ -115,7 +115,7 @@ class RunFolder:
 
     def append(self, rows: list[_files.Row]) -> None:
         try:
-            with self.log_path.open("r+b") as file:  # fails if somebody has removed it
+            with self.log_path.open("r+b") as file:  # fails if it has been removed
                 file.seek(0, os.SEEK_END)
                 file.write(_files.format_rows(rows))
         except OSError as error:
@@ -126,7 +126,7 @@ class RunFolder:
             self.tracked.update(self._read_tracked(rows))
 
     def write_checkpoint(self, update: int, state: Any) -> None:
-        """Write a checkpoint; the latest ones and the best one are kept."""
+        """Write a checkpoint; keep the latest ones and the best one."""
         found = self.find_best(update)
         self.checkpoints.save(update, state, best=found and found[0])
 
@@ -138,9 +138,9 @@ class RunFolder:
 
 @contextlib.contextmanager
 def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunFolder | None, int, Any]]:
-    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
+    """Open the folder of a new run or of the run to resume, and lock it against other writers.
 
-    Yields the folder (None in processes other than the first), how many updates are done, and the state after them
+    Yield the folder (None in processes other than the first), the number of updates done, and the state after them
     (None for a new run). No folder is created if a configuration, a recipe or a state does not fit.
     """
     with contextlib.ExitStack() as stack:
@@ -167,7 +167,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         return folder, *folder.rewind(train, options.checkpoint)
     stored = _stored.describe_run(config, train)
     source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
-    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain a path
+    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain paths
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name
@@ -179,10 +179,10 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
     if (path / "config.json").exists():
         raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
     folder = RunFolder(path, stored, options)
-    for left in ("checkpoints", "metrics.jsonl"):  # of a start that was killed: this run begins without them
+    for left in ("checkpoints", "metrics.jsonl"):  # left by a killed start
         if (path / left).exists():
             os.rename(path / left, folder._find_aside(left))
-    if source is not None:  # `config.json` comes last: without it, the folder holds no run
+    if source is not None:  # `config.json` comes last, as it marks the folder as a run
         changed = _stored.find_changes(source.stored, config, options)
         stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
         _files.write_whole(folder.log_path, _files.format_rows(source.read_rows(done)))
@@ -191,7 +191,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
 
 
 def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:
-    """Return the run that a new one starts from, its update and its state; raise if they do not fit."""
+    """Return the run from which a new run starts, its update and its state; raise if they do not fit."""
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = _stored.find_changes(run.stored, config, options)
@@ -215,17 +215,17 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
 
 
 def _find_unused(path: Path) -> Path:
-    """Return `path`, or if it exists, the first of the same path with the suffixes -2, -3, ... that does not."""
+    """Return `path` or, if it exists, the first unused path with a suffix -2, -3, ..."""
     paths = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
     return next(path for path in paths if not path.exists())
 
 
 def _lock(folder: Path) -> Any:
-    """Lock `folder`, and return the lock, which the operating system releases however this process ends."""
+    """Lock `folder` and return the lock, which the operating system releases however this process ends."""
     filelock = require_package("filelock", "train")
     try:
         return filelock.FileLock(folder / ".lock", timeout=0).acquire()
-    except NotImplementedError:  # no locks on this file system
+    except NotImplementedError:  # the file system has no locks
         return contextlib.nullcontext()
     except filelock.Timeout:
         raise _files.RunExistsError(f"{folder} is being written by another process") from None
@@ -234,10 +234,10 @@ def _lock(folder: Path) -> Any:
 
 
 class LoadedRun(NamedTuple):
-    """A run after `update` updates: its configuration, the result of `make_train(config)`, and its state.
+    """A run after `update` updates, with its configuration, the result of `make_train(config)`, and its state.
 
-    With several seeds, they are the first axis of the state. `metrics` has every metric up to this update by name,
-    `[update]` or `[update, seeds]`: NaN where it was not measured or its row is lost, empty if the whole log is lost.
+    Several seeds are the first axis of the state. `metrics` has every metric up to this update by name, `[update]` or
+    `[update, seeds]`. It is NaN where a metric was not measured or its row is lost, and empty if the whole log is lost.
     `training.run(run.train, run.config, run.options)` resumes the run.
     """
 
@@ -257,21 +257,21 @@ def load(
     checkpoint: Literal["latest", "best"] | int = "latest",
     trust: bool = False,
 ) -> LoadedRun:
-    """Load a run from its folder, which is only read, and to which another process may be writing.
+    """Load a run from its folder, without changing it, even while another process writes to it.
 
     A lost or damaged `metrics.jsonl` causes only a warning, because the policy does not depend on it.
 
     Args:
         folder: folder of the run.
-        make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
-            the `make_train` of the module that `config.json` names.
-        checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
+        make_train: the recipe's function, in which the annotation of the argument names the class of the configuration.
+            None means the `make_train` of the module that `config.json` names.
+        checkpoint: "latest", "best" (if the run has a `best_metric`), or the number of an update.
         trust: whether `config.json` may choose what is imported: a recipe outside `ppo_parts.recipes`, or the module
             of an environment like "gym:module:Env-v0", that is not imported yet.
 
     Raises:
-        FileNotFoundError: the run or the checkpoint does not exist.
-        ValueError: the recipe cannot be imported, or the run is not of it; the message names the difference.
+        FileNotFoundError: if the run or the checkpoint does not exist.
+        ValueError: if the recipe cannot be imported, or the run was not made by it; the message names the difference.
     """
     run = RunFolder(Path(folder))
     _stored.check_trusted(run.stored, run.path, trust, recipe=make_train is None)

@@ -1,4 +1,4 @@
-"""Population-based training: members train with hyperparameters of their own, and the worst copy the best."""
+"""Population-based training, in which members have their own hyperparameters and the worst copy the best."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ._search import check_fields, check_metric
 from ._train import Collected, Train, TrainState
 
 PARENT = "population/parent"
-"""The metric that only populations have: the member whose state each member continues."""
+"""A metric that only populations have, the member whose state each member continues."""
 RESAMPLE = 0.25
-"""Probability with which a selection draws a hyperparameter again, instead of multiplying it."""
+"""The probability that a selection draws a hyperparameter again instead of multiplying it."""
 
 
 class PopulationState(NamedTuple):
-    """The whole state of a population; arrays have shape `[members, ...]`, except for the key.
+    """The whole state of a population; all arrays except the key have shape `[members, ...]`.
 
-    `total` and `number` are the sum and the number of the values of the metric since the last selection, and `score` is
-    their mean at it, NaN if there was no value yet.
+    `total` and `number` are the sum and the number of the metric's values since the last selection. `score` is their
+    mean at the last selection, or NaN if there was no value yet.
     """
 
     key: Array
@@ -44,13 +44,13 @@ class PopulationState(NamedTuple):
 
     @property
     def scores(self) -> Array:
-        """The mean of the metric since the last selection, or the `score`, `[members]`; -inf without either."""
+        """Return the mean metric since the last selection, or the `score`, `[members]`; -inf without either."""
         scores = jnp.where(self.number > 0, self.total / jnp.maximum(self.number, 1), self.score)
         return jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 
     @property
     def best(self) -> tuple[TrainState, dict[str, Array]]:
-        """The state and the hyperparameters of the member with the highest score."""
+        """Return the state and the hyperparameters of the member with the highest score."""
         return jax.tree.map(lambda x: x[jnp.argmax(self.scores)], (self.members, self.hyperparameters))
 
     @property
@@ -60,12 +60,12 @@ class PopulationState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Population(Train):
-    """A run of `members` runs, see `population`: the state is a `PopulationState`, metrics are `[updates, members]`.
+    """A run of `members` runs; its state is a `PopulationState`, its metrics are `[updates, members]`.
 
-    The fields of `Train` are those of a single run with the configuration's own hyperparameters.
+    See `population`. The fields of `Train` are those of one run with the hyperparameters of the configuration.
     """
 
-    member: Callable[..., Train]  # the run with these hyperparameters
+    member: Callable[..., Train]  # makes the run with these hyperparameters
     ranges: Mapping[str, Range]
     members: int
     every: int
@@ -74,7 +74,7 @@ class Population(Train):
     metric: str
 
     def init(self, key: Array) -> PopulationState:  # type: ignore[override]
-        """Draw the hyperparameters of all members, and initialize each with a key of its own."""
+        """Draw the hyperparameters of all members, and initialize each member with its own key."""
         key, drawn, keys = jax.random.split(check_key("train", "key", key), 3)
         hyperparameters = self.sample(drawn)
         init = jax.vmap(lambda given, key: self.member(**given).init(key))
@@ -96,7 +96,7 @@ class Population(Train):
         return jax.vmap(lambda given, state: self.member(**given).collect(state))(state.hyperparameters, state.members)
 
     def learn(self, state: Any, collected: Collected) -> tuple[Any, Metrics]:
-        """Run an update of each member, and a selection after every `every` of them, except at the end of the run."""
+        """Run an update of each member, and a selection after every `every` updates except at the end of the run."""
         learn = jax.vmap(lambda given, *member: self.member(**given).learn(*member))
         members, metrics = learn(state.hyperparameters, state.members, collected)
         value = metrics[self.metric]
@@ -105,19 +105,19 @@ class Population(Train):
         record = {f"population/{name}": x for name, x in state.hyperparameters.items()}
         state = state._replace(members=members, total=total, number=number)
         done = members.learner.step[0]
-        due = (done % self.every == 0) & (done <= self.num_updates - self.every)  # as many then decide which is best
+        due = (done % self.every == 0) & (done <= self.num_updates - self.every)  # `every` updates then choose the best
         state, parent = jax.lax.cond(due, self.select, lambda state: (state, jnp.arange(self.members)), state)
         record[PARENT] = parent.astype(jnp.float32)
         return state, jax.vmap(join_metrics)(metrics, jax.vmap(Metrics.of)(record))
 
     def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
-        """Let the worst copy the best and explore; also return the member that each one continues, `[members]`."""
+        """Let the worst copy the best and explore; also return the member that each member continues, `[members]`."""
         key, among, drawn, scaled, chance = jax.random.split(state.key, 5)
-        few = min(round(self.fraction * self.members), self.members // 2)  # none is both
+        few = min(round(self.fraction * self.members), self.members // 2)  # none is in both groups
         order, own = jnp.argsort(state.scores), jnp.arange(self.members)
         parent = own.at[order[:few]].set(jax.random.choice(among, order[-few:], (few,)))
         members, old, score = jax.tree.map(lambda x: x[parent], (state.members, state.hyperparameters, state.scores))
-        members = members._replace(key=state.members.key)  # so that a member and its copy act differently
+        members = members._replace(key=state.members.key)  # so that copies act differently
         new, hyperparameters, shape = self.sample(drawn), {}, (len(self.ranges), self.members)
         factors = jax.random.choice(scaled, jnp.array(self.factors), shape)
         again = jax.random.bernoulli(chance, RESAMPLE, shape)
@@ -131,7 +131,7 @@ class Population(Train):
         drawn, uniform = {}, jax.random.uniform(key, (len(self.ranges), self.members))
         for (name, x), u in zip(self.ranges.items(), uniform, strict=True):
             value = x.low * (x.high / x.low) ** u if x.low > 0 else x.low + (x.high - x.low) * u
-            drawn[name] = jnp.clip(value, x.low, x.high)  # in spite of rounding
+            drawn[name] = jnp.clip(value, x.low, x.high)  # against rounding errors
         return drawn
 
 
@@ -146,28 +146,28 @@ def population(
     factors: tuple[float, float] = (0.8, 1.2),
     metric: str = "episode_return",
 ) -> Callable[..., Population]:
-    """Transform a recipe's `make_train` so that its runs are populations that search their own hyperparameters.
+    """Transform a recipe's `make_train` so that its runs are populations that search their hyperparameters.
 
     All members train in one program. After every `every` updates, each of the worst `fraction` copies the state and the
-    hyperparameters of a random one of the best `fraction`; then each hyperparameter is drawn again with probability
-    1/4, or else multiplied by one of the `factors`. At least `every` updates follow the last selection, and decide
-    which member is the best. With `fraction=0`, this is a random search.
+    hyperparameters of a random member of the best `fraction`. Then each of its hyperparameters is drawn again with
+    probability 1/4, or else multiplied by one of the `factors`. At least `every` updates follow the last selection, and
+    decide which member is the best. With `fraction=0`, this is a random search.
 
-    The result runs wherever another `make_train` does: as a function of a key, in `training.run` and `training.main`
-    with checkpoints, on several devices, and with several seeds, each a population. `total_timesteps` are those of each
-    member, and `env_steps` counts all. Metrics have shape `[updates, members]`, among them "population/NAME", the
-    hyperparameters of the update, and "population/parent", the member whose state each member continues after it.
-    Evaluations play the member with the highest score.
+    The result works like any other `make_train`: as a function of a key, in `training.run` and `training.main` with
+    checkpoints, on several devices, and with several seeds, each of which is a population. `total_timesteps` counts the
+    steps of one member, and `env_steps` those of all. Metrics have shape `[updates, members]`. They include
+    "population/NAME", the hyperparameters of the update, and "population/parent", the member whose state each member
+    continues afterwards. Evaluations play the member with the highest score.
 
     Args:
         make_train: `make_train(config, ...) -> Train`.
-        ranges: `training.Range(low, high)` of each float field of the configuration to search. The first values are
+        ranges: `training.Range(low, high)` for each float field of the configuration to search. Initial values are
             log-uniform, or uniform if `low` is not positive.
         members: number of runs.
-        every: updates between selections.
-        fraction: part of the members that is replaced, in [0, 0.5]: at least one member, or 0.
-        factors: those of which one multiplies a hyperparameter; the product is clipped to the range.
-        metric: the metric to maximize; a score is its mean since the last selection over updates in which it is finite.
+        every: number of updates between selections.
+        fraction: fraction of the members that is replaced, in [0, 0.5]; unless it is 0, it must be at least one member.
+        factors: factors, one of which multiplies a hyperparameter; the product is clipped to the range.
+        metric: the metric to maximize. A score is its mean since the last selection over updates in which it is finite.
 
     Returns:
         `make_train(config, ...) -> Train`; `state.best` is the `TrainState` and the hyperparameters of the best member.
@@ -208,7 +208,7 @@ def population(
             if not isinstance(getattr(config, name), float):
                 says = f"must be fields of the configuration that hold floats, got {name!r}"
                 raise UserValueError(says, where="population", argument="ranges")
-            for end in (limits.low, limits.high):  # members are traced, and what is traced is not checked
+            for end in (limits.low, limits.high):  # members are traced, and traced values are not checked
                 check_config(dataclasses.replace(config, **{name: float(end)}), where="population")
 
         def member(**hyperparameters: Any) -> Train:
@@ -226,5 +226,5 @@ def population(
         own: Any = {"ranges": ranges, "members": members, "every": every, "fraction": fraction, "factors": factors}
         return Population(**fields, **own, member=member, metric=metric)
 
-    make_population.__module__ = "__main__"  # not that of the recipe, whose `make_train` is another function
+    make_population.__module__ = "__main__"  # the recipe's `make_train` is another function
     return make_population

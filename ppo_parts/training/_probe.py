@@ -1,4 +1,4 @@
-"""Measurements of a policy and its environment in new rollouts, without training: evidence for `diagnose`."""
+"""Measurements of a policy and its environment in new rollouts, without training, as evidence for `diagnose`."""
 
 from __future__ import annotations
 
@@ -24,58 +24,57 @@ from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 
 STEPS, ROLLOUTS = 1024, 4
-"""Observations, rewards and ends are measured over at least this many steps and rollouts, the rest in the last one."""
+"""The minimal steps and rollouts for measuring observations, rewards and ends; the rest uses the last rollout."""
 NEAR = 0.005
-"""Actions closer to a bound than this share of the range are at it."""
+"""Actions closer to a bound than this share of the range count as at the bound."""
 
 
 @checked
 def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Array]:
     """Collect rollouts with the policy of `state`, and measure what the metrics of a run do not show.
 
-    It is pure: jit it, and vmap it over the states of several seeds. A measurement that does not apply is NaN.
+    The function is pure, and can be jitted, and vmapped over several seeds. A measurement that does not apply is NaN.
 
     Args:
-        train, state: the run, and its state, such as that of a checkpoint.
-        config: its configuration, of which `gamma`, `gae_lambda` and `vf_coef` are used (0.99, 0.95 and 0.5 without).
+        train, state: the run and its state, for example from a checkpoint.
+        config: its configuration, of which `gamma`, `gae_lambda` and `vf_coef` are used (else 0.99, 0.95 and 0.5).
 
     Raises:
-        ValueError: the policy has no critic.
+        ValueError: if the policy has no critic.
 
     Returns:
-        Scalars by name, each after "probe/":
+        Scalars by name, each with the prefix "probe/":
 
-        * `log_ratio`: the largest absolute log-ratio, of the parameters that acted.
-        * `log_ratio_inside`: the same where no action is at its bounds; NaN if that is nowhere.
+        * `log_ratio`: the largest absolute log-ratio with the parameters that acted.
+        * `log_ratio_inside`: the same where no action is at its bounds; NaN if there is no such step.
         * `value_change`: the largest change of a stored value, divided by the root mean square of values.
-        * `memory_after_reset`: the effect of a carry before a reset on the outputs after it.
-        * `same_envs`: the share of environments with the observations of the first one, which are not all the same.
+        * `memory_after_reset`: the effect of the carry before a reset on the outputs after it.
+        * `same_envs`: the share of environments with the same observations as the first, if these vary.
         * `obs_rms`, `obs_std`: the largest root mean square and standard deviation of an input.
-        * `obs_seen`: the number of observations in running statistics, divided by that of all.
+        * `obs_seen`: the share of observations that entered the running statistics.
         * `action_at_bound`: the share of components closer to a bound than 0.5 % of the range, or beyond it.
         * `action_beyond`: the share of components beyond a bound.
-        * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; the mean
-          over the components.
+        * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; mean
+          over components.
         * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
-        * `softmax_twice`: the share of steps whose categorical logits can be probabilities with one above 0.95; 0 if
-          some cannot, or if they do not vary; NaN for other distributions.
-        * `no_effect`: 1 if another policy sees the same observations; NaN on the host.
+        * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
+          some could not, or if they do not vary; NaN for other distributions.
+        * `no_effect`: 1 if a different policy sees the same observations; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
-          actions changes; the smallest of the components; NaN for discrete actions.
-        * `score`: the mean gradient of the log-probability of sampled actions, which is 0 for the density that they
-          were drawn from, in standard errors, along a random direction of each array of parameters; the largest of
-          them; NaN for discrete actions.
-        * `reward_balance`: the sum of rewards, divided by that of their absolute values.
+          actions changes; minimum over components; NaN for discrete actions.
+        * `score`: the mean gradient of the log-probability of sampled actions, in standard errors, along a random
+          direction of each parameter array, which is 0 for the density from which they were drawn; maximum over arrays;
+          NaN for discrete actions.
+        * `reward_balance`: the sum of rewards, divided by the sum of their absolute values.
         * `reward_size`: the largest absolute reward.
         * `reward_spread`: the standard deviation of rewards, divided by the largest absolute one.
         * `target_rms`: the root mean square of the value targets.
-        * `value_error`: the root mean square of advantages, divided by that of rewards.
-        * `value_at_end`: how far values before terminations miss the reward, divided by the root mean square of values.
+        * `value_error`: the root mean square of advantages, divided by the root mean square of rewards.
+        * `value_at_end`: the error of values before terminations, divided by the root mean square of values.
         * `terminated`, `truncated`: the number of ends of each kind.
-        * `length_spread`: how far the mean lengths of episodes of the rollouts differ, as a share of the longest.
-        * `jump_at_end`: how far observations jump after an end, divided by the larger jump one step before or after it.
-        * `update_direction`: the correlation of advantages with the ratios of probabilities after and before the first
-          update of a new run.
+        * `length_spread`: the difference between the rollouts' mean episode lengths, as a share of the longest.
+        * `jump_at_end`: the jump of observations after an end, divided by the larger jump one step before or after it.
+        * `update_direction`: the correlation of advantages with probability ratios after the first update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
@@ -99,7 +98,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
 
 
 def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str, Any]]:
-    """Return the last rollout, and what is measured of observations, rewards and ends of episodes in all of them."""
+    """Return the last rollout, and the measurements of observations, rewards and episode ends in all rollouts."""
     kept = jax.eval_shape(train.rollout.collect, state.key, state.learner.params, state.rollout)[1]
     features = jax.eval_shape(_flatten_obs, kept)
 
@@ -146,29 +145,29 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
 def _compare_policies(train: Train, state: TrainState) -> Array | float:
     """Return whether a policy with other parameters sees the same observations from the same states."""
     if train.rollout.restart is not None:
-        return jnp.nan  # the states are on the host, which cannot go back
-    other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # so that actions surely differ
+        return jnp.nan  # the host cannot return to earlier states
+    other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # makes actions differ
     both = jax.tree.map(lambda *x: jnp.stack(x), state.learner.params, other)
     obs = jax.vmap(lambda params: train.rollout.collect(state.key, params, state.rollout)[1].obs)(both)
     return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
 
 
 def _change_actions(train: Train, state: TrainState) -> Array | float:
-    """Return the least effect that one component of the actions has on what follows."""
+    """Return the smallest effect of one action component on what follows."""
     env, space = train.env, train.env.action_space
     if not hasattr(space, "low"):
         return jnp.nan
     act, size = random_action(env), math.prod(space.shape)
 
     def begin(key: Array) -> tuple[Any, Any]:
-        """Return a state twice. On the host, it can be stepped only once, but a reset makes another one like it."""
+        """Return two equal states. A host state can be stepped only once, but a second reset makes an equal one."""
         if train.rollout.restart is None:
             return jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
         return jax.vmap(lambda key: env.reset(key, 1))(jnp.stack([key, key]))
 
     def compare(component: Array) -> Array:
         changed = (jnp.arange(size) == component).reshape(space.shape)
-        key = jax.random.fold_in(state.key, component)  # each component with a reset of its own
+        key = jax.random.fold_in(state.key, component)  # each component has its own reset
         start, obs = begin(key)
 
         def step(states: Any, key: Array) -> tuple[Any, Array]:
@@ -188,7 +187,7 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
     """Return how far the mean of the gradient of log-probabilities is from 0, in standard errors."""
     discrete = map_space(lambda space, action: is_discrete(space), train.env.action_space, batch.action)
     if any(jax.tree.leaves(discrete)):
-        return jnp.nan  # a policy that nearly always takes the same action has the same gradient in all samples
+        return jnp.nan  # nearly deterministic policies have equal gradients
 
     def log_prob(params: Any) -> Array:
         return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
@@ -200,7 +199,7 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
         each = zip(chosen, keys, leaves, strict=True)
         direction = [(of_it * jax.random.normal(key, x.shape)).astype(x.dtype) for of_it, key, x in each]
         score = jax.jvp(log_prob, (params,), (jax.tree.unflatten(structure, direction),))[1]
-        return jnp.abs(jnp.mean(score)) / jnp.std(score) * score.size**0.5  # 0 / 0 without an effect
+        return jnp.abs(jnp.mean(score)) / jnp.std(score) * score.size**0.5  # NaN without an effect
 
     return jnp.nanmax(jax.lax.map(measure, jnp.eye(len(leaves))))
 
@@ -211,9 +210,9 @@ def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Arr
 
 
 def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) -> Array | float:
-    """Return whether an update from new parameters makes better actions more probable."""
+    """Return how well an update from new parameters makes better actions more probable."""
     if train.env.zero_sum:
-        return jnp.nan  # rewards are those of one side
+        return jnp.nan  # rewards belong to one side
     first = train.init(key).acting
     _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
@@ -222,7 +221,7 @@ def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) ->
         for params in (first.learner.params, after.params)
     )
     advantage, _ = _estimate_advantages(batch, settings)
-    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # 0 / 0 without a change
+    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
@@ -254,17 +253,17 @@ def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float
 
 
 def _measure_softmax_twice(distribution: Any) -> Array | float:
-    """Return how often logits can be probabilities of nearly 1, if all of them can be, and if they vary."""
+    """Return how often logits could be probabilities near 1, if all could be probabilities and they vary."""
     if not isinstance(distribution, Categorical):
         return jnp.nan
     logits = distribution.logits
     probs = logits - jnp.mean(logits, axis=-1, keepdims=True) + 1 / logits.shape[-1]  # logits up to a constant
-    varied = jnp.any(jnp.ptp(probs, axis=(0, 1)) > 0.1)  # those of a single action, or without observations, do not
+    varied = jnp.any(jnp.ptp(probs, axis=(0, 1)) > 0.1)  # not with one action or no observations
     return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4) * varied
 
 
 def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:
-    """Return the fields of a configuration: a dataclass, a mapping, or None."""
+    """Return the fields of a configuration, which is a dataclass, a mapping, or None."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if not isinstance(config, Mapping | None):
@@ -274,14 +273,14 @@ def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:
 
 
 def _flatten_obs(batch: Batch) -> Array:
-    """Return the floating observations as `[T, N, features]`; those of agents are features, too."""
+    """Return the floating observations as `[T, N, features]`, with the agents' observations as features."""
     shape = batch.reward.shape[:2]
     leaves = [x.reshape(*shape, -1) for x in jax.tree.leaves(batch.obs) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.concatenate(leaves or [jnp.full((*shape, 1), jnp.nan)], axis=-1)
 
 
 def _measure_distance_to_bounds(space: Any, action: Any, shape: tuple[int, ...]) -> Array:
-    """Return how far each component of actions that has bounds is inside them, as a share of its range, `[*shape, D]`.
+    """Return the distance of bounded action components to their bounds, as a share of the range, `[*shape, D]`.
 
     Without bounds, D is 0, and means over the components are NaN.
     """
@@ -289,11 +288,11 @@ def _measure_distance_to_bounds(space: Any, action: Any, shape: tuple[int, ...])
     def measure(space: Any, action: Array) -> Array:
         if is_discrete(space):
             return jnp.zeros((*shape, 0))
-        # NumPy's arrays: those of JAX become traced inside jit.
+        # Use NumPy arrays, because JAX arrays become traced inside jit.
         low, high = (np.broadcast_to(np.asarray(x, np.float32), action.shape) for x in (space.low, space.high))
         if not np.all(np.isfinite([low, high])):
             return jnp.zeros((*shape, 0))
-        size = np.where(high > low, high - low, 1)  # a component may have a single value
+        size = np.where(high > low, high - low, 1)  # a component may have only one value
         return (jnp.minimum(action - low, high - action) / size).reshape(*shape, -1)
 
     return jnp.concatenate(jax.tree.leaves(map_space(measure, space, action)), axis=-1)
@@ -325,13 +324,13 @@ def _measure_jump_at_end(batch: Batch) -> Array:
 
 
 def _measure_value_at_end(batch: Batch) -> Array:
-    """Return how far values before a termination miss its reward, divided by the root mean square of all values."""
+    """Return the error of values before a termination, divided by the root mean square of all values."""
     missed = jnp.mean((batch.value - batch.reward) ** 2, where=batch.terminated == 1)
     return jnp.sqrt(missed / jnp.mean(batch.value**2))
 
 
 def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
-    """Compare the gradients of both losses on the parameters that they share, and count units that none reaches."""
+    """Compare the gradients of both losses on shared parameters, and count units that no gradient reaches."""
     scaled = advantage_normalize(advantage)
     noise = jax.random.normal(jax.random.key(0), (2, *batch.reward.shape))
 
@@ -339,10 +338,10 @@ def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array
         output = evaluate_policy(train.policy, params, batch)
         log_prob, value = output.distribution.log_prob(batch.action), jnp.asarray(output.value)
         policy_loss, value_loss = -jnp.mean(scaled * log_prob), vf_coef * jnp.mean((value - target) ** 2) / 2
-        # Random weights, so that the gradient of a living unit does not cancel to exactly 0.
+        # With random weights, the gradient of a living unit does not cancel to exactly 0.
         return jnp.stack([policy_loss, value_loss, jnp.mean(noise[0] * log_prob + noise[1] * value)])
 
-    # What no gradient reaches with new parameters either is not a part of the network.
+    # Parameters that no gradient reaches even when they are new are not part of the network.
     both = jax.tree.map(lambda *x: jnp.stack(x), params, train.policy.init(jax.random.key(0)))
     leaves = jax.tree_util.tree_leaves_with_path(jax.vmap(jax.jacrev(losses))(both))
     norms = jnp.stack([jnp.sqrt(jnp.sum(x[0, :2].reshape(2, -1) ** 2, axis=1)) for _, x in leaves])
@@ -351,4 +350,4 @@ def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array
     biases = [x[:, 2] for path, x in leaves if "bias" in jax.tree_util.keystr(path) and x.ndim == 3]
     counts = [jnp.any(new) * jnp.array([jnp.sum(now == 0), now.size]) for now, new in biases]
     dead, units = sum(counts, jnp.zeros(2))
-    return {"value_dominance": value / policy, "dead_units": dead / units}  # 0 / 0 where nothing is shared
+    return {"value_dominance": value / policy, "dead_units": dead / units}  # NaN without shared parameters

@@ -1,6 +1,6 @@
-"""Processes that train together, what they print, and signals that ask them to stop or to save.
+"""Processes that train together, their messages, and signals that ask them to stop or to save.
 
-All run the same programs in the same order, so they must agree on what only one knows: a signal, a clock or a file.
+They run the same programs in the same order, so they must agree on what only one knows: a signal, a clock or a file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jax.experimental.multihost_utils import process_allgather
 from .._base.errors import UserError, UserValueError
 
 logger = logging.getLogger("ppo_parts.training")
-"""What runs log; a command line prints it."""
+"""The logger of runs, whose messages a command line prints."""
 
 
 class _Printer(logging.Handler):
-    """Prints warnings on stderr, and everything else on stdout, in the first process of a run."""
+    """A handler that prints warnings to stderr and other messages to stdout, in the first process of a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
@@ -37,9 +37,9 @@ class _Printer(logging.Handler):
 
 @contextlib.contextmanager
 def print_messages() -> Iterator[None]:
-    """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
+    """Print the messages of runs in this context; elsewhere, the configuration of `logging` applies."""
     before, level = (logger.handlers, logger.propagate), logger.level
-    others = [x for x in logger.handlers if not isinstance(x, _Printer)]  # only one prints where contexts are nested
+    others = [x for x in logger.handlers if not isinstance(x, _Printer)]  # nested contexts print once
     logger.handlers, logger.propagate = [*others, _Printer()], False  # the root logger would print them again
     logger.setLevel(logging.INFO)
     try:
@@ -50,14 +50,14 @@ def print_messages() -> Iterator[None]:
 
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-"""Variables that torchrun sets."""
+"""Environment variables that torchrun sets."""
 
 
 def initialize(heartbeat_timeout: int) -> None:
-    """Connect this process with the others of its run; nothing may have used a device before.
+    """Connect this process with the others of its run; call it before anything uses a device.
 
-    JAX recognizes Slurm, Open MPI, Kubernetes and Cloud TPUs. The variables of torchrun are read here; as torchrun may
-    listen at its own port, the next one is used.
+    JAX recognizes Slurm, Open MPI, Kubernetes and Cloud TPUs. This function reads the variables of torchrun, and uses
+    the port after torchrun's, because torchrun may be listening on its own.
     """
     if jax.distributed.is_initialized():
         return
@@ -83,7 +83,7 @@ def is_first() -> bool:
 
 
 def take_largest(*numbers: float) -> list[float]:
-    """Return the largest of each number over all processes; all of them must call this."""
+    """Return the maximum of each number over all processes, which must all call this."""
     if jax.process_count() == 1:
         return list(numbers)
     return np.max(process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
@@ -107,18 +107,18 @@ def fail_together(what: str) -> Iterator[None]:
 STOP, SAVE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"), "SIGUSR1"  # submitit sends SIGUSR2
 REASONS = (None, *STOP, "StopRun")
 TOGETHER = 0.2
-"""Seconds within which signals count as one: a closing terminal, or a wrapper that forwards them, sends several."""
+"""Seconds within which signals count as one, as closing terminals and wrappers send several."""
 
 
 class Interrupt:
-    """Turns the first signal of `STOP` into a request to save and stop, and SIGUSR1 into a request to save.
+    """Turn the first signal of `STOP` into a request to save and stop, and SIGUSR1 into a request to save.
 
-    A second signal to stop ends the process without saving. Python runs signal handlers between two steps of the main
+    A second stop signal ends the process without saving. Python runs signal handlers between bytecode steps of the main
     thread, so a signal waits for the end of a device call.
     """
 
     def __init__(self) -> None:
-        self.reason: dict[str, str] = {}  # who asked first to stop, such as "SIGTERM", and why
+        self.reason: dict[str, str] = {}  # the first request to stop, such as "SIGTERM", and why
         self.save = False  # whether a checkpoint was requested; the run resets it
         self._first = 0.0
         self._before: dict[int, Any] = {}
@@ -128,7 +128,7 @@ class Interrupt:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
 
     def agree(self) -> bool:
-        """Return whether any process was asked to stop before this call; every process must call this."""
+        """Return whether any process has been asked to stop; every process must call this."""
         (number,) = take_largest(REASONS.index(self.reason.get("interrupted_by")))
         if reason := REASONS[int(number)]:
             self.ask(reason)
@@ -146,7 +146,7 @@ class Interrupt:
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
+            signal.signal(number, handler or signal.SIG_DFL)  # None means not set by Python
 
     def _handle(self, number: int, frame: Any) -> None:
         name, now = signal.Signals(number).name, time.monotonic()

@@ -1,4 +1,4 @@
-"""The computations of a run on its devices: its first state, its updates and its evaluations."""
+"""The computations of a run on its devices: the initial state, updates and evaluations."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ._processes import logger, take_largest
 from ._train import Train, make_keys, vmap_over_seeds
 
 CALL_SECONDS = 0.5
-"""Intended duration of a device call. During a call the host can do nothing else, such as saving after a signal."""
+"""Intended duration of a device call. During a call, the host cannot do anything else, such as save after a signal."""
 MAX_ROWS = 1024
-"""Largest number of updates times seeds whose metrics are kept on the device."""
+"""Largest number of updates times seeds for which metrics are kept on the device."""
 
 AXIS = "devices"
 SEEDS, SEEDS_OF_ROWS, WHOLE = PartitionSpec(AXIS), PartitionSpec(None, AXIS), PartitionSpec()
-"""Arrays whose first or second axis are the seeds, and others."""
+"""Specifications for arrays whose first or second axis is the seed axis, and for others."""
 
 CACHE_LIMIT = 2**30
-"""Bytes of compiled programs that JAX keeps; it deletes what was not used for the longest time."""
+"""Bytes of compiled programs that JAX keeps; it deletes the least recently used ones."""
 
 Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 """`advance(state, most) -> (state, metrics)` runs at most `most` updates; each metric has one value per update."""
@@ -44,15 +44,15 @@ Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
 class Program:
     """The computations of a run on its devices, for all its seeds at once.
 
-    The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`, which a subclass may
-    override. `seed` is the first seed; `mesh` holds the devices (None: the default device alone), and `sharding`
-    says how the state is divided over them.
+    The host loop calls `start`, `advance_from` and `evaluate`, which a subclass may override. `seed` is the first seed,
+    `mesh` holds the devices (None means only the default device), and `sharding` tells how the state is divided over
+    them.
     """
 
     train: Train
     seed: int
     options: RunOptions
-    updates = 1  # of the next call, which takes about `CALL_SECONDS`
+    updates = 1  # number of updates in the next call, to take about `CALL_SECONDS`
 
     def __post_init__(self) -> None:
         self.mesh, self.sharding = place(self.train, self.options)
@@ -65,17 +65,17 @@ class Program:
         self._gather = jax.jit(lambda x: x, out_shardings=whole)
 
     def jit(self, function: Callable[..., Any], given: Any = SEEDS, result: Any = SEEDS, **options: Any) -> Any:
-        """Apply `jax.jit` on these devices; `given` and `result` say which axis of arguments and results has seeds."""
+        """Apply `jax.jit` on these devices; `given` and `result` tell which axis of arguments and results has seeds."""
         if self.mesh is not None and self.options.num_seeds > 1:
             function = _shard_map(function, self.mesh, given, result)
         return jax.jit(function, compiler_options=compiler_options(), **options)
 
     def gather(self, x: Any) -> Any:
-        """Return arrays as each process can read them; all processes of the run must call this."""
+        """Return arrays that each process can read; all processes of the run must call this."""
         return x if self.mesh is None or jax.process_count() == 1 else self._gather(x)
 
     def start(self, restored: Any = None) -> Any:
-        """Return the state before the first update, or put a restored state where updates need it."""
+        """Return the state before the first update, or a restored state on the right devices."""
         function = self.train.jitted_init if restored is None else self.train.restart_host_envs
         over_seeds = vmap_over_seeds(function, self.options.num_seeds)
         begin = self.jit(over_seeds, out_shardings=self.sharding)
@@ -83,7 +83,7 @@ class Program:
             return jax.block_until_ready(begin(self._keys if restored is None else restored))
 
     def advance_from(self, state: Any) -> Advance:
-        """Compile `advance(state, most) -> (state, metrics)`; how a run is divided into calls changes no bit of it."""
+        """Compile `advance(state, most) -> (state, metrics)`; dividing a run into calls does not change a bit."""
         program = self.compile_updates(state)
 
         def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
@@ -97,11 +97,11 @@ class Program:
         return advance
 
     def adapt(self, updates: int, seconds: float) -> None:
-        """Fit the number of updates to the duration of a call; it grows slowly: the first ones may not be typical."""
+        """Adapt the number of updates to the duration of a call, slowly, because the first calls may not be typical."""
         self.updates = min(max(1, int(updates * CALL_SECONDS / max(seconds, 1e-9))), 10 * updates)
 
     def compile_updates(self, state: Any) -> Callable[[Any, np.int32], tuple[Any, Metrics]]:
-        """Compile a number of updates, an argument at run time, so that a single program serves calls of any length."""
+        """Compile a loop of updates whose number is an argument, so that one program serves calls of any length."""
         step = vmap_over_seeds(self.train.jitted_step, self.options.num_seeds)
 
         def updates(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
@@ -114,16 +114,16 @@ class Program:
             buffer = jax.tree.map(lambda s: jnp.zeros((self._rows, *s.shape), s.dtype), shapes)
             return jax.lax.fori_loop(0, number, body, (state, buffer))
 
-        # After an error of an environment on the host, the run saves the state from before the call.
+        # After an error in an environment on the host, the run saves the state from before the call.
         donated = (0,) if self.train.rollout.restart is None else ()
         options: dict[str, Any] = {"out_shardings": (self.sharding, None), "donate_argnums": donated}
         program = self.jit(updates, (SEEDS, WHOLE), (SEEDS, SEEDS_OF_ROWS), **options)
         return program.lower(state, np.int32(0)).compile()
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
-        """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
+        """Return the metrics of an evaluation after an update, which are numbers or have shape `[seeds]`.
 
-        Its keys depend only on the seed and the update, so that it does not affect training and can be repeated.
+        The keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
         """
         seeds = self.options.num_seeds
         key_of = vmap_over_seeds(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**20), update), seeds)
@@ -133,20 +133,20 @@ class Program:
 
 
 def compiler_options() -> dict[str, Any]:
-    """Return the options of `jax.jit` for runs: a level of LLVM that compiles in 3/4 of the time, for equal speed."""
+    """Return `jax.jit` options for runs, an LLVM level that compiles in 3/4 of the time and runs as fast."""
     by_default = jax.default_backend() == "cpu" and not jax.config.values["jax_disable_most_optimizations"]
     return {"xla_backend_optimization_level": 2} if by_default else {}
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs in the user's cache folder; JAX's own environment variables win."""
+    """Let JAX keep compiled programs in the user's cache folder, unless its environment variables say otherwise."""
     settings = jax.config.values
     if settings["jax_compilation_cache_dir"] is not None or not settings["jax_enable_compilation_cache"]:
         return
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo_parts" / "jax"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it: nobody else may write there
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it, so nobody else may write to it
+    except (OSError, RuntimeError) as error:  # RuntimeError if the user has no home
         logger.warning(f"compiled programs are not kept: {error}; XDG_CACHE_HOME names another folder for them")
         return
     require_package("filelock", "train")  # JAX needs it to limit the size and to share the folder
@@ -157,10 +157,10 @@ def keep_compiled_programs() -> None:
 
 
 def place(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
-    """Return the mesh of `options.num_devices` devices and the shardings of a run's state; None: the default device.
+    """Return a mesh of `options.num_devices` devices (None for the default device) and the shardings of the state.
 
-    One seed: see `Train.sharding`. XLA makes one program that runs on all devices. Several seeds: each device has an
-    equal number of them, and runs its own program, which needs no other device.
+    For one seed, see `Train.sharding`; XLA makes one program that runs on all devices. Of several seeds, each device
+    has an equal number, and runs its own program, which does not need the other devices.
     """
     number = count_devices(options)
     if number == 1 and jax.process_count() == 1:
@@ -176,7 +176,7 @@ def place(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
 
 
 def count_devices(options: RunOptions) -> int:
-    """Return how many devices a run uses. None in the options: one, or all devices of several processes."""
+    """Return the number of devices of a run; None in the options means one, or all devices of several processes."""
     there, processes = jax.device_count(), jax.process_count()
     number = options.num_devices or (there if processes > 1 else 1)
     if number > there:
@@ -192,7 +192,7 @@ def _refuse_devices(message: str) -> NoReturn:
 
 
 def _shard_map(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    # Nothing is replicated between seeds, so there is nothing to check about what varies over devices.
+    # Nothing is replicated between seeds, so there is no need to check what varies over devices.
     if hasattr(jax, "shard_map"):
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     from jax.experimental.shard_map import shard_map

@@ -1,4 +1,4 @@
-"""What a run reports: to listeners, with each new row (progress bar, TensorBoard, Weights & Biases), and at its end."""
+"""Reports of a run, to listeners for each new row (progress bar, TensorBoard, Weights & Biases), and at its end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ._statistics import format_summary, plot_curve, summary
 from ._train import NONFINITE, Train, last_episodes_return
 
 OnRows = Callable[[list[Row]], object]
-"""`on_rows(rows)` is called with the metrics of new updates, in order, after they were written to `metrics.jsonl`."""
+"""`on_rows(rows)` receives the metrics of new updates, in order, after they were written to `metrics.jsonl`."""
 
 Write = Callable[[dict[str, float], int], object]
 """`write(record, step)` writes numbers by tag, after `step` environment steps."""
 
 
 class StopRun(Exception):
-    """Raised by an `on_rows` function to save and end the run; its message is the `reason` in the result."""
+    """An `on_rows` function raises this to save and end the run; its message is the `reason` in the result."""
 
     __module__ = "ppo_parts.training"
 
@@ -39,7 +39,7 @@ class StopRun(Exception):
 def open_listeners(
     train: Train, options: RunOptions, folder: RunFolder | None, done: int, on_rows: OnRows | None
 ) -> Iterator[list[OnRows]]:
-    """Open all that the first process calls with new rows after `done` updates; the other processes report nothing."""
+    """Open the listeners to new rows after `done` updates; only the first process has any."""
     if folder is None:
         yield []
         return
@@ -57,7 +57,7 @@ def open_listeners(
 def _show_progress(train: Train, options: RunOptions, done: int) -> Iterator[OnRows]:
     """Show environment steps, steps per second, and the mean return of the last updates."""
     steps = train.steps_per_update * options.num_seeds
-    hidden = None if options.progress else True  # None: shown only on terminals
+    hidden = None if options.progress else True  # None shows it only on terminals
     counts: dict[str, Any] = {"total": train.num_updates * steps, "initial": done * steps}
     with require_package("tqdm", "train").tqdm(**counts, unit="step", unit_scale=True, disable=hidden) as bar:
 
@@ -70,15 +70,15 @@ def _show_progress(train: Train, options: RunOptions, done: int) -> Iterator[OnR
 
 
 def make_records(train: Train, options: RunOptions, write: Write) -> OnRows:
-    """Return a listener that writes records, each of which is the mean of `log_every` updates, and of all seeds.
+    """Return a listener that writes records, each of which is the mean over `log_every` updates and all seeds.
 
-    A record ends at a multiple of `log_every`, at an evaluation, and with the run, so that records do not depend on the
-    number of updates per device call. The first one of a resumed run is of the updates after the checkpoint.
+    A record ends at a multiple of `log_every`, at an evaluation, and at the end of the run, so records do not depend on
+    the number of updates per device call. The first record of a resumed run covers the updates after the checkpoint.
     """
     every = options.log_every or max(1, train.num_updates // 200)
     steps = train.steps_per_update * options.num_seeds
     record: list[Row] = []
-    before = np.nan  # the end of the call before; the first call begins with compiling
+    before = np.nan  # the end of the last call; the first one includes compiling
 
     def listen(rows: list[Row]) -> None:
         nonlocal before
@@ -110,9 +110,9 @@ def make_tag(name: str) -> str:
 
 @contextlib.contextmanager
 def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
-    """Write TensorBoard's event file, which hides the events of an earlier process after these steps."""
+    """Write a TensorBoard event file, which hides an earlier process's events after these steps."""
     first = env_steps + 1
-    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # not only the time in seconds
+    about: Any = {"purge_step": first, "filename_suffix": f".{first}"}  # more than the time in seconds
     with require_package("tensorboardX", "train").SummaryWriter(str(folder.path), **about) as writer:
 
         def write(record: dict[str, float], step: int) -> None:
@@ -125,9 +125,9 @@ def open_tensorboard(folder: RunFolder, env_steps: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def open_weights_and_biases(folder: RunFolder) -> Iterator[Write]:
-    """Log to a run of Weights & Biases, with the name and the configuration of the run on disk.
+    """Log to a run of Weights & Biases with the name and the configuration of the run on disk.
 
-    A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
+    A resumed run continues the same run, whose identifier is in `wandb_id.txt`. Records that a killed process had
     already written are not written again, because their steps are not later than its last one.
     """
     wandb, path, config = require_package("wandb", "track"), folder.path / "wandb_id.txt", dict(folder.stored["config"])
@@ -137,12 +137,12 @@ def open_weights_and_biases(folder: RunFolder) -> Iterator[Write]:
     project = os.environ.get("WANDB_PROJECT", "ppo_parts")
     run = wandb.init(project=project, resume="allow", config=config, **about)
     with contextlib.ExitStack() as stack:
-        stack.push(lambda error, *_: run.finish(exit_code=int(error is not None)))  # uploads what is left
+        stack.push(lambda error, *_: run.finish(exit_code=int(error is not None)))  # uploads the rest
         yield lambda record, step: run.log(record, step=step)
 
 
 def finish(folder: RunFolder, result: dict[str, Any], played: Row | None) -> dict[str, Any]:
-    """Write the result, with what follows from an evaluation, if any, from checkpoints and from metrics."""
+    """Write the result, which contains data from the evaluation (if any), checkpoints and metrics."""
     if played is not None:
         result["evaluation"] = summarize_evaluation(played, folder.options.eval_episodes)
     if (best := folder.find_best()) is not None:
@@ -154,12 +154,12 @@ def finish(folder: RunFolder, result: dict[str, Any], played: Row | None) -> dic
 
 
 def summarize_metrics(path: Path, rows: Iterable[Row], title: str, env_steps: int) -> dict[str, Any]:
-    """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics.
+    """Draw the learning curve if any episode ended, and return the part of the result that depends on metrics.
 
-    A damaged log may lack those of the last updates. Then the last returns are unknown.
+    A damaged log may lack the metrics of the last updates. Then the last returns are unknown.
     """
     played = EVALUATION + "episode_return"
-    drawn: list[Row] = []  # without the other metrics, which would not all fit into memory
+    drawn: list[Row] = []  # only some metrics, because all may not fit into memory
     lost, total, population = 0.0, 0.0, False
     for row in rows:
         population = PARENT in row
@@ -172,7 +172,7 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str, env_steps: in
     steps, returns, episodes = (select_metric(drawn, name) for name in ("env_steps", "episode_return", "episodes"))
     evaluation = select_metric(drawn, played) if any(played in row for row in drawn) else None
     if population:  # members copy each other, so they are not independent seeds
-        returns = np.asarray(last_episodes_return(returns, episodes, last=2**31))  # all of each update
+        returns = np.asarray(last_episodes_return(returns, episodes, last=2**31))  # all episodes of an update
         episodes = np.sum(episodes, axis=-1)
     last = last_episodes_return(returns.T, episodes.T)
     result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))} if steps[-1] == env_steps else {}

@@ -1,4 +1,4 @@
-"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop."""
+"""The host loop of a run, which trains, evaluates, logs and saves until the run is done or asked to stop."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def run(
 ) -> dict[str, Any]:
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
-    `resume` continues an interrupted run from its last checkpoint; on a CPU the result is bit-identical to that of an
-    uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run and end it; a second one ends it at once.
-    SIGUSR1 saves and continues. Messages go to the logger `ppo_parts.training`.
+    `resume` continues an interrupted run from its last checkpoint. On a CPU, the result is bit-identical to the result
+    of an uninterrupted run. Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 save the run and end it; a second signal ends it at
+    once. SIGUSR1 saves and continues. Messages go to the logger `ppo_parts.training`.
 
-    All processes of a distributed run call this function with the same arguments. The first one writes the files and
-    calls `on_rows`; a signal to one of them stops all.
+    All processes of a distributed run must call this function with the same arguments. The first one writes the files
+    and calls `on_rows`; a signal to one process stops all.
 
     Args:
-        train: the run, as a recipe's `make_train` returns it.
-        config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
+        train: the run, as returned by a recipe's `make_train`.
+        config: a dataclass that has at least the fields `seed` and `env_id`. It is recorded, and compared on resuming.
         options: see `RunOptions`.
-        on_rows: called with the metrics of new updates after they were written, a list of dictionaries in order. Each
-            has `update` and `env_steps`; with several seeds, each metric is an array with one number per seed. It may
-            raise `StopRun`. If the process is killed, updates after the last checkpoint are reported again.
-        make_program: makes the object that computes updates and evaluations; see `Program`.
+        on_rows: function that receives the metrics of new updates after they were written, as a list of dictionaries in
+            order. Each has `update` and `env_steps`; with several seeds, each metric is an array with one number per
+            seed. The function may raise `StopRun`. After a kill, updates since the last checkpoint are reported again.
+        make_program: function that makes the object that computes updates and evaluations; see `Program`.
 
     Returns:
         The content of `result.json`. An interrupted run, and any process but the first, returns only `config`,
@@ -60,9 +60,9 @@ def run(
         message of `StopRun`.
 
     Raises:
-        FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
-        ValueError: it has another configuration. OSError: the folder cannot be written.
-        FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
+        FileExistsError: if the folder already holds a run. FileNotFoundError: if there is no run to resume.
+        ValueError: if it has another configuration. OSError: if the folder cannot be written.
+        FloatingPointError: if non-finite numbers appear and `options.on_nonfinite` is "stop".
     """
     for name, given, right, what in (
         ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
@@ -103,7 +103,7 @@ def run(
             speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
             timing = {"seconds": loop.seconds, "steps_per_second": speed, "device": device}
             result["timing"] = {"env_steps_this_session": env_steps, **timing}
-        else:  # the run was complete
+        else:  # the run was already complete
             result = read_result(folder.result_path) | result
         result = finish(folder, result, played)
     announce(result)
@@ -112,10 +112,10 @@ def run(
 
 @contextlib.contextmanager
 def time_compiling(name: str) -> Iterator[None]:
-    """Log how long compiling takes and, beforehand, how long it took last time (kept in a file beside JAX's cache)."""
+    """Log how long compiling takes and, beforehand, how long it took last time (from a file next to JAX's cache)."""
     cache = jax.config.values["jax_compilation_cache_dir"]
     path, known = None if cache is None or "://" in cache else Path(f"{cache}_seconds.json"), dict[str, float]()
-    with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what is written below
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing, or not in the format that is written below
         known = {each: float(x) for each, x in dict(json.loads(path.read_bytes() if path else "{}")).items()}
     logger.info("compiling" + (f"; {name} took {known[name]:.1f} s the last time" if name in known else ""))
     began = time.monotonic()
@@ -123,13 +123,13 @@ def time_compiling(name: str) -> Iterator[None]:
     known[name] = time.monotonic() - began
     logger.info(f"compiled in {known[name]:.1f} s")
     if path and is_first():
-        with contextlib.suppress(OSError):  # only informative
+        with contextlib.suppress(OSError):  # the file only informs
             write_json(path, known)
 
 
 @dataclasses.dataclass
 class Loop:
-    """The loop over updates, from a state to the end of the run or to a request to stop."""
+    """The loop over updates, from a state to the end of the run or a request to stop."""
 
     train: Train
     options: RunOptions
@@ -137,10 +137,10 @@ class Loop:
     program: Program
     interrupt: Interrupt
     done: int  # updates so far
-    state: Any  # the state after them; None before the first, and while a call overwrites it
+    state: Any  # the state after them; None before the start, and while a call overwrites it
     listeners: list[OnRows] = dataclasses.field(default_factory=list)  # called with each new row
-    rows: list[Row] = dataclasses.field(default_factory=list)  # those that are not written yet
-    seconds: float = 0.0  # how long the updates took, without compiling and evaluations
+    rows: list[Row] = dataclasses.field(default_factory=list)  # rows that are not yet written
+    seconds: float = 0.0  # duration of the updates, without compiling and evaluations
     played: tuple[int, Row] | None = None  # number of updates at the last evaluation, and its metrics
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Loop:
         self.checkpoint_every = self.options.checkpoint_every or max(1, self.train.num_updates // 10)
 
     def run(self, name: str) -> None:
-        """Run all updates that remain, or those before a request to stop; `name` is that of the program."""
+        """Run all remaining updates, or those before a request to stop; `name` is the name of the program."""
         if self.done >= self.train.num_updates:
             self.state = self.program.start(self.state)
             return
@@ -173,7 +173,7 @@ class Loop:
         self.seconds += time.monotonic() - began
 
     def update(self, advance: Advance) -> None:
-        """Run updates in one call, which ends where the host has to evaluate or to save.
+        """Run updates in one call, which ends when the host must evaluate or save.
 
         Raise at the first update with non-finite numbers, after recording the rows up to it.
         """
@@ -198,7 +198,7 @@ class Loop:
         self.done, self.state, self.rows = self.done + len(rows), state, rows
 
     def report(self) -> None:
-        """Write the new rows, and then call the listeners with them."""
+        """Write the new rows, and then pass them to the listeners."""
         rows, self.rows = self.rows, []
         if self.folder is not None:
             self.folder.append(rows)
@@ -209,17 +209,17 @@ class Loop:
                 self.interrupt.ask("StopRun", str(stop))
 
     def evaluate(self) -> Row:
-        """Play the evaluation after the updates so far, unless it was the last one played."""
+        """Evaluate after the updates so far, unless this has already been done."""
         if self.played is None or self.played[0] != self.done:
             self.played = self.done, self.program.evaluate(self.state, self.done)
         return self.played[1]
 
     def is_due(self, every: int | None) -> bool:
-        """Return whether it is time for something that happens every so many updates and at the end."""
+        """Return whether something that happens every `every` updates and at the end is due."""
         return every is not None and (self.done % every == 0 or self.done == self.train.num_updates)
 
     def save_if_due(self, evaluated: bool) -> None:
-        """Write a checkpoint at its interval, on request, after some minutes, or if an evaluation was the best one."""
+        """Write a checkpoint at its interval, on request, after some minutes, or after the best evaluation."""
         late = time.monotonic() - self.last_save > 60 * self.options.checkpoint_minutes
         due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
         if evaluated and self.folder is not None:
@@ -236,10 +236,10 @@ class Loop:
         self.saved, self.last_save = self.done, time.monotonic()
 
     def rescue(self, error: Exception) -> None:
-        """After an error in an environment or a listener, save what remains of the run.
+        """Save what remains of the run after an error in an environment or a listener.
 
-        Nothing can be saved if a call was overwriting the state, if this is one of several processes, which has only a
-        part of the state, or if the error is that the folder cannot be written. Non-finite numbers are never saved.
+        Nothing can be saved if a call was overwriting the state, if this is one of several processes, each of which has
+        only a part of the state, or if the folder cannot be written. Non-finite numbers are never saved.
         """
         if self.state is None or jax.process_count() > 1 or isinstance(error, (NonFiniteError, RunFolderError)):
             return
@@ -253,7 +253,7 @@ class Loop:
 
 
 def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
-    """Return the first update with non-finite numbers, and where they arose; later ones follow from it."""
+    """Return the first update with non-finite numbers and where they arose; later ones are its consequences."""
     counts = {name: np.nan_to_num(x).reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):

@@ -1,4 +1,4 @@
-"""Search the hyperparameters of a recipe: `--sweep`, functions for Optuna and Ray Tune, and what both share."""
+"""Searches for hyperparameters of a recipe, with `--sweep` and functions for Optuna and Ray Tune."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
-    """Raise if a folder has trials of another search, and otherwise record this one in it."""
+    """Raise if a folder has trials of another search; otherwise record this search in it."""
     path, now = folder / "search.json", {**_stored.encode_config(config), "num_seeds": num_seeds, "search": search}
     then = json.loads(path.read_text()) if path.exists() else now
     if changed := _stored.compare_settings(then, now):
@@ -59,10 +59,10 @@ def check_metric(where: str, train: Train, metric: str) -> None:
 def make_trial_programs(
     make_train: Callable[[Any], Train], config: Any, num_seeds: int
 ) -> Callable[..., tuple[Any, Any]]:
-    """Return a function of the fields that a trial changes. Trials that differ in floats alone share their programs.
+    """Return a function of the fields that a trial changes; trials that differ only in floats share programs.
 
     With environments on the host, each trial compiles its own programs, because these belong to one environment. The
-    function returns `init() -> (state, number of updates)`, and `advance(state, updates) -> (state, metrics)`, with
+    function returns `init() -> (state, number of updates)` and `advance(state, updates) -> (state, metrics)`, with
     metrics `[seeds, updates]`.
     """
     keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
@@ -96,7 +96,7 @@ def make_trial_programs(
 
 
 def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return for each field of a search the method of Optuna's trials that draws it, and its arguments."""
+    """Return, for each field of a search, the method of an Optuna trial that draws it, and its arguments."""
     if not search:
         raise UserValueError("must name a field to search, got {}", where="sweep", argument="search")
     check_fields("sweep", config, search)
@@ -118,7 +118,7 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
                 arguments = {entry: x if entry == "log" else parse(str(x)) for entry, x in given.items()}
             else:
                 kind, arguments = "categorical", {"choices": [_read_choice(parse, x) for x in given["choices"]]}
-            getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits cannot be
+            getattr(distributions, f"{kind.title()}Distribution")(**arguments)  # raises if its limits are invalid
         except (TypeError, ValueError) as error:
             raise UserValueError(f"cannot be drawn from {given!r}: {error}", where="sweep", argument=name) from None
         found[name] = f"suggest_{kind}", arguments
@@ -126,7 +126,7 @@ def read_search(config: Any, search: Mapping[str, Any]) -> dict[str, tuple[str, 
 
 
 def _find_parser(hint: Any) -> Callable[[str], float] | None:
-    """Return the function that parses numbers of this field (YAML reads 1e-5 as a string), or None if it takes none."""
+    """Return the parser of a field's numbers (YAML reads 1e-5 as a string), or None if it has no numbers."""
     kinds = () if get_origin(hint) is tuple else (hint, *get_args(hint))
     return next((parse for kind, parse in ((int, whole_number), (float, float)) if kind in kinds), None)
 
@@ -141,7 +141,7 @@ def _read_choice(parse: Callable[[str], float] | None, x: Any) -> Any:
 
 
 def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
-    """Draw the fields of a trial of Optuna."""
+    """Draw the fields of an Optuna trial."""
     return {name: getattr(trial, how)(name, **given) for name, (how, given) in suggested.items()}
 
 
@@ -154,28 +154,28 @@ def objective(
     metric: str = "episode_return",
     num_seeds: Count = 1,
 ) -> Callable[[Any], float]:
-    """Make the objective of an Optuna study: a run with the hyperparameters of a trial, and its metric at the end.
+    """Make the objective of an Optuna study, which trains with a trial's hyperparameters and returns a metric.
 
-    A trial reports the metric after each tenth of its updates (rounded down), and a pruner may end it there. Floats are
-    arguments of one compiled program that all trials share; each combination of other values compiles its own.
+    A trial reports the metric after each tenth of its updates (rounded down), and a pruner may end it there. All trials
+    share one compiled program with floats as arguments; each combination of other values compiles its own.
 
     Args:
         make_train: a recipe's `make_train(config) -> Train`.
         config: the configuration, whose other fields keep their values.
-        search: for each field the arguments of Optuna's `suggest_float`, `suggest_int` or `suggest_categorical`, such
+        search: for each field, the arguments of Optuna's `suggest_float`, `suggest_int` or `suggest_categorical`, such
             as `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "num_steps": {"choices": [32, 64]}}`.
-        metric: the metric; its value is the mean over the seeds and the updates since the last report.
-        num_seeds: seeds of each trial, from `config.seed` on, in one program: confirm the best trial with others.
+        metric: name of the metric, whose value is the mean over the seeds and the updates since the last report.
+        num_seeds: seeds of each trial, from `config.seed` on, in one program. Confirm the best trial with others.
 
     Returns:
-        `objective(trial) -> float`, for `study.optimize`; NaN, with which a trial fails, if the metric is never finite.
+        `objective(trial) -> float` for `study.optimize`. If the metric is never finite, it is NaN, and the trial fails.
     """
     optuna = require_package("optuna", "optuna")
     suggested = read_search(config, search)
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
     first = {name: values[0] for name, values in ends.items()}
     for name, value in ((name, value) for name, values in ends.items() for value in values):
-        train = make_train(dataclasses.replace(config, **{**first, name: value}))  # raises before there is a trial
+        train = make_train(dataclasses.replace(config, **{**first, name: value}))  # raises before any trial
     check_metric("objective", train, metric)
     programs = make_trial_programs(make_train, config, num_seeds)
 
@@ -187,7 +187,7 @@ def objective(
             if piece and trial.should_prune():
                 raise optuna.TrialPruned
             state, metrics = advance(state, each)
-            if np.isfinite(mean := average_finite(metrics[metric])):  # otherwise no episode ended; the last value holds
+            if np.isfinite(mean := average_finite(metrics[metric])):  # else no episode ended; keep the last value
                 trial.report(value := mean, piece)
         return value
 
@@ -196,18 +196,18 @@ def objective(
 
 @checked
 def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count = 10, num_seeds: Count = 1) -> type:
-    """Make a `ray.tune.Trainable` of a recipe, for a `ray.tune.Tuner` with fields of `config` as its `param_space`.
+    """Make a `ray.tune.Trainable` from a recipe, for a `ray.tune.Tuner` whose `param_space` has fields of `config`.
 
-    An iteration is `updates` updates. It reports the mean of each metric over them and over the seeds (an earlier one
-    where no value is finite, or NaN), and "updates", their number so far. A trial ends when no whole iteration is left.
-    Programs and seeds are shared as in `objective`, so that population-based training compiles nothing anew.
+    An iteration is `updates` updates. It reports the mean of each metric over these updates and the seeds (if no value
+    is finite, an earlier mean or NaN), and "updates", the number of updates so far. A trial ends when no whole
+    iteration is left. Trials share programs as in `objective`, so population-based training does not compile again.
     """
-    make_train(config)  # raises if it cannot work, before there is a trial
+    make_train(config)  # raises before any trial if it cannot work
     base: Any = require_package("ray.tune", "ray").Trainable
 
     class Trial(base):
         def setup(self, given: dict[str, Any]) -> None:
-            keep_compiled_programs()  # the processes of trials share them
+            keep_compiled_programs()  # shared by the trials' processes
             self.programs = make_trial_programs(make_train, config, num_seeds)
             self.reset_config(given)
 
@@ -215,7 +215,7 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
             check_fields("trainable", config, given)
             check_config(dataclasses.replace(config, **given), where="trainable")
             self.init, self.advance = self.programs(given)
-            self.begun: Any = None  # a restored trial needs no first state
+            self.begun: Any = None  # a restored trial needs no initial state
             self.done, self.known = 0, dict[str, float]()
             return True
 
@@ -240,13 +240,13 @@ def trainable(make_train: Callable[[Any], Train], config: Any, *, updates: Count
 def sweep(
     make_train: Callable[[Any], Train], config: Any, given: Mapping[str, Any], folder: Path, num_seeds: int = 1
 ) -> dict[str, Any]:
-    """Run the remaining trials of a study, and return how many ended in which way, and the best.
+    """Run the remaining trials of a study, and return how many ended in which way and the best one.
 
-    `given` is `search` of `objective`; "trials", their number, 100 by default; and "engine", "optuna" by default, or
-    "ray" (`sweep_with_ray`). The study is `folder/study.db`, in SQLite: several processes may run its trials at once,
-    and the same command continues it. A trial whose combination of values the recipe refuses fails. `best.yaml` has the
-    best values, as options for `--config`; `importance.png` shows how much each hyperparameter decides whether a trial
-    is among the best tenth (PED-ANOVA).
+    `given` is the `search` of `objective`, with "trials", their number (100 by default), and "engine", "optuna" (the
+    default) or "ray" (`sweep_with_ray`). The study is the SQLite database `folder/study.db`. Several processes may run
+    its trials at once, and the same command continues it. A trial fails if the recipe rejects its combination of
+    values. `best.yaml` has the best values as options for `--config`. `importance.png` shows how much each
+    hyperparameter decides whether a trial is among the best tenth (PED-ANOVA).
     """
     number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
     check_as("sweep", "engine", engine, Literal["optuna", "ray"])
@@ -257,7 +257,7 @@ def sweep(
     train_and_report = objective(make_train, config, search, num_seeds=num_seeds)
     folder.mkdir(parents=True, exist_ok=True)
     waits = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
-    with lock:  # two processes cannot both create the tables
+    with lock:  # only one process may create the tables
         check_same_search(folder, config, num_seeds, search)
         storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=waits)
         study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
@@ -272,9 +272,9 @@ def sweep(
     matplotlib = require_package("matplotlib", "train")
     matplotlib.use("Agg")
     silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
-    with lock, silent, matplotlib.rc_context():  # optuna sets a style of its own
+    with lock, silent, matplotlib.rc_context():  # optuna sets its own style
         write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
-        if result["complete"] > 1:  # one trial has nothing to be compared with
+        if result["complete"] > 1:  # a single trial cannot be compared
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
             axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
@@ -284,12 +284,12 @@ def sweep(
 def sweep_with_ray(
     make_train: Callable[[Any], Train], config: Any, search: Mapping[str, Any], trials: int, folder: Path, seeds: int
 ) -> dict[str, Any]:
-    """Run the trials that `sweep` describes in processes of Ray; ASHA ends trials, and a search continues in `folder`.
+    """Run the trials of `sweep` in Ray processes, with early stops by ASHA; the search continues in `folder`.
 
     Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
     """
     tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
-    if type(config).__module__ == "__main__":  # of `python -m`; in the processes of Ray, that is another module
+    if type(config).__module__ == "__main__":  # under `python -m`; in Ray's processes, this is another module
         make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
         fields = {"config": _stored.encode_config(config)}
         config = _stored.restore_config(_stored.find_config_type(make_train), fields)

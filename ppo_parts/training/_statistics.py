@@ -1,4 +1,4 @@
-"""Statistics over seeds or episodes, how they are printed, and learning curves."""
+"""Statistics over seeds or episodes, their formatting, and learning curves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .._base.hyperparameters import check_number
 from ..functional._common import Range, is_real
 from ._files import check_writable, replace_file
 
-WINDOW = 25  # updates that a point of the learning curve averages
+WINDOW = 25  # number of updates averaged in a point of the learning curve
 POINTS = 200  # of a curve
-FEW = 5  # fewer numbers have a bootstrap interval of the IQM that is only their range
+FEW = 5  # with fewer numbers, the bootstrap interval of the IQM is their range
 
 
 def iqm(x: np.ndarray) -> float:
@@ -28,7 +28,7 @@ def iqm(x: np.ndarray) -> float:
 
 
 def _check_numbers(where: str, x: Any) -> np.ndarray:
-    """Return the numbers along one axis; raise if there are none, or more than one axis."""
+    """Return the numbers as an array; raise if there are none, or if there is more than one axis."""
     try:
         numbers = np.atleast_1d(np.asarray(x))
     except ValueError:  # a ragged list
@@ -44,9 +44,9 @@ def _check_numbers(where: str, x: Any) -> np.ndarray:
 
 
 def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
-    """Compute the interquartile mean over the last axis: without a quarter (or a fraction of a number) at each end."""
+    """Compute the interquartile mean over the last axis, without a quarter of the (fractional) numbers at each end."""
     n = x.shape[-1]
-    weight = np.diff(np.clip(np.arange(n + 1), 0.25 * n, 0.75 * n))  # the part of each sorted number that is inside
+    weight = np.diff(np.clip(np.arange(n + 1), 0.25 * n, 0.75 * n))  # the part of each sorted number inside
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))
 
 
@@ -56,13 +56,13 @@ def bootstrap(
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds.
 
-    For few seeds it is too narrow: with ten of them, a 95 % interval misses the mean of normal data about one time in
-    ten. `summary` has an exact one.
+    For few seeds it is too narrow. With ten seeds, a 95 % interval misses the mean of normal data about one time in
+    ten. `summary` has an exact interval.
     """
     x = _check_numbers("bootstrap", x)
     check_number("bootstrap", "level", level, Range(0, 1, open_low=True), schedule=False)
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
-    if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
+    if statistic is np.mean or statistic is iqm:  # all draws at once, a hundred times faster
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
     else:
         values = np.array([statistic(draw) for draw in draws])
@@ -75,19 +75,19 @@ def bootstrap(
 def iqm_interval(values: np.ndarray, *, samples: int = 2000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the interquartile mean over seeds, and its 95 % percentile bootstrap interval, at each point of a curve.
 
-    Each sample draws as many seeds of `values` `[points, seeds]` as there are, with their whole curves: the stratified
-    bootstrap of Agarwal et al. 2021, section 4, for one task. Returns the mean and both ends, NaN with one seed.
+    Each sample draws as many seeds of `values` `[points, seeds]` as there are, with their whole curves. This is the
+    stratified bootstrap of Agarwal et al. 2021, section 4, for one task. Return mean and ends, NaN with one seed.
     """
     if values.shape[1] == 1:
         return values[:, 0], *np.full((2, len(values)), np.nan)
-    low, high = np.transpose([bootstrap(row, iqm, samples=samples) for row in values])  # each point with equal draws
+    low, high = np.transpose([bootstrap(row, iqm, samples=samples) for row in values])  # equal draws at each point
     return iqm_over_seeds(values), low, high
 
 
 def summary(x: np.ndarray) -> dict[str, object]:
     """Summarize one number per seed: mean, standard deviation, median, IQM, both intervals, and the values themselves.
 
-    The 95 % interval of the mean is Student's t; that of the IQM is its `bootstrap`.
+    The 95 % interval of the mean is Student's t; the interval of the IQM is its `bootstrap`.
     """
     x = _check_numbers("summary", x)
     mean, std = float(np.mean(x)), float(np.std(x, ddof=1)) if len(x) > 1 else None
@@ -104,7 +104,7 @@ def summary(x: np.ndarray) -> dict[str, object]:
 
 
 def format_summary(numbers: dict[str, Any], decimals: int | None = None) -> str:
-    """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
+    """Format a summary as the mean and, for several numbers, their spread and the interquartile mean."""
     decimals = choose_decimals(numbers["mean"]) if decimals is None else decimals
     mean, text = f"{numbers['mean']:.{decimals}f}", ""
     if numbers["iqm_95"] is not None:
@@ -115,7 +115,7 @@ def format_summary(numbers: dict[str, Any], decimals: int | None = None) -> str:
 
 
 def choose_decimals(x: float) -> int:
-    """Return how many decimals of a return, and of others beside it, are printed."""
+    """Return the number of decimals for a return and for others printed next to it."""
     return 1 if abs(x) >= 10 else 3
 
 
@@ -129,7 +129,7 @@ def plot_curve(
     each = returns.reshape(len(returns), -1)
     with draw_picture(path, f"episode return (running mean of {WINDOW})", title) as axes:
         if returns.ndim == 1:
-            # With markers, because a line does not show an update between two updates in which no episode ended.
+            # Use markers, because a line does not show an update between two updates in which no episode ended.
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
         label = f"interquartile mean of {each.shape[1]} runs, 95 % interval" if returns.ndim > 1 else None
         draw_seeds(axes, *resample([(env_steps, smooth(each, WINDOW))]), "C0", label)
@@ -140,9 +140,9 @@ def plot_curve(
 
 
 def resample(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves, each of steps `[n]` and values `[n, seeds]`, up to the last step that all have reached.
+    """Interpolate curves of steps `[n]` and values `[n, seeds]` up to the last step that all have reached.
 
-    Returns steps `[POINTS]`, and values `[POINTS, seeds]` of all curves, NaN before the first one of a seed.
+    Return steps `[POINTS]` and the values `[POINTS, seeds]` of all curves, NaN before a seed's first value.
     """
     grid = np.linspace(min(steps[0] for steps, _ in tables), min(steps[-1] for steps, _ in tables), POINTS)
     values = np.full((POINTS, sum(table.shape[1] for _, table in tables)), np.nan)
@@ -162,7 +162,7 @@ def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str,
 
 @contextlib.contextmanager
 def draw_picture(path: Path, ylabel: str, title: str) -> Iterator[Any]:
-    """Yield axes over environment steps, and write the picture of what was drawn in them."""
+    """Yield axes over environment steps, and write the picture that was drawn in them."""
     check_picture(path)
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -184,7 +184,7 @@ def check_picture(path: Path) -> None:
 
 
 def smooth(returns: np.ndarray, window: int) -> np.ndarray:
-    """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
+    """Average over the updates among the last `window` in which an episode ended; NaN if there are none."""
     known, before = np.isfinite(returns), np.zeros((min(window, len(returns)), *returns.shape[1:]))
     sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]
     total, number = (x[len(before) :] - x[: -len(before)] for x in sums)

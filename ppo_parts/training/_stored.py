@@ -1,4 +1,4 @@
-"""What `config.json` says of a run, and the recipe that makes the run again."""
+"""The content of `config.json`, and the recipe that makes the run again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ._processes import logger
 from ._train import Train
 
 JAX_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision")
-"""They change the arrays of a state, or the last bits of its numbers."""
+"""JAX settings that change the arrays of a state, or the last bits of its numbers."""
 NOT_KEPT = {"name", "directory", "resume", "init_from", "checkpoint", "progress"}
 NOT_KEPT |= {"num_devices", "distributed", "heartbeat_timeout"}  # a run may be resumed on another machine
 KEPT_ON_RESUME = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in NOT_KEPT)
-"""Options that a resumed run takes over; all except `num_seeds` may be given again."""
+"""Options that a resumed run inherits; all except `num_seeds` may be given again."""
 
 
 def read_options(stored: Mapping[str, Any]) -> RunOptions:
@@ -47,7 +47,7 @@ def read_options(stored: Mapping[str, Any]) -> RunOptions:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
+    """Read `config.json`: config, run (options), versions, recipe, and the run that it continues, if any."""
     path = folder / "config.json"
     try:
         stored = json.loads(path.read_bytes())
@@ -81,12 +81,12 @@ def restore_config(kind: type, stored: Mapping[str, Any]) -> Any:
 
 
 def name_recipe(defined: Any) -> str:
-    """Return the name of the module that defines a function or a class, as it can be imported later."""
+    """Return the name under which the module that defines a function or class can be imported later."""
     name = "__main__" if isinstance(defined, functools.partial) else defined.__module__
     if name != "__main__":
         return name
     main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)  # of python -m ppo_parts.recipes.cleanrl_ppo
+    spec = getattr(main, "__spec__", None)  # for `python -m ppo_parts.recipes.cleanrl_ppo`
     return Path(getattr(main, "__file__", name)).stem if spec is None else spec.name
 
 
@@ -125,7 +125,7 @@ def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
+    """Raise unless a run is resumed with its own configuration and recipe; warn about changed versions."""
     if (own := stored.get("recipe")) != recipe:
         raise UserValueError(
             f"the run records the recipe {own}, got {recipe}: resume it with the module, or with the environment, "
@@ -145,7 +145,7 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
 
 
 def read_versions() -> dict[str, Any]:
-    """Return the versions of the installed packages, and the settings of JAX, that affect the numbers of a run."""
+    """Return the package versions and the JAX settings that affect the numbers of a run."""
     found = {"python": platform.python_version(), "ppo_parts": __version__}
     found |= {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
@@ -155,16 +155,16 @@ def read_versions() -> dict[str, Any]:
 
 
 def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
-    """Decorate the `make_train` of a module: configurations are checked, and runs record whether it can make them.
+    """Decorate the `make_train` of a module, so that configurations are checked and runs record their recipe.
 
-    `training.main` does the same. A run that was given more than the configuration, such as an environment of your own,
-    records no recipe: otherwise `load` and the commands would play the configured environment in its place.
+    `training.main` does the same. If a run was given more than the configuration, such as your own environment, it
+    records no recipe, because `load` and the commands would play the configured environment instead.
     """
 
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
         check_config(config)
-        train = copy.copy(make_train(config, *own, **named))  # it is frozen, and `dataclasses.replace` traces it again
+        train = copy.copy(make_train(config, *own, **named))  # frozen, and `dataclasses.replace` would trace it
         alone = all(x is None for x in (*own, *named.values()))
         object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)
         return train
@@ -181,10 +181,10 @@ def find_config_type(make_train: Callable[[Any], Train]) -> type:
 
 
 def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recipe: bool = True) -> None:
-    """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
+    """Raise if loading a run would import a module that its `config.json` chooses, unless the folder is trusted.
 
-    These are a recipe outside `ppo_parts.recipes` (unless `recipe=False`: it is not imported), and the module in an
-    `env_id` like "gym:module:Env-v0". A module that is already imported runs nothing new.
+    Such modules are a recipe outside `ppo_parts.recipes` (unless `recipe=False`, which imports no recipe), and the
+    module in an `env_id` like "gym:module:Env-v0". A module that is already imported runs nothing new.
     """
     named, env_id = stored.get("recipe"), stored["config"].get("env_id")
     module, colon, _ = str(env_id).partition(":")[2].partition(":")
@@ -201,7 +201,7 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
 
 
 def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
-    """Return the `make_train` of the module that a run in `folder` names, which may be in the current folder."""
+    """Return the `make_train` of the module that a run in `folder` names; it may be in the current folder."""
     remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
     if not isinstance(name, str) or name.endswith(".py") or not all(map(str.isidentifier, name.split("."))):
         raise UserValueError(f"the recipe of {folder}, {name!r}, is not the name of a module: {remedy}")

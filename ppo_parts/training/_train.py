@@ -1,4 +1,4 @@
-"""A pure training step of rollout and learner, and a whole training run as a function of a key."""
+"""A pure training step with a rollout and an update, and a whole training run as a function of a key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._evaluate import EpisodeResults, evaluate_episodes
 
 
 class TrainState(NamedTuple):
-    """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
+    """The whole state of a run; a run restored from it continues as if it had never been interrupted."""
 
     key: Array
     learner: LearnerState
@@ -38,29 +38,29 @@ class TrainState(NamedTuple):
 
     @property
     def keys(self) -> Array:
-        """The key of the next state, that of the rollout, and that of the update, `[3]`."""
+        """Return the keys of the next state, the rollout and the update, `[3]`."""
         return jax.random.split(self.key, 3)
 
     @property
     def acting(self) -> TrainState:
-        """The state whose policy evaluations play: this one; of a population, that of its best member."""
+        """Return the state whose policy is evaluated, this one, or for a population the best member's state."""
         return self
 
 
 Collected = tuple[RolloutState, Batch, Metrics]
-"""The result of a rollout: the state of the environments after it, the steps, and the metrics of episodes."""
+"""The result of a rollout: the environment state after it, the steps, and the episode metrics."""
 
 
 class TrainResult(NamedTuple):
-    """The result of `train(key)`: the last state, and every metric, `[updates]`."""
+    """The result of `train(key)`: the last state and every metric, `[updates]`."""
 
     state: TrainState
     metrics: Metrics
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity, because jax.jit(train) needs a hash
+@dataclasses.dataclass(frozen=True, eq=False)  # eq and hash by identity, because jax.jit(train) needs a hash
 class Train:
-    """A training run: a pure function `train(key) -> TrainResult`, which can be jitted and vmapped, e.g. over keys.
+    """A training run, a pure function `train(key) -> TrainResult` that can be jitted, and vmapped over keys.
 
     Attributes:
         env: the environment.
@@ -68,11 +68,11 @@ class Train:
         rollout, learner: results of `ppo_parts.rollout` and `ppo_parts.learner`.
         num_updates: number of rollouts, each followed by an update, in the whole run.
         steps_per_update: environment steps per update.
-        schedules: hyperparameters to record as metrics, by name: numbers, or schedules of the number of updates so far.
-            They do not affect training; give the optimizer and the parts the same ones. A learning rate in the state of
-            the optimizer, such as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
-        recipe: name of the module whose `make_train` makes the run, which `training.recipe` sets. It is recorded, for
-            `load` and the commands that read runs, and a run cannot be resumed with another one.
+        schedules: hyperparameters to record as metrics, by name; numbers, or schedules of the number of updates so far.
+            They do not affect training, so give the same ones to the optimizer and the parts. A learning rate in the
+            optimizer state, as with `scale_by_kl_adaptive_rate`, is always recorded.
+        recipe: name of the module whose `make_train` makes the run, set by `training.recipe`. It is recorded for `load`
+            and the commands that read runs, and a run cannot be resumed with another recipe.
     """
 
     env: Any
@@ -87,16 +87,16 @@ class Train:
     def __post_init__(self) -> None:
         check_count("train", "num_updates", self.num_updates)
         check_count("train", "steps_per_update", self.steps_per_update)
-        if not isinstance(jnp.zeros(()), jax.core.Tracer):  # inside a traced function, the step is traced anyway
-            _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
+        if not isinstance(jnp.zeros(()), jax.core.Tracer):  # a traced function traces the step anyway
+            _ = self.shapes  # traces a step, so that an invalid run fails before it starts
 
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:
-        """Shapes and dtypes of the state, and of the metrics of an update."""
+        """Return the shapes and dtypes of the state, and of the metrics of an update."""
         return jax.eval_shape(lambda key: self.jitted_step(self.jitted_init(key)), jax.random.key(0))
 
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
-        """Shapes and dtypes of the state of a run; several seeds are the first axis of every array."""
+        """Return the shapes and dtypes of the state; several seeds are the first axis of every array."""
         seeds = () if num_seeds == 1 else (num_seeds,)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*seeds, *x.shape), x.dtype), self.shapes[0])
 
@@ -107,12 +107,12 @@ class Train:
 
     @functools.cached_property
     def jitted_init(self) -> Callable[[Array], TrainState]:
-        """`jax.jit(init)`, which is traced only once."""
+        """Return `jax.jit(init)`, which is traced only once."""
         return jax.jit(self.init)
 
     @functools.cached_property
     def jitted_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
-        """`jax.jit(step)`, which is traced only once."""
+        """Return `jax.jit(step)`, which is traced only once."""
         return jax.jit(self.step)
 
     @classmethod
@@ -133,17 +133,17 @@ class Train:
         """Make the run that a configuration describes.
 
         Args:
-            config: a `training.Config`, or any object with its fields; `shards=None` is one shard.
+            config: a `training.Config`, or any object with its fields; `shards=None` means one shard.
             env: the environment.
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`. If a part requires `next_obs` or `behavior`, the rollout
                 keeps it.
-            value_each_step, record, keep_info, noise_steps: as in `ppo_parts.rollout`. Of an `Env.zero_sum`, the
+            value_each_step, record, keep_info, noise_steps: as in `ppo_parts.rollout`. For an `Env.zero_sum`, the
                 rollout also keeps `envs.SEATS`.
-            schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
+            schedules: hyperparameters to record as metrics, such as `{"learning_rate": annealed}`; see `Train`.
 
         Raises:
-            ValueError: the policy plays both sides of a game, and no part of the chain tells them apart.
+            ValueError: if the policy plays both sides of a game and no part of the chain tells them apart.
         """
         for name in ("num_envs", "num_steps", "microbatch", "shards", "total_timesteps"):
             if not hasattr(config, name):
@@ -189,12 +189,12 @@ class Train:
         def init(params_key: Array, parts_key: Array) -> LearnerState:
             return self.learner.init(self.policy.init(params_key), parts_key)
 
-        # One seed after another, because batched factorizations (of orthogonal initializers) can deadlock on a CPU.
+        # Initialize seeds one by one, because batched factorizations (in orthogonal initializers) can deadlock a CPU.
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
     def restart_host_envs(self, state: TrainState) -> TrainState:
-        """Begin new episodes in environments on the host, which no checkpoint can store; others stay as they were."""
+        """Begin new episodes in environments on the host, which no checkpoint can store; others do not change."""
         if self.rollout.restart is None:
             return state
         key = jax.random.fold_in(state.key, state.learner.step)
@@ -210,7 +210,7 @@ class Train:
         return self.rollout.collect(key, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
-        """Run one update on a rollout; after non-finite numbers, the learner stays as it was, but for its `step`."""
+        """Run one update on a rollout; after non-finite numbers, only the learner's `step` changes."""
         (rollout_state, batch, episodes), (next_key, _, key) = collected, state.keys
         updated, metrics = sequential_vmap_on_cpu(self.learner.update)(key, state.learner, batch)
         name = NONFINITE + "parameters"
@@ -237,11 +237,11 @@ class Train:
 
 
 NONFINITE = "nonfinite/"
-"""Part of the names of all metrics that count non-finite numbers."""
+"""The part of a metric's name that marks counts of non-finite numbers."""
 
 
 def _find_rates(opt_state: Any, names: Collection[str]) -> Metrics:
-    """Return the learning rate in the state of an optimizer as a metric, or that of each phase's optimizer."""
+    """Return the learning rate in an optimizer's state as a metric, or one for each phase's optimizer."""
     rates = {}
     for phase, state in opt_state.items() if isinstance(opt_state, dict) else {"": opt_state}.items():
         name = f"{phase}/learning_rate" if phase else "learning_rate"
@@ -253,18 +253,18 @@ def _find_rates(opt_state: Any, names: Collection[str]) -> Metrics:
 
 def _count_nonfinite(tree: Any) -> Array:
     leaves = [jnp.reshape(x, -1) for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves))) if leaves else jnp.zeros((), int)  # one kernel for all
+    return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves))) if leaves else jnp.zeros((), int)  # one kernel
 
 
 @checked
 def vmap_over_seeds(function: Callable[..., Any], num_seeds: Count) -> Callable[..., Any]:
-    """Add a leading axis for the seeds to `function`, if there are several."""
+    """Map `function` over a leading seed axis if there are several seeds."""
     return jax.vmap(function) if num_seeds > 1 else function
 
 
 def make_keys(seed: int, num_seeds: int) -> Array:
     """Make the keys of `seed`, `seed + 1`, ...; a single key has no axis."""
-    if not 0 <= seed <= 2**32 - num_seeds:  # JAX would use only the last 32 bits of a larger seed
+    if not 0 <= seed <= 2**32 - num_seeds:  # JAX uses only the last 32 bits of larger seeds
         says = f"must be such that all seeds lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed"
         raise UserValueError(says, argument="seed")
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
@@ -273,7 +273,7 @@ def make_keys(seed: int, num_seeds: int) -> Array:
 
 @checked
 def count_updates(total_timesteps: Count, *, num_envs: Count, num_steps: Count) -> int:
-    """Return how many updates of `num_envs * num_steps` environment steps fit into `total_timesteps`; at least one."""
+    """Return how many updates of `num_envs * num_steps` steps fit into `total_timesteps`, at least one."""
     each = num_envs * num_steps
     if total_timesteps < each:
         says = f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps"
@@ -288,12 +288,12 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: Count = 100) 
 
     Args:
         episode_return: `[..., updates]`, mean over the episodes that ended in an update. If it is not finite, because
-            none ended or because of a reward, the update does not count.
+            no episode ended or a reward was not finite, the update does not count.
         episodes: `[..., updates]`, number of episodes that ended; NaN counts as 0.
         last: updates are taken from the end until they contain this many episodes.
 
     Returns:
-        `[...]`, NaN where no episode ended.
+        The mean return, `[...]`, or NaN where no episode ended.
 
     Example:
         >>> import jax.numpy as jnp

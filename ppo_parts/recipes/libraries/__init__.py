@@ -3,9 +3,9 @@
     pipeline, optimizer = libraries.rsl_rl(num_epochs=8)
     learner = pp.learner(policy, pipeline, optimizer)
 
-Each function describes the update of the library that it is named after, so that you can compare two of them line by
-line, and adopt single lines. The tests replay updates that were recorded from the libraries' own code.
-docs/libraries.md compares the choices.
+Each function describes the update of the library after which it is named, so that you can compare two of them line by
+line and adopt single lines. The tests replay updates that were recorded from the libraries' own code. docs/libraries.md
+compares the choices.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def skrl(
     clip_eps: float = 0.2, value_clip_eps: float | None = 0.2, value_coef: float = 2.5, entropy_coef: float = 0.0,
     max_grad_norm: float | None = 0.5,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
-    """skrl 2.1: by default, an episode continues where it was truncated; `target_kl` is that of its `KLAdaptiveLR`."""
+    """skrl 2.1: by default, an episode continues where it was truncated; `target_kl` is for its `KLAdaptiveLR`."""
     truncations = pp.identity() if bootstrap_truncations else parts.ignore_truncations()
     estimator = pp.chain(truncations, pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     pipeline = pp.chain(
@@ -117,8 +117,8 @@ def brax(
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """brax 0.14: advantages of the policy being trained; for `TanhNormal`; needs `rollout(keep_next_obs=True)`.
 
-    With `target_kl`, it also needs `rollout(keep_distribution=True)`. Advantages end with the segments, whose length is
-    that of the rollout or `segment_length`, which brax calls `unroll_length`.
+    With `target_kl`, it also needs `rollout(keep_distribution=True)`. Advantages end with the segments, which are as
+    long as the rollout, or `segment_length`, which brax calls `unroll_length`.
     """
     pipeline = pp.chain(
         parts.scale_reward(reward_scale),
@@ -147,7 +147,7 @@ def rl_games(
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """rl_games 1.6: no shuffle, running moments of the value; needs `rollout(keep_distribution=True)`.
 
-    rl_games has no defaults for most of these arguments; they are those of its `configs/mujoco/ant_envpool.yaml`. Its
+    rl_games has no defaults for most of these arguments, so they come from its `configs/mujoco/ant_envpool.yaml`. Its
     `bound_loss_type: regularisation` is `soft_bound=0`.
     """
     if num_envs % num_minibatches:

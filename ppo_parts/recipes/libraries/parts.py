@@ -1,6 +1,6 @@
 """Parts of other libraries' PPO that `ppo_parts` lacks; each implements one difference.
 
-`ppo_parts.recipes.libraries` chains them, and docs/libraries.md says which library uses which.
+`ppo_parts.recipes.libraries` chains them, and docs/libraries.md tells which library uses which part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
 
 
 def truncate_at_current_value() -> pp.Part:
-    """Bootstrap truncated steps from the value of the observation before the step, which needs no final observation."""
+    """Bootstrap truncated steps from the value before the step, which needs no final observation."""
 
     def update(batch: pp.Batch) -> pp.Batch:
         return batch.replace(next_value=jnp.where(_truncated(batch), batch.value, batch.next_value))
@@ -73,10 +73,10 @@ def scale_reward(scale: float) -> pp.Part:
 
 
 def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
-    r"""Write the lambda-return as target, and as advantage the reward plus the *next* target, less the value.
+    r"""Write the lambda-return as target, and the reward plus the *next* target minus the value as advantage.
 
-    The advantage is :math:`\delta_t + \gamma A_{t+1}`, where GAE has :math:`\delta_t + \gamma\lambda A_{t+1}`. A
-    truncated step has the advantage 0 and its own value as target.
+    The advantage is :math:`\delta_t + \gamma A_{t+1}`, instead of GAE's :math:`\delta_t + \gamma\lambda A_{t+1}`. A
+    truncated step has an advantage of 0 and its own value as target.
     """
 
     def update(batch: pp.Batch) -> pp.Batch:
@@ -98,7 +98,7 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
 
 
 def append_sample(moments: Moments, x: jax.Array, keep: Any, ddof: int) -> Moments:
-    """Combine running moments with those of a sample, whose variance divides by its number less `ddof`."""
+    """Combine running moments with those of a sample, whose variance is divided by its size minus `ddof`."""
     x, counted = x.astype(moments.mean.dtype), jnp.broadcast_to(keep, x.shape)
     number = jnp.sum(counted).astype(x.dtype)
     mean = jnp.sum(x, where=counted) / jnp.maximum(number, 1)
@@ -112,12 +112,12 @@ def normalize(moments: Moments, x: jax.Array, eps: float) -> jax.Array:
 
 
 def restore(moments: Moments, x: jax.Array, eps: float) -> jax.Array:
-    """The inverse of `normalize`."""
+    """Invert `normalize`."""
     return (jnp.sqrt(moments.var + eps) * jnp.clip(x, -5, 5) + moments.mean).astype(x.dtype)
 
 
 def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp.Part:
-    """Run `estimator` in reward units, for a network whose value is in units of running moments of the targets."""
+    """Run `estimator` in reward units, for a network whose values are normalized by running moments of targets."""
 
     def init(params: Any, key: Any = None) -> tuple[Moments, Any]:
         return Moments(jnp.zeros(()), jnp.ones(()), jnp.ones(())), estimator.init(params, key)
@@ -129,7 +129,7 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
         batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
         keep = True if batch.mask is None else batch.mask.astype(bool)
         moments = append_sample(old, batch.value, keep, ddof)
-        value = normalize(moments, batch.value, eps)  # with the moments of the values, but not yet of the targets
+        value = normalize(moments, batch.value, eps)  # with moments that include the values, but not yet the targets
         moments = append_sample(moments, batch.target, keep, ddof)
         target = normalize(moments, batch.target, eps)
         return batch.replace(value=value, next_value=given, target=target), (moments, inner)
@@ -143,15 +143,15 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
 
 
 def divergence() -> pp.Part:
-    """Add the metric `kl`, the mean of KL(behavior || current) in closed form: that of a penalty without weight."""
+    """Add the metric `kl`, the mean closed-form KL(behavior || current), with a penalty of weight 0."""
     return pp.kl_penalty(coef=0.0, estimator="analytic", name="kl")
 
 
 def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
     """Add the metric `kl`, the mean of KL(current || the policy when it last saw this minibatch), for Gaussians.
 
-    `shape` is that of the means of all minibatches, `[minibatches, ..., actions]`. The small constants are those of
-    rl_games, with which the divergence of a policy that has not moved is not exactly 0, and may be negative.
+    `shape` is the shape of the means of all minibatches, `[minibatches, ..., actions]`. The small constants come from
+    rl_games; with them, the divergence of an unchanged policy is not exactly 0 and may be negative.
     """
 
     def init(params: Any, key: Any = None) -> dict[str, jax.Array]:
@@ -163,7 +163,7 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
         then = {
             name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()
         }
-        # Masked places may contain anything: they keep what was there.
+        # Masked places may contain anything, so they keep their old content.
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         log_ratio = jnp.log(then["scale"] / now["scale"] + 1e-5)
         squares = jnp.square(now["scale"]) + jnp.square(then["loc"] - now["loc"])
@@ -178,19 +178,19 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
     return pp.Part(
         init, update, "divergence_since_last_epoch", requires=("behavior",), provides=("metrics.kl",),
         reads=("current.distribution", "log_prob", "mask"), place="after_sampler",
-        needs_time=True,  # the policy that last saw a minibatch is kept in the shape of the minibatch
+        needs_time=True,  # the last policy is stored with the shape of a minibatch
     )  # fmt: skip
 
 
 def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:
-    """Scale by a rate that follows the divergence, or, without a target, by a constant rate."""
+    """Scale by a rate that follows the divergence or, without a target, by a constant rate."""
     if target_kl is None:
         return pp.optim.scale_by_update_schedule(learning_rate)
     return pp.optim.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
 
 
 def clip(max_grad_norm: float | None) -> optax.GradientTransformation:
-    """Clip the gradient by its norm; without a norm, do nothing."""
+    """Clip the gradient by its norm, or do nothing if `max_grad_norm` is None."""
     return optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
 
 
@@ -210,7 +210,7 @@ def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformati
 
 
 def in_two_entries(policy: pp.Policy) -> pp.Policy:
-    """Split the parameters into two entries, `policy` and `value`: each is a full copy, half of which is trained."""
+    """Split the parameters into `policy` and `value`, each of which is a full copy, half of which is trained."""
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
         return pp.Output(policy(params["policy"], batch)[0], policy(params["value"], batch)[1])
@@ -234,7 +234,7 @@ def evaluate_next_obs() -> pp.Part:
 
 
 def clip_prediction(clip_eps: float) -> pp.Part:
-    """Clip the value being trained around the rollout's; without the maximum of `clipped_value_loss`."""
+    """Clip the value being trained around the rollout's, without the maximum of `clipped_value_loss`."""
 
     def update(batch: pp.Batch) -> pp.Batch:
         change = jnp.clip(batch.current.value - batch.value, -clip_eps, clip_eps)
