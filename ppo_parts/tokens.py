@@ -5,3 +5,5 @@ from ._parts.tokens import group_advantage as group_advantage
 from ._parts.tokens import importance_correction as importance_correction
 from ._parts.tokens import outcome_reward as outcome_reward
 from ._parts.tokens import reward_to_go as reward_to_go
+
+__all__ = [name for name in dir() if name[0] != "_"]  # for `help`

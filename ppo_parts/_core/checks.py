@@ -176,7 +176,7 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         >>> pp.nonfinite_report({"nonfinite/reward": 0}) is None
         True
     """
-    order = (*COUNTED_BY_ELEMENT, "loss/", "gradient")
+    order = (*COUNTED_BY_ELEMENT[:-1], "loss/", "gradient", "parameters")
     found: list[tuple[int, str]] = []
     for name, value in metrics.items():
         phase, marker, what = name.partition("nonfinite/")

@@ -20,6 +20,8 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     try:
         result = evaluate(params, jax.tree.map(lambda x: x, batch))
     except (AttributeError, TypeError) as error:
+        if not isinstance(error, UserTypeError):
+            error.add_note(f"raised by evaluate(params, batch), here for observations with the axes {batch.axes}")
         if "NoneType" in str(error) and batch.carry is None:
             error.add_note("batch.carry and batch.reset are None: a recurrent network needs Policy(initial_carry=...)")
         elif "NoneType" in str(error) and batch.reset is None:

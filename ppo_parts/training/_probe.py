@@ -60,6 +60,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
           some could not, or if they do not vary; NaN for other distributions.
         * `no_effect`: 1 if a different policy sees the same observations; NaN on the host.
+        * `actions_ignored`: 1 if it also receives the same rewards, and these vary; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           actions changes; minimum over components; NaN for discrete actions.
         * `score`: the mean gradient of the log-probability of sampled actions, in standard errors, along a random
@@ -85,7 +86,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
-    found["no_effect"], found["action_effect"] = _compare_policies(train, state), _change_actions(train, state)
+    found |= _compare_policies(train, state) | {"action_effect": _change_actions(train, state)}
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
@@ -142,14 +143,19 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
     }
 
 
-def _compare_policies(train: Train, state: TrainState) -> Array | float:
-    """Return whether a policy with other parameters sees the same observations from the same states."""
+def _compare_policies(train: Train, state: TrainState) -> dict[str, Any]:
+    """Return whether a policy with other parameters sees the same observations (and rewards) from the same states."""
     if train.rollout.restart is not None:
-        return jnp.nan  # the host cannot return to earlier states
+        return {"no_effect": jnp.nan, "actions_ignored": jnp.nan}  # the host cannot return to earlier states
     other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # makes actions differ
     both = jax.tree.map(lambda *x: jnp.stack(x), state.learner.params, other)
-    obs = jax.vmap(lambda params: train.rollout.collect(state.key, params, state.rollout)[1].obs)(both)
-    return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(obs)]))
+    batch = jax.vmap(lambda params: train.rollout.collect(state.key, params, state.rollout)[1])(both)
+
+    def are_equal(seen: Any) -> Array:
+        return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(seen)]))
+
+    ignored = are_equal((batch.obs, batch.reward)) & (jnp.ptp(batch.reward) > 0)
+    return {"no_effect": are_equal(batch.obs), "actions_ignored": ignored}
 
 
 def _change_actions(train: Train, state: TrainState) -> Array | float:

@@ -40,7 +40,7 @@ PROBED = {
     "obs_rms": 1.0, "obs_std": 1.0, "obs_seen": 1.0, "action_at_bound": 0.2, "action_beyond": 0.1,
     "reward_balance": 1.0, "reward_size": 1.0, "target_rms": 20.0, "value_error": 12.0, "value_at_end": 0.9,
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
-    "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0,
+    "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0, "actions_ignored": 0.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
@@ -113,6 +113,7 @@ def find(metrics, **settings):
 def test_one_number_is_enough():
     for name, value, found in (
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
+        ("probe/actions_ignored", 1.0, ["action_unused"]),
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
         ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
         ("probe/reward_size", 500.0, ["reward_scale_large"]),
@@ -253,7 +254,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
     assert found["probe/dead_units"] == 0
-    assert found["probe/no_effect"] == 1  # of the steps to the right
+    assert found["probe/no_effect"] == found["probe/actions_ignored"] == 1  # of the steps to the right
     policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
     actor = dataclasses.replace(train, policy=policy)
     with pytest.raises(pp.errors.UserError, match="critic"):
@@ -280,7 +281,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         config = cleanrl_ppo.Config(env_id=env_id, num_steps=51, total_timesteps=204)
         train = cleanrl_ppo.make_train(config)
         found = jax.jit(lambda key: training.probe(train, train.init(key), config))(jax.random.key(0))  # noqa: B023
-        assert found["probe/no_effect"] == same
+        assert (found["probe/no_effect"], found["probe/actions_ignored"]) == (same, 0)
         assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
