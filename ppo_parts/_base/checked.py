@@ -14,7 +14,7 @@ from .hyperparameters import check_count
 
 F = TypeVar("F", bound=Callable[..., Any])
 Count = Annotated[int, Range(1)]
-"""The annotation of a whole number of at least 1."""
+"""The annotation of an integer of at least 1."""
 
 
 def checked(function: F) -> F:

@@ -165,7 +165,7 @@ def spread_nan(tree: Any, *hyperparameters: Any) -> Any:
 
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
-    """Return `value` after checking that it is a whole number of at least `low` (if None, any whole number)."""
+    """Return `value` after checking that it is an integer of at least `low` (if None, any integer)."""
     check_as(where, name, value, int)
     if low is not None and value < low:
         raise UserValueError(f"must be at least {low}, got {value!r}", where=where, argument=name)

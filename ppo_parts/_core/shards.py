@@ -40,7 +40,7 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
     """Raise unless the number of shards is positive and divides the number of segments."""
     if not is_whole(shards) or shards < 1 or size % shards:
         raise UserValueError(
-            f"{where}: shards={shards!r} must be a whole number that divides {what} = {size}: shards are equal blocks "
+            f"{where}: shards={shards!r} must be an integer that divides {what} = {size}: shards are equal blocks "
             "of neighboring segments"
         )
 

@@ -94,7 +94,7 @@ def group_advantage(
     fraction of sequences whose advantage is 0, which contribute nothing.
 
     Args:
-        group: name of an entry of `per_segment`, whole numbers in [0, N) that say which segments form a group; or the
+        group: name of an entry of `per_segment`, integers in [0, N) that say which segments form a group; or the
             group size, if groups are neighboring segments.
         score: name of an entry of `per_segment`, one number per sequence; None means the sum of the unmasked rewards.
         baseline: a name as in `functional.group_advantage`, or "given" for the entry "baseline" of `per_segment`.

@@ -132,7 +132,7 @@ class MultiCategorical(Joint):
             check_floating("MultiCategorical", "logits", logits)
             sizes = np.asarray(nvec)
             if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
-                raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
+                raise UserValueError(f"MultiCategorical: nvec must contain integers of at least 1, got {nvec!r}")
             nvec = sizes.tolist()
             if jnp.shape(logits)[-1:] != (sum(nvec),):
                 raise ShapeError(

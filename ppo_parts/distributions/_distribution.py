@@ -196,9 +196,7 @@ def check_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
     check_key(where, "seed", seed)
     sizes = tuple(sample_shape) if isinstance(sample_shape, Sequence) else (None,)
     if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
-        raise UserTypeError(
-            f"must be a tuple of whole numbers, got {sample_shape!r}", where=where, argument="sample_shape"
-        )
+        raise UserTypeError(f"must be a tuple of integers, got {sample_shape!r}", where=where, argument="sample_shape")
     return sizes
 
 

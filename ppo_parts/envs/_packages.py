@@ -41,7 +41,7 @@ def change_params(name: str, env_params: Any, params: dict[str, Any]) -> Any:
         if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
             raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
         if param == "max_steps_in_episode" and isinstance(value, Real) and (value % 1 != 0 or value < 1):
-            raise UserValueError(f"{name}: {param} must be a whole number of at least 1, got {value!r}")
+            raise UserValueError(f"{name}: {param} must be an integer of at least 1, got {value!r}")
     return env_params.replace(**params)
 
 

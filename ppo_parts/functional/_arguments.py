@@ -48,7 +48,7 @@ WHAT: dict[Any, str] = {
     NoneType: "None",
     str: "a string",
     bool: "True or False",
-    int: "a whole number",
+    int: "an integer",
     Path: "a path",
     Mapping: "a dictionary",
     tuple[str, ...]: "a tuple of strings",
@@ -99,18 +99,18 @@ def number(limits: Range, *, single: bool = False) -> Kind:
 
 
 def whole(limits: Range) -> Kind:
-    """Return the kind of a whole number in a range that must be known at compile time."""
+    """Return the kind of an integer in a range that must be known at compile time."""
 
     def check(where: str, name: str, value: Any) -> int:
         if not is_whole(value) or value not in limits:
-            raise UserValueError(f"must be a whole number in {limits}, got {value!r}", where=where, argument=name)
+            raise UserValueError(f"must be an integer in {limits}, got {value!r}", where=where, argument=name)
         return int(value)
 
     return Kind(check, "static")
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number and not a boolean."""
+    """Return whether a value is an integer and not a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -154,14 +154,14 @@ def _admits(kind: Any, value: Any) -> bool:
 def _integers(where: str, name: str, value: Any) -> Any:
     value = value if isinstance(value, int) else check_array(where, name, value)
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-        raise UserTypeError(f"must contain whole numbers, got {jnp.result_type(value)}", where=where, argument=name)
+        raise UserTypeError(f"must contain integers, got {jnp.result_type(value)}", where=where, argument=name)
     return value
 
 
 def _axes(where: str, name: str, value: Any) -> Any:
     axes = value if isinstance(value, tuple) else () if value is None else (value,)
     if not all(map(is_whole, axes)):
-        what = "None, a whole number or a tuple of them"
+        what = "None, an integer or a tuple of them"
         raise UserTypeError(f"must be {what}, got {value!r}", where=where, argument=name)
     if isinstance(value, tuple) and not value:
         raise UserValueError("must name the axes of the statistics, got (); None means all", where=where, argument=name)

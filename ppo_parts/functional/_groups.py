@@ -68,7 +68,7 @@ def group_advantage(
 
     Args:
         reward: `[N]`, one number per sequence, floating.
-        group: `[N]`, whole numbers in [0, N); elements with the same number form a group.
+        group: `[N]`, integers in [0, N); elements with the same number form a group.
         baseline: a name in the table, "none" (0), or an array `[N]`.
         scale: "group", "batch" or None.
         ddof: number subtracted from the count in the variance, 1 (as in verl, TRL and Tunix) or 0.

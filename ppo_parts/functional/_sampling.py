@@ -61,7 +61,7 @@ def _check_draw(where: str, values: dict[str, Any]) -> None:
     if "indices" in values:
         check_below(where, "indices", values["indices"], number)
     elif (size := values["size"]) > number:
-        what = f"a whole number in [1, {number}], the number of segments"
+        what = f"an integer in [1, {number}], the number of segments"
         raise UserValueError(f"must be {what}, got {size}", where=where, argument="size")
 
 

@@ -364,7 +364,7 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     values = {
         "parts --parts nonsense": "invalid choice",
         "parts --sizes 128": "give steps and environments, such as 128x64, got '128'",
-        "parts --rounds 1.5": "'1.5' is not a whole number",
+        "parts --rounds 1.5": "'1.5' is not an integer",
         "levels --first-seed -1": "must lie in [0, 2**32), got -1",
         "train --programs rejaxx": "invalid choice",
         "train --programs purejaxrl": "purejaxrl cannot take part, --purejaxrl gives no clone",

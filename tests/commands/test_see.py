@@ -162,8 +162,8 @@ def test_commands_end_with_one_sentence(folder, capsys):
             command.main(argv)
     for flag, x, says in (
         ("--episodes", "0", "must be at least 1, got 0"),
-        ("--episodes", "1.5", "--episodes: '1.5' is not a whole number"),
-        ("--seed", "x", "--seed: 'x' is not a whole number"),
+        ("--episodes", "1.5", "--episodes: '1.5' is not an integer"),
+        ("--seed", "x", "--seed: 'x' is not an integer"),
         ("--episode", "3", "unrecognized arguments: --episode 3"),
         *(("--seed", x, f"--seed: must lie in [0, 2**32), got {x}") for x in ("-1", "4294967296", "9" * 23)),
     ):

@@ -263,7 +263,7 @@ VALUE_ERRORS = {
         (GAE, pp.shuffled_minibatches(TIME * SEGMENTS), NORMALIZE, SURROGATE),
     "advantage_normalize: axis=-1 ... shape (6, 1)":
         (GAE, pp.segment_minibatches(SEGMENTS), pp.advantage_normalize(axis=-1), SURROGATE),
-    "advantage_normalize: ddof must be a whole number in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
+    "advantage_normalize: ddof must be an integer in [0, 1] ... 2": lambda: pp.advantage_normalize(ddof=2),
     "must lie in (0, inf], but its schedule is nan": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.nan),
     "a rollout has axes=('time', 'segment'), got ('step',)": (given(axes=("step",)),),
     "weight belongs to minibatches: draw with given_indices(weights=...) instead": (given(weight=BATCH.reward),),
@@ -392,7 +392,7 @@ TYPE_ERRORS = {
     "an array of shape (6, 4, 2) has no log_prob": returning(lambda d, v: (d.logits, v)),
     "SimpleNamespace defines neither entropy() nor sample": (FULL, BONUS, {"evaluate": policy_with()}),
     # numbers and schedules
-    "advantage_normalize: ddof must be a whole number, got True": lambda: pp.advantage_normalize(ddof=True),
+    "advantage_normalize: ddof must be an integer, got True": lambda: pp.advantage_normalize(ddof=True),
     "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule":
         lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule":

@@ -266,7 +266,7 @@ test_distributions_say_what_is_wrong = common.refused(
     *((lambda x=x: Categorical(jnp.zeros(x)), "the last axis of logits must be that of the actions")
       for x in ((), (3, 0))),
     (lambda: MultiCategorical(WIDE), "(?s)one array of shape .* give nvec"),
-    (lambda: MultiCategorical(WIDE, nvec=(4, -1)), "nvec must contain whole numbers"),
+    (lambda: MultiCategorical(WIDE, nvec=(4, -1)), "nvec must contain integers"),
     (lambda: MultiCategorical(WIDE, nvec=(2, 4)), r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 3\)"),
     (lambda: MultiCategorical([]), "no arrays"),
     (lambda: MultiCategorical([jnp.zeros((4, 2)), jnp.zeros((5, 2))]), r"axes but the last, got \(4, 2\), \(5, 2\)"),

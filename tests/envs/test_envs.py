@@ -62,7 +62,7 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("CartPole-v1,a=false", "false after the name .*: write True, False or None, or quote the word"),
     *((f"CartPole-v1,{x}", LOOK) for x in ("", "a", "a,b=1", "a=", "a=b-c", "a=-b", "a=1,a=2", "**{'a': 1}", "a=f(1)")),
     ("CartPole-v1,max_steps_in_episode=abc", f"{NUMBER} number, such as 500, got 'abc'"),
-    ("CartPole-v1,max_steps_in_episode=0", f"{NUMBER} whole number of at least 1, got 0"),
+    ("CartPole-v1,max_steps_in_episode=0", f"{NUMBER}n integer of at least 1, got 0"),
     ("CartPole-v1,length=None", "length must be a number"),
     ("tasks:golf,noise=-1", r"^tasks:golf: noise must lie in \[0, inf\], got -1"),
     by=envs.make,
@@ -113,11 +113,11 @@ NO_ENVIRONMENT = (
     lambda env: pp.rollout(env, lambda params, batch: None, num_envs=1, num_steps=1),
 )  # fmt: skip
 test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
-    (lambda: envs.Discrete("x"), "n must be a whole number"),
+    (lambda: envs.Discrete("x"), "n must be an integer"),
     (lambda: envs.Discrete(0), "n must be at least 1"),
     (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
-    (lambda: envs.MultiDiscrete((2, 1.5)), "nvec must be a whole number"),
-    (lambda: envs.Box(("a",)), "shape must be a whole number"),
+    (lambda: envs.MultiDiscrete((2, 1.5)), "nvec must be an integer"),
+    (lambda: envs.Box(("a",)), "shape must be an integer"),
     (lambda: envs.Box((-1,)), "shape must be at least 0"),
     (lambda: envs.Box((2,), "a"), "low must be a number"),
     (lambda: envs.Box((2,), 0.0, np.nan), "high must lie in"),

@@ -116,8 +116,8 @@ def test_config_field_that_cannot_be_used_is_named():
     for name, value, says in (
         ("size", 0, "must be at least 1, got 0"),
         ("size", 10, "must lie in [1, 9], got 10"),
-        ("size", 4.0, "must be a whole number, got 4.0: write 4"),
-        ("size", True, "must be a whole number, got True"),
+        ("size", 4.0, "must be an integer, got 4.0: write 4"),
+        ("size", True, "must be an integer, got True"),
         ("shift", 6, "must lie in (-inf, 5], got 6"),
         ("rate", 0.0, "must lie in (0, inf), got 0.0"),
         ("rate", float("nan"), "must lie in (0, inf), got nan"),
@@ -125,7 +125,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("sizes", (4, 0), "must be at least 1, got 0"),
         ("sizes", 4, "must be a tuple[int, ...], got 4"),
         ("piece", 0, "must be at least 1, got 0"),
-        ("piece", "all", "must be one of 'auto', a whole number, None, got 'all'"),
+        ("piece", "all", "must be one of 'auto', an integer, None, got 'all'"),
         ("kind", "c", "must be one of 'a', 'b', got 'c'"),
         ("free", float("nan"), "must lie in (-inf, inf), got nan"),
         ("yes", 1, "must be True or False, got 1"),
@@ -145,7 +145,7 @@ def test_flags_of_whole_numbers_take_scientific_notation(capsys):
     for given in ("1000000", "1_000_000", "1e6", "+1.0e6", "0.001e9"):
         assert whole_number(given) == 1_000_000
     for given in ("1.5", "1e-3", "abc", "", "inf", "nan", "1e999999999"):
-        with pytest.raises(ValueError, match=r"is not a whole number|could not convert"):
+        with pytest.raises(ValueError, match=r"is not an integer|could not convert"):
             whole_number(given)
     for argv, says in ((["--num-envs", "1.5"], "--num-envs"), (["--resume"], "Missing value for argument '--resume'")):
         ended_by_tyro(argv, says, capsys)
@@ -196,7 +196,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     ends_with("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     ends_with("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
     ends_with("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
-    for content, says in {"num_env: 3": "--num-envs", "num_envs: 2.5": "'2.5' is not a whole number"}.items():
+    for content, says in {"num_env: 3": "--num-envs", "num_envs: 2.5": "'2.5' is not an integer"}.items():
         path.write_text(content)
         ended_by_tyro(["--config", str(path)], says, capsys)
     with pytest.raises(pp.errors.UserTypeError, match=r"def make_train\(config: Config\)"):

@@ -41,7 +41,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path, broken):
     for folder, made_by, which, message in (
         (whole[0], make_train, np.int64(5), r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: best_metric is None; there are 8, 12"),
-        (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
+        (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', an integer, got 'last'"),
         (tmp_path / "a" / "b", make_train, "latest", "b holds no run: it has no config.json$"),
         (tmp_path.with_name("b"), make_train, "latest", rf"holds no run: .*; .* has .*{tmp_path.name}"),
         (tmp_path.parent, make_train, "latest", rf"holds no run: .*; .* has .*{tmp_path.name}"),
@@ -57,7 +57,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path, broken):
         ("[", r"config\.json cannot be read: "),
         ("[]", r"config\.json is damaged: it has no valid config"),
         (f'{{{empty}, "run": {{}}}}', r"it has no valid num_seeds"),
-        (f'{{{empty}, "run": {{"num_seeds": "x"}}}}', r"config\.json: run: num_seeds must be a whole number, got 'x'"),
+        (f'{{{empty}, "run": {{"num_seeds": "x"}}}}', r"config\.json: run: num_seeds must be an integer, got 'x'"),
         (f'{{{empty}, "run": {{"num_seeds": 1, "eval_evry": 2}}}}', "no option 'eval_evry'; did you mean 'eval_every'"),
         (f'{{{empty}, "run": {{"num_seeds": 1, "old": 2}}}}', "no option 'old': use the version .*, or remove it"),
     ):

@@ -226,7 +226,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("env_id: {choices: CartPole-v1}", "--env-id must be a mapping with a list of choices, got"),
         ("gamma: {low: 0.9, high: 1, log: 'no'}", "log of gamma must be True or False, got 'no'"),
         ("hidden: {choices: [[8], [4]]}", r"--hidden cannot be drawn from .*: a study stores numbers, .* not \[8\]"),
-        ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not a whole number"),
+        ("num_envs: {low: 4.9, high: 16}", "--num-envs cannot be drawn from .*: '4.9' is not an integer"),
         ("num_minibatches: {choices: [4, 3, 8]}", "512 .* 3"),
         ("trials: 2", "search must name a field to search, got {}"),
         ("trials: 0", "trials must be at least 1, got 0"),
