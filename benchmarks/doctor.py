@@ -14,7 +14,6 @@ import collections
 import dataclasses
 import functools
 import json
-import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -71,7 +70,7 @@ NEEDS = {
         "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
         "evaluation_apart (statistics)", "log_prob_wrong", "actions_narrow",
     ), "boxed actions"),
-    "softmax_twice": "discrete actions", "action_unused": "several actions", "value_dominates": "a shared trunk",
+    "softmax_twice": "discrete actions", "value_dominates": "a shared trunk",
     # With normalized rewards, raw advantages do no harm, as in mujoco_ppo.
     "advantage_not_standardized": "discrete actions", "memory_not_reset": "a memory",
     "reward_constant": "a fixed end", "end_as_time_limit": "early ends",
@@ -105,8 +104,8 @@ def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
         return state, shown(obs)
 
     def step(key: Any, state: Any, action: Any) -> Any:
-        if not envs.is_discrete(env.action_space):
-            action = jnp.where((f["unused"] > 0) & (jnp.arange(action.shape[-1]) == 0), 0.0, action)
+        first = envs.is_discrete(env.action_space) or jnp.arange(action.shape[-1]) == 0
+        action = jnp.where((f["unused"] > 0) & first, jnp.zeros_like(action), action)
         new, out = env.step(key, state, action)
         late = out.terminated & (f["ended"] > 0)
         out = out._replace(terminated=out.terminated & ~late, truncated=out.truncated | late)
@@ -263,8 +262,7 @@ def run_faults(
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
     has = {
         "boxed actions": base.normalize_env, "discrete actions": not base.normalize_env, "a shared trunk": shared,
-        "several actions": math.prod(envs.make(env_id).action_space.shape) > 1, "a memory": False,
-        "a fixed end": env_id in ENDLESS, "early ends": env_id not in ENDLESS,
+        "a memory": False, "a fixed end": env_id in ENDLESS, "early ends": env_id not in ENDLESS,
     }  # fmt: skip
     planted = [name for name in FAULTS if name not in NEEDS or has[NEEDS[name]]]
     names = [name for name in planted for _ in range(seeds)] + ["healthy"] * healthy

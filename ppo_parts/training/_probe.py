@@ -60,7 +60,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
           some could not, or if they do not vary; NaN for other distributions.
         * `no_effect`: 1 if a different policy sees the same observations; NaN on the host.
-        * `actions_ignored`: 1 if it also receives the same rewards, and these vary; NaN on the host.
+        * `actions_ignored`: 1 if it also receives the same rewards, not all 0; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           actions changes; minimum over components; NaN for discrete actions.
         * `score`: the mean gradient of the log-probability of sampled actions, in standard errors, along a random
@@ -154,7 +154,7 @@ def _compare_policies(train: Train, state: TrainState) -> dict[str, Any]:
     def are_equal(seen: Any) -> Array:
         return jnp.all(jnp.stack([jnp.all(x[0] == x[1]) for x in jax.tree.leaves(seen)]))
 
-    ignored = are_equal((batch.obs, batch.reward)) & (jnp.ptp(batch.reward) > 0)
+    ignored = are_equal((batch.obs, batch.reward)) & jnp.any(batch.reward != 0)
     return {"no_effect": are_equal(batch.obs), "actions_ignored": ignored}
 
 
