@@ -64,7 +64,7 @@ def compare_update(
        `loss_without_entropy`;
     5. gradient: `gradient` and `grad_norm`, before any clip;
     6. optimizer: `params_after` each step, or after the last one. If they are not recorded for each step, the earlier
-    stages compare only the first gradient step, and the chain's own steps lead to the last parameters.
+       stages compare only the first gradient step, and the chain's own steps lead to the last parameters.
 
     If a stage differs, the function tries single changes from a table of choices, and fits numbers such as gamma, loss
     coefficients and the learning rate. If no change explains the stage, the best one is kept and the search goes on.

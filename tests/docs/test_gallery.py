@@ -747,7 +747,7 @@ def test_nnx_equals_a_loop_by_hand():
 
     params = in_double(module.policy.init(KEY))
     check(ppo_of(network, entropy=0), given(module.pipeline), params, [batch], cut(estimated(batch)), module.policy)
-    with pytest.raises(TypeError, match="partition a network module first"):
+    with pytest.raises(TypeError, match="partition a network module"):
         module.learner.init({"function": jnp.tanh})
 
 
