@@ -132,8 +132,8 @@ def group_advantage(
             check_group(keep.shape[1])
         elif keep.shape[1] % size:
             raise UserValueError(
-                f"must divide the {keep.shape[1]} segments of this batch, got {size}: use another num_envs, or name an "
-                "entry of per_segment",
+                f"must divide the {keep.shape[1]} segments of this batch, got {size}: use another number of "
+                "sequences, or name an entry of per_segment",
                 where=where,
                 argument="group",
             )
