@@ -107,7 +107,8 @@ class PhaseLoop:
         own = Metrics.of(counts, dict.fromkeys(counts, "sum"))
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), own)
         finished = rollout if sampler.refresh == "rollout" else self.prepared
-        return state._replace(estimates=None), metrics.add_prefix(self.phase.prefix), finished
+        metrics = dataclasses.replace(metrics, names=tuple(self.phase.prefix + name for name in metrics.names))
+        return state._replace(estimates=None), metrics, finished
 
     def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run the phase if it is due; otherwise keep the state and return metrics of NaN (sums of 0)."""

@@ -87,10 +87,6 @@ class Metrics(Mapping[str, Array]):
             values = jnp.where(jnp.array([own == way for own in self.reductions]), reduced, values)
         return dataclasses.replace(self, array=values)
 
-    def add_prefix(self, prefix: str) -> Metrics:
-        """Return the same numbers with a prefix on each name."""
-        return dataclasses.replace(self, names=tuple(prefix + name for name in self.names))
-
 
 def split_metrics(batch: Batch) -> tuple[Metrics, Batch]:
     """Return the metrics of a batch, and the batch without them."""

@@ -19,9 +19,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.errors import UserValueError
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count
-from .._core.batch import Array, Batch
-from .._core.part import Part, stateless
+from .._core.batch import Array
 from .._parts.losses import works_along_time
 from ..distributions import Categorical
 from ..functional import masked_mean
@@ -186,28 +184,6 @@ def gae(rewards: Array, values: Array, completion_mask: Array, gamma: float, gae
     steps = (jnp.asarray(rewards, value.dtype).T, value, following, last & mask)
     out = functional.gae(*steps, gamma=gamma, gae_lambda=gae_lambda, mask=mask, mask_mode="skip")
     return functional.advantage_normalize(out.advantage, ddof=1, mask=mask).T, out.target.T
-
-
-def from_registry(name: str, *, group: int, score: str = "score") -> Part:
-    """Make a part from an advantage estimator in Tunix's registry, `estimator(rewards, num_generations)`.
-
-    Args:
-        name: the estimator's name in the registry, for example "grpo".
-        group: number of neighboring segments that form a group.
-        score: name of an entry of `per_segment`, one number per sequence.
-
-    Place: before the sampler.
-    """
-    group, estimator = check_count("from_registry", "group", group), _find_registry().get("advantage_estimator", name)
-
-    def update(batch: Batch) -> Batch:
-        tokens = jnp.broadcast_to(estimator(batch.per_segment[score], group), batch.log_prob.shape)
-        return batch.replace(advantage=tokens if batch.mask is None else jnp.where(batch.mask.astype(bool), tokens, 0))
-
-    needs = (f"per_segment.{score}",)
-    return stateless(
-        update, name=f"tunix {name}", requires=needs, provides=("advantage",), place="before_sampler", needs_time=True
-    )
 
 
 def _find_registry() -> Any:

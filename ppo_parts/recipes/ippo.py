@@ -67,10 +67,7 @@ PRESETS = {
 
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
-
-    `env` is your own environment with an agent axis, and `pipeline` your own chain; None means as configured.
-    """
+    """Return the run of a configuration, with your own environment (which has an agent axis) or chain if given."""
     independent = config.parameters == "independent"
     normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}
     env = env or envs.prepare(envs.make(config.env_id), **normalization if config.normalize_env else {})

@@ -135,10 +135,7 @@ def check_options(config: Config, discrete: bool) -> None:
 
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
-
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
-    """
+    """Return the run of a configuration, with your own environment (including its wrappers) or chain if given."""
     if env is None:
         env = envs.prepare(envs.make(config.env_id), rescale=not config.squash)
         env = envs.normalize_observation(env) if config.normalize_observations else env

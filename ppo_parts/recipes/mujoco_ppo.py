@@ -74,10 +74,7 @@ def chain(
 
 @training.recipe
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
-
-    `env` is your own environment with any wrappers, and `pipeline` your own chain; None means as configured.
-    """
+    """Return the run of a configuration, with your own environment (including its wrappers) or chain if given."""
     if env is None:
         env = envs.make(config.env_id)
         env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)

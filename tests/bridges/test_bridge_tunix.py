@@ -160,15 +160,6 @@ def test_registered_losses_measure_what_learners_log(registry):
         np.testing.assert_allclose(aux[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_an_estimator_of_tunix_in_a_chain(registry):
-    registry.register("advantage_estimator", "mean")(lambda rewards, num_generations: rewards - rewards.mean())
-    mask = jnp.array([[1, 1], [1, 0]])
-    batch = pp.Batch(log_prob=jnp.zeros((2, 2)), mask=mask, per_segment={"score": jnp.array([1.0, 3.0])})
-    part = bridge.from_registry("mean", group=2)
-    out, _ = part.update(batch, part.init(None, None), pp.Context(key=None))
-    np.testing.assert_array_equal(out.advantage, [[-1, 1], [-1, 0]])
-
-
 def test_what_cannot_be_registered_is_refused_at_once_and_packed_sequences_later(registry):
     """And rewards that are not those of whole groups, when they are given."""
     cispo = pp.functional.cispo
@@ -176,7 +167,6 @@ def test_what_cannot_be_registered_is_refused_at_once_and_packed_sequences_later
         (lambda: bridge.register_loss("z", 3), "not callable"),
         (lambda: bridge.register_loss("z", cispo, clip=3), "clip"),
         (lambda: bridge.register_advantage("z", scael=3), "scael"),
-        (lambda: bridge.from_registry("grpo", group=0), "from_registry: group must be at least 1, got 0"),
     ):
         with pytest.raises((TypeError, ValueError), match=says):
             wrong()
