@@ -1,4 +1,4 @@
-"""Functions that add losses and advantages to Tunix's registry, and use Tunix's advantage estimators in a chain.
+"""Functions that add losses and advantages to Tunix's registry.
 
     from ppo_parts.bridges import tunix
 
