@@ -229,8 +229,8 @@ class Batch:
         loss = jnp.asarray(check_floating("add_loss", name, loss))  # other dtypes have no gradient
         if name in self.losses:
             raise UserValueError(
-                f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
-                'another name with name="..."'
+                f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): rename one of "
+                'the two with name="..."'
             )
         element = jnp.shape(self.log_prob) if self.log_prob is not None else jnp.shape(loss)
         expected = {"element": element, "segment": element[1:2], "batch": ()}[per]
@@ -260,7 +260,7 @@ class Batch:
         for name, value in metrics.items():
             if name in self.metrics:
                 raise UserValueError(
-                    f"a metric named {name!r} is already in this chain: give one of the two parts another name, or "
+                    f"a metric named {name!r} is already in this chain: rename one of the two parts, or "
                     "put it into within(part, name=...)"
                 )
             check_arrays("add_metrics", **{name: value})

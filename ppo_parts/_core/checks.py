@@ -66,9 +66,9 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
     require(
         batch,
         where,
-        obs="give the observation at each step, [T, N, ...]",
-        action="give the action taken there, [T, N, ...]",
-        log_prob="give its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
+        obs="pass the observation at each step, [T, N, ...]",
+        action="pass the action taken there, [T, N, ...]",
+        log_prob="pass its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
     )
     if jnp.ndim(batch.log_prob) < 2:
         raise ShapeError(
@@ -79,7 +79,7 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
         raise UserValueError(f"{where}: a rollout has axes=('time', 'segment'), got {batch.axes}; samplers change them")
     initial_carry, num_envs = initial_carry_of(policy), batch.log_prob.shape[1]
     if batch.carry is None and initial_carry and jax.eval_shape(lambda: initial_carry(num_envs)) is not None:
-        before = "give the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it"
+        before = "pass the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it"
         require(batch, where, carry=before)
     if batch.weight is not None:
         raise UserValueError(f"{where}: weight belongs to minibatches: draw with given_indices(weights=...) instead")

@@ -304,7 +304,7 @@ RULES = (
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or vary(run.series("episode_length")))
-         and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # if steps are paid, it is the best
+         and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # paid steps favor no end
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
          lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
@@ -315,7 +315,7 @@ RULES = (
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
     Rule("reward_scale_large", "likely", "probe/reward_size", -INF, 50,
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
-    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 3e3,  # late, it may have collapsed
+    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 3e3,  # the policy may collapse
          "the value loss is so large that it hides the policy", "envs.normalize_reward with the gamma of gae",
          lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
     Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,

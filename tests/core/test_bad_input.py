@@ -248,7 +248,7 @@ VALUE_ERRORS = {
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
-    "learner.update: batch.carry is missing: give the state of the policy ... pp.rollout records":
+    "learner.update: batch.carry is missing: pass the state of the policy ... pp.rollout records":
         (GAE, SHUFFLED, VALUE, given(reset=BATCH.terminated), RECURRENT),
     **{
         f"{part.name}: batch.{field} is missing": (part, CRITIC, given(**{field: None}))
