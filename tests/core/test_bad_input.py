@@ -167,7 +167,7 @@ VALUE_ERRORS = {
     "the value of one critic with value of another": lambda: LENS(CLIPPED, read={"current.value": "current.aux.v"}),
     "with current.value of another": lambda: LENS(CLIPPED, read=dict.fromkeys(("value", "target"), "extras.x")),
     "'value' ... name=\"...\"": (GAE, CRITIC, CLIPPED),
-    "'early_stop_kl' ... another name": (GAE, CRITIC, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
+    "'early_stop_kl' ... rename one": (GAE, CRITIC, pp.kl_early_stop(1.0), pp.kl_early_stop(2.0)),
     "'a' ... the parts before the sampler, those after it": (GAE, metric("a"), CRITIC, metric("a")),
     "'loss' is written twice ... gradient_metrics ... another name":
         ({"gradient_metrics": lambda gradient: {"loss": 99.0}},),
