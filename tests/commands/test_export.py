@@ -152,7 +152,9 @@ def test_what_cannot_be_exported_is_named():
 def test_the_command_writes_a_model_and_says_how_exact_it_is(folder, tmp_path, capsys):
     arguments = [str(folder), "--output", str(tmp_path / "policy.onnx"), "--seed-index", "1"]
     path = export.main(arguments)
-    assert "inputs: obs [N, 2]\noutputs: action [N, 1], loc [N, 1], scale [N, 1]\n" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "inputs: obs [N, 2]\noutputs: action [N, 1], loc [N, 1], scale [N, 1]\n" in said.out
+    assert "seed 1 of 0 to 1 (--seed-index)" in said.err
     session = runtime.InferenceSession(path.read_bytes())
     assert session.get_modelmeta().custom_metadata_map == {"env_id": "walk", "run": arguments[0], "update": "2"}
     run = training.load(folder)
@@ -173,4 +175,6 @@ def test_a_model_that_differs_is_not_written_and_any_nan_is_a_difference(folder,
     monkeypatch.setattr(export, "measure_difference", lambda *arguments: 1e-3)
     with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):
         export.main([str(folder), "--output", str(tmp_path / "policy.onnx")])
-    assert not (tmp_path / "policy.onnx").exists()
+    with pytest.raises(SystemExit, match=r"--output must end in \.onnx, got .*policy\.pt"):
+        export.main([str(folder), "--output", str(tmp_path / "policy.pt")])
+    assert not [*tmp_path.iterdir()]

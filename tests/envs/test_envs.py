@@ -57,6 +57,7 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("xminigrid:Walk", "XLand-MiniGrid has no environment 'Walk'; did you mean 'Walk-v0"),
     ("popgym:RepeatPreviousEasi", "popgym has no environment 'RepeatPreviousEasi'; did you mean 'RepeatPreviousEasy"),
     ("mine:walk", r"'mine' is not a prefix of environments; .*envs\.register"),
+    ("gymnasium:CartPole-v1", "'gymnasium' is not a prefix of environments; did you mean 'gym'"),
     ("BRAKS:ant", "did you mean 'brax'"),
     ("CartPole-v1,max_steps=3", r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"),
     ("CartPole-v1,a=false", "false after the name .*: write True, False or None, or quote the word"),

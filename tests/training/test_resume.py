@@ -100,6 +100,7 @@ def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whol
         ({"hidden": (9,)}, shape),
         ({"num_steps": 16}, r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs"),
         ({"seed": 5}, "continues its episodes and keys; seed was 1, is 5"),
+        ({"num_envs": 4, "num_steps": 4}, "continues its episodes and keys; num_envs was 2, is 4"),
         ({"env_id": "Acrobot-v1"}, "keys; env_id was 'CartPole-v1', is 'Acrobot-v1'"),
         ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, got 192"),
     ):
