@@ -394,7 +394,7 @@ def list_notes(played: Played) -> Iterator[str]:
         yield "all observations are 0"
     if not played.out.reward.any():
         yield "all rewards of random actions are 0"
-    state = jax.eval_shape(lambda key: played.env.reset(key, 1), jax.random.key(0))[0]
+    state = jax.eval_shape(lambda key: played.env.reset(key, played.ended.shape[1]), jax.random.key(0))[0]
     one, other = (jax.tree.map(lambda x: x[None], obs) for obs in (played.first, played.evaluated[0]))
     if not find_moments(state) and not _where_close(one, other).all():
         says = "the environment of evaluation(state) resets to other observations with the same key"

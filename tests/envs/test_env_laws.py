@@ -369,7 +369,8 @@ def test_rewards_of_absent_agents_do_not_count():
     """Agent 1 is absent after its second step; each is paid 1 in every step."""
     shown = lambda out: envs.Observation(out.obs.obs + 0.5 * out.ended[:, None, None])  # noqa: E731
     env = altered(bit_game(mortal=True), final_obs=shown)
-    assert envs.check_laws(env, num_steps=9).episodes > 0
+    for each in (env, envs.fold_agents(env)):
+        assert envs.check_laws(each, num_steps=9).episodes > 0
     out = play(env, lambda key, obs: jnp.abs(obs.obs[..., 0] - jnp.arange(2)).astype(int), 1, 4, seed=0).out
     assert out.episode_return[:, 0].tolist() == [[1, 1], [2, 2], [3, 2], [4, 2]]
 
