@@ -427,8 +427,6 @@ def test_environments_may_be_vmapped_with_their_parameters():
 AUTOMATIC = {"reset": lambda key: 0, "step": lambda key, state, action: 0}
 AUTOMATIC |= {"observation_space": envs.Box(()), "action_space": envs.Discrete(2)}
 test_arguments_of_automatic_resets_are_checked = refused(
-    ({"time_limit": 0}, "time_limit must be at least 1"),
-    ({"reset_ratio": 0}, "reset_ratio must be at least 1"),
     ({"reset": lambda: 0}, r"reset must take \(key\); this one takes \(\)"),
     ({"reset": None}, r"reset must be a function, got None"),
     ({"shared": 1.0}, r"reset must take \(key, shared\); this one takes \(key\)"),
