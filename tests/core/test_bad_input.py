@@ -106,11 +106,6 @@ def policy_with(**methods):
     return policy
 
 
-def categorical(params, batch):
-    distribution, value = evaluate(params, batch)
-    return distributions.Categorical(distribution.logits), value
-
-
 def doubled(*fields):
     """A part that leaves twice as many segments of these fields."""
     twice = lambda x: jnp.concatenate([x, x], axis=1)  # noqa: E731
@@ -147,7 +142,7 @@ VALUE_ERRORS = {
     "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters": (FULL, OF_THE_ROLLOUT),
     "so nothing is learned: use what the policy being trained computes":
-        (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(categorical, 6)}),
+        (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(evaluate, 6)}),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "no part of phase 'all' added a loss":
         (GAE, pp.phases(all=pp.phase(pp.chain(FULL, metric("own")), trains=None)), {"optimizer": {"all": SGD}}),
@@ -223,7 +218,7 @@ VALUE_ERRORS = {
     "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
     "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
     "about 4 elements: ... divides 7 is 7":
-        (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(categorical, 4)}),
+        (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)}),
     # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),

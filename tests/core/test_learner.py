@@ -286,10 +286,8 @@ def test_only_what_counts_is_counted():
 def test_no_phase_learns_from_a_flag_out_of_range():
     batch = rollout(masked=False)
     batch = batch.replace(terminated=batch.terminated.at[2, 2].set(2))
-    pipeline = pp.chain(
-        GAE, pp.phases(policy=pp.chain(pp.full_batch(), SURROGATE), value=pp.chain(pp.full_batch(), VALUE))
-    )
-    _, metrics = run(pipeline, batch, optimizer={"policy": optax.sgd(0.1), "value": optax.sgd(0.1)})
+    phases = {name: pp.chain(pp.full_batch(), loss) for name, loss in (("policy", SURROGATE), ("value", VALUE))}
+    _, metrics = run(pp.chain(GAE, pp.phases(**phases)), batch, optimizer=dict.fromkeys(phases, optax.sgd(0.1)))
     assert metrics["policy/nonfinite/gradient"] == metrics["value/nonfinite/gradient"] == 1
 
 
@@ -317,11 +315,11 @@ def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
 
 
 def policy(params, batch):
-    """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
+    """`evaluate` with a further head, and fields that it reads."""
     distribution, value = evaluate(params, batch)
     # One leaf is of no element, as a deviation that all share would be.
     value = value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
-    return pp.Output(distributions.Categorical(distribution.logits), value, aux={"second": batch.obs @ params["value"]})
+    return pp.Output(distribution, value, aux={"second": batch.obs @ params["value"]})
 
 
 def numbered(batch):
