@@ -15,7 +15,7 @@ from ppo_parts import envs, training
 from ppo_parts._core.learner import LearnerState
 from ppo_parts.envs._rollout import RolloutState, episode_metrics
 from tests.common import Categorical, assert_close, refused
-from tests.envs.common import altered, clock, echo
+from tests.envs.common import altered, clock, echo, uniform
 
 
 def test_values_are_the_same_with_each_step_and_after_the_last():
@@ -40,10 +40,6 @@ def test_values_are_the_same_with_each_step_and_after_the_last():
     np.testing.assert_allclose(batch.log_prob, jnp.take_along_axis(log_prob, batch.action[..., None], 2)[..., 0], 1e-4)
     assert batch.terminated.any()
     assert batch.truncated.any()
-
-
-def uniform(params, batch):
-    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
 
 
 def test_episodes_are_measured_where_they_end_and_info_of_every_step_is_kept():

@@ -10,15 +10,11 @@ import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing._calls import evaluate_text, read_calls
 from ppo_parts.testing._choices import CHOICES, Update
-from tests.common import refused
+from tests.common import evaluate, refused
 from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
 
 from . import numpy_ppo
-
-
-def evaluate(params, batch):
-    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
 def recorded(fault=None, without=()):
