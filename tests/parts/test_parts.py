@@ -19,6 +19,7 @@ from ppo_parts.testing import example_batch, example_context
 from tests import common, env_fakes, reference
 from tests.common import OBS, SEGMENTS, TIME, assert_close, evaluate, evaluate_gaussian, make_params, refused, rollout
 from tests.core.common import GAE, run
+from tests.registry import embed
 
 close = functools.partial(assert_close, rtol=1e-4)
 
@@ -299,10 +300,6 @@ def test_normalize_target_averages_over_rollouts():
         np.testing.assert_allclose(state.scale, scale, rtol=1e-4)
         normalized = batch.extras["target_normalized"][1:]
         np.testing.assert_allclose(normalized, (kept[-1] - mean) / scale, rtol=1e-3, atol=2e-3)
-
-
-def embed(network, obs):
-    return jnp.tanh(obs @ network)
 
 
 def draw(key):
