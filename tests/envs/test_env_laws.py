@@ -1,6 +1,6 @@
 """Every environment follows one set of laws: each adapter on a stand-in of its package, and the real packages.
 
-tests/envs/test_envs.py plays those of gymnax, tests/envs/test_jaxmarl.py a stand-in of JaxMARL's.
+tests/envs/test_envs.py plays those of gymnax, tests/envs/test_agents.py a stand-in of JaxMARL's.
 """
 
 import itertools
