@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
 import ppo_parts as pp
 from ppo_parts import testing
@@ -72,7 +73,7 @@ def test_masked_divergence_aggregated_losses_and_nan():
     mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
     record = {name: full[name] for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "next_value")}
     record |= {"params": {x: 1.1 * full["params"][x] for x in full["params"]}, "behavior": full["params"], "mask": mask}
-    logits = numpy_ppo.log_softmax(record["obs"] @ record["params"]["policy"])
+    logits = scipy.special.log_softmax(record["obs"] @ record["params"]["policy"], axis=-1)
     log_ratio = np.take_along_axis(logits, record["action"][..., None], axis=-1)[..., 0] - record["log_prob"]
     approx_kl = np.mean(np.expm1(log_ratio) - log_ratio, where=mask > 0)
     record |= {"indices": np.arange(64)[None, None], "approx_kl": approx_kl[None]}
