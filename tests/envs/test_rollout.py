@@ -1,8 +1,8 @@
 """What the rollout promises about truncation, state and vmap; test_host_envs.py has whole rollouts, step by step."""
 
-import dataclasses
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -191,9 +191,7 @@ def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update
     np.testing.assert_array_equal(played.episode_length, 5)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Shared:
+class Shared(NamedTuple):
     """A Gaussian whose standard deviation `[D]` all elements share."""
 
     loc: jax.Array
