@@ -124,17 +124,13 @@ def normalized(advantage, mask):
     return centred / (jnp.sqrt(mean(centred**2, mask)) + 1e-8)
 
 
-def log_probs(logits):
-    return logits - jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
-
-
 def chosen(logits, action):
-    return jnp.take_along_axis(log_probs(logits), action[..., None], axis=-1)[..., 0]
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
 
 
 def kl_of(first, second):
     """The divergence of two categorical distributions, from their logits."""
-    return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
+    return jnp.sum(jax.nn.softmax(first) * (jax.nn.log_softmax(first) - jax.nn.log_softmax(second)), axis=-1)
 
 
 def ratio_of(logits, d):
@@ -149,7 +145,7 @@ def ppo(logits, value, d, entropy=0.01, critic=0.25, eps=0.2, normalize=True):
     """What PPO's three losses sum to, of each element; `d` may have clips of its own."""
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
     policy = clipped(ratio_of(logits, d), advantage, d.get("low", eps), d.get("high", eps))
-    minus_entropy = jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
+    minus_entropy = jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
     return policy + entropy * minus_entropy + critic * (value - d["target"]) ** 2
 
 
