@@ -130,10 +130,6 @@ def state(first, update=lambda state: state, **declared):
     return part(lambda b, s, c: (b, update(s)), init=lambda params, key: first(), **declared)
 
 
-def own_batch(seed, dtype):
-    return testing.example_batch(seed, dtype, extras={"own": testing.example_batch(seed, dtype).reward})
-
-
 def context_with_cost(seed, dtype):
     """The context of the example, whose policy has a further head."""
     made = testing.example_context(seed, dtype)
@@ -172,7 +168,7 @@ SOUND = {
     "a buffer of rollouts, and a map over a dictionary":
         (part(map_over_extras, state=jnp.zeros((1, *testing.example_batch().reward.shape)),
               finish=lambda batch, state, context: batch.reward[None].astype(jnp.float32),
-              provides=("extras",), reads=("extras", "reward")), {"batch": own_batch}),
+              provides=("extras",), reads=("extras", "reward")), {"batch": testing.example_batch}),
     "an average of parameters":
         (part(lambda b, s, c: (b, jax.tree.map(lambda x, y: (x + y) / 2, s, c.params)), init=lambda p, key: p), {}),
     "a key, and a required mask":
@@ -180,7 +176,7 @@ SOUND = {
          {}),
     "a field of its own batch":
         (reward(lambda b: b.reward + b.extras["own"], requires=("extras.own",), reads=("reward",)),
-         {"batch": own_batch}),
+         {"batch": testing.example_batch}),
     "a metric of another dtype":
         (pp.stateless(lambda b, coef: b.add_metrics(coef=coef), numbers={"coef": jnp.float32(0.5)}), {}),
     "a further head of its own policy": (loss(lambda b: b.current.aux["cost"] ** 2), {"context": context_with_cost}),

@@ -87,12 +87,8 @@ def test_folded_agents_are_environments_of_their_own():
 
 def showing(agents, shape):
     """An environment that shows zeros of this shape to each agent."""
-
-    def reset(key, num_envs):
-        return (), envs.Observation(jnp.zeros((num_envs, agents, *shape)))
-
-    env = envs.Env(reset, None, envs.Box(shape), envs.Discrete(2), lambda state: env, num_agents=agents)
-    return env
+    reset = lambda key, num_envs: ((), envs.Observation(jnp.zeros((num_envs, agents, *shape))))  # noqa: E731
+    return envs.Env(reset, None, envs.Box(shape), envs.Discrete(2), None, num_agents=agents)
 
 
 def test_agents_are_folded_without_a_change_of_observations_or_with_a_number_appended():
@@ -156,9 +152,6 @@ def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
 
 
 # --- JaxMARL: a stand-in that has its interface, and the real ones where they are installed ---------------------------
-
-
-pytestmark = pytest.mark.lenient_ranks
 
 
 class Dwindling:

@@ -97,12 +97,12 @@ def followed():
     return play(two_places(), random_action(two_places()), 4, 24, 0)
 
 
-def out(env=None, **changed):
-    """Change fields of the transitions, and the environment."""
+def out(**changed):
+    """Change fields of the transitions."""
 
     def change(played):
         fields = {name: np.asarray(of(played.out)) for name, of in changed.items()}
-        return played._replace(out=played.out._replace(**fields), env=played.env._replace(**(env or {})))
+        return played._replace(out=played.out._replace(**fields))
 
     return change
 

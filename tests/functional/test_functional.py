@@ -106,15 +106,12 @@ def test_each_draw_is_in_proportion_to_the_probabilities_that_are_left_and_accur
     close(_small_exponential(KEY, jnp.zeros(1)), np.array([2.0**-44]), atol=0)
 
 
-def steps(*names):
-    return {name: x for name, x in estimator_inputs(5, 3).items() if name in ("reward", "value", "next_value", *names)}
-
-
 def test_terminations_may_be_probabilities_and_what_follows_one_may_be_anything():
-    half = gae(**steps(), terminated=jnp.full((5, 3), 0.5), gamma=0.8, gae_lambda=0.5)
-    close(half, gae(**steps(), terminated=jnp.zeros((5, 3)), gamma=0.4, gae_lambda=0.5))
-    ends = "terminated", "truncated"
-    for function, given in ((gae, steps(*ends)), (vtrace, steps(*ends, "log_ratio"))):
+    given = arrays("gae", (5, 3), given=())
+    half = gae(**given | {"terminated": jnp.full((5, 3), 0.5)}, gamma=0.8, gae_lambda=0.5)
+    close(half, gae(**given | {"terminated": jnp.zeros((5, 3))}, gamma=0.4, gae_lambda=0.5))
+    for name, function in (("gae", gae), ("vtrace", vtrace)):
+        given = arrays(name, (5, 3), given=("truncated",))
         poisoned = given | {"next_value": jnp.where(given["terminated"] == 1, jnp.nan, given["next_value"])}
         found = (function(**x, gamma=0.9, gae_lambda=0.9) for x in (given, poisoned))
         jax.tree.map(np.testing.assert_array_equal, *found)
