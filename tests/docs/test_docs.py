@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import ppo_parts as pp
 
@@ -124,17 +125,13 @@ def commands(page: Path) -> Iterator[tuple[str, list[str], frozenset[str]]]:
                 yield module, arguments, frozenset(",".join(EXTRAS.findall(text[:end])).split(","))
 
 
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def installed(extras: frozenset[str]) -> set[str]:
     """The distributions that the package installs with these extras, and all that they require."""
     found: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(x) for x in PROJECT["dependencies"]] + [Requirement(f"ppo_parts[{','.join(extras)}]")]
     while left:
         requirement = left.pop()
-        asked = (normalized(requirement.name), frozenset(requirement.extras))
+        asked = (canonicalize_name(requirement.name), frozenset(requirement.extras))
         if asked in found:
             continue
         found.add(asked)
@@ -156,7 +153,7 @@ def hidden(extras: frozenset[str]) -> set[str]:
     """The modules that are installed here, but not with these extras."""
     kept = installed(extras)
     modules = importlib.metadata.packages_distributions().items()
-    return {module for module, owners in modules if kept.isdisjoint(map(normalized, owners))}
+    return {module for module, owners in modules if kept.isdisjoint(map(canonicalize_name, owners))}
 
 
 def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
