@@ -1,6 +1,6 @@
 """Commands in one process in which some packages cannot be imported, as if they were not installed.
 
-It reads `[{"module": ..., "arguments": [...], "hidden": [...]}, ...]` from standard input (see docs/test_commands.py).
+It reads `[{"module": ..., "arguments": [...], "hidden": [...]}, ...]` from standard input (see docs/test_docs.py).
 Of what a command has imported, nothing may be hidden from a later one.
 """
 

@@ -50,11 +50,11 @@ def _double(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=2 * batch.reward)
 
 
-def _embed(network, obs):
+def embed(network, obs):
     return jnp.tanh(obs @ network)
 
 
-_RND = lambda key: 0.1 * jax.random.normal(key, (OBS, 2)), _embed
+_RND = lambda key: 0.1 * jax.random.normal(key, (OBS, 2)), embed
 _ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
 _ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8}
 _VTRACE = {**_ESTIMATE, "rho_clip": 1.2, "c_clip": 0.9}
@@ -104,7 +104,7 @@ CASES = (
     rollout(pp.tokens.reward_to_go, gamma=0.9),
     minibatch(pp.exploration.self_imitation, coef=0.5, value_coef=0.1),
     rollout(pp.exploration.rnd_reward, *_RND, gamma=0.9, num_envs=SEGMENTS, predictor="policy"),
-    minibatch(pp.exploration.rnd_loss, _embed, coef=0.5, predictor="policy"),
+    minibatch(pp.exploration.rnd_loss, embed, coef=0.5, predictor="policy"),
     minibatch(pp.clipped_value_loss, clip_eps=0.2, coef=0.5),
     minibatch(pp.value_loss, coef=0.5),
     minibatch(pp.critics.critic_loss, pp.functional.huber_value_loss, coef=0.5, delta=0.3),
@@ -153,5 +153,5 @@ def given_batch(
 ) -> pp.Batch:
     """A batch with everything that any part reads, except the fields `without`."""
     batch = example_batch(seed, dtype, after_sampler=after, continuous=continuous)
-    embedded = _embed(jnp.ones((OBS, 2), dtype), batch.obs)  # as `rnd_reward` does
+    embedded = embed(jnp.ones((OBS, 2), dtype), batch.obs)  # as `rnd_reward` does
     return batch.add_extras(rnd_target=embedded).replace(current=None, **dict.fromkeys(without))

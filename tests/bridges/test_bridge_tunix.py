@@ -4,7 +4,6 @@ import functools
 import importlib
 import sys
 import types
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +12,13 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts.bridges import tunix as bridge
+from tests.golden_traces import load
 
-TUNIX = np.load(Path(__file__).parents[1] / "golden" / "tunix.npz")
+TUNIX = load("tunix")
 
 
 def given(name):
     return TUNIX[f"input/{name}"]
-
-
-class Registry:
-    """The interface of Tunix's registry."""
-
-    def __init__(self):
-        self.kept = {}
-
-    def register(self, category, name):
-        return lambda function: self.kept.setdefault((category, name), function)
-
-    def get(self, category, name):
-        return self.kept[category, name]
 
 
 def log_prob_of(graphdef, state, **_):
@@ -51,11 +38,14 @@ def registry(request, monkeypatch):
         monkeypatch.setattr("tunix.rl.common.compute_per_token_logps", log_prob_of)
         monkeypatch.setattr("flax.nnx.split", unsplit)
         return importlib.import_module("tunix.rl.function_registry").default_registry
+    kept = {}
+    register = lambda category, name: functools.partial(kept.setdefault, (category, name))  # noqa: E731
+    own = types.SimpleNamespace(register=register, get=lambda category, name: kept[category, name])
     aggregate = lambda loss, mask, mode: jnp.sum(loss * mask) / jnp.sum(mask)  # noqa: E731
     divergence = lambda new, reference, mode, clamp_value: new - reference  # noqa: E731
     losses = {"aggregate_loss": aggregate, "compute_kl_divergence": divergence}
     modules = {name: {} for name in ("tunix", "tunix.rl", "tunix.rl.algo_core")} | {
-        "tunix.rl.function_registry": {"default_registry": Registry()}, "flax.nnx": {"split": unsplit},
+        "tunix.rl.function_registry": {"default_registry": own}, "flax.nnx": {"split": unsplit},
         "tunix.rl.common": {"compute_per_token_logps": log_prob_of, **losses},
     }  # fmt: skip
     for name, members in modules.items():

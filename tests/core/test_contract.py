@@ -12,6 +12,7 @@ from jax.experimental import checkify
 
 import ppo_parts as pp
 from ppo_parts._base.hyperparameters import spread_nan
+from ppo_parts.testing import example_batch
 from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core import common
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
@@ -33,9 +34,8 @@ def test_context_evaluate_always_returns_an_output(size):
     seen = []
 
     def recurrent(params, batch):
-        distribution, value = evaluate(params, batch)
         carry = jnp.zeros((SEGMENTS, 2)) if batch.carry is None else batch.carry + 1
-        return pp.distributions.Categorical(distribution.logits), value, carry
+        return (*evaluate(params, batch), carry)
 
     def look(batch, state, context):
         output = context.evaluate(context.params, batch)
@@ -371,9 +371,7 @@ def test_within_reads_and_writes_where_its_paths_lead():
 
 
 def test_within_prefixes_losses_as_it_does_metrics():
-    batch = rollout()
-    current = pp.Current(None, batch.log_prob, batch.value)
-    batch = batch.replace(current=current, advantage=batch.reward, target=batch.reward, weight=jnp.full(SEGMENTS, 2.0))
+    batch = example_batch(after_sampler=True, losses={})
 
     def losses(*parts):
         pipeline = pp.chain(*parts)

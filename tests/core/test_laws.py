@@ -15,6 +15,7 @@ import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing import LAWS, _laws
 from tests.common import refused
+from tests.core import common
 from tests.registry import BEYOND, CASES, ELSEWHERE, given_batch, subject
 
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -88,8 +89,7 @@ def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
 # --- parts of one's own ----------------------------------------------------------------------------------------------
 
 
-def part(update=lambda batch, state, context: (batch, state), init=lambda params, key: (), **declared):
-    return pp.Part(init, update, "faulty", **declared)
+part = functools.partial(common.part, name="faulty")
 
 
 def loss(value, **declared):
@@ -122,16 +122,12 @@ def metric(value):
 
 def counting(number):
     """A part whose state is `number(batch)`."""
-    return part(lambda b, s, c: (b, jnp.float32(number(b))), lambda params, key: jnp.zeros(()))
+    return part(lambda b, s, c: (b, jnp.float32(number(b))), state=jnp.zeros(()))
 
 
 def state(first, update=lambda state: state, **declared):
     """A part whose state begins with `first()`."""
-    return part(lambda b, s, c: (b, update(s)), lambda params, key: first(), **declared)
-
-
-def own_batch(seed, dtype):
-    return testing.example_batch(seed, dtype, extras={"own": testing.example_batch(seed, dtype).reward})
+    return part(lambda b, s, c: (b, update(s)), init=lambda params, key: first(), **declared)
 
 
 def context_with_cost(seed, dtype):
@@ -170,16 +166,17 @@ SOUND = {
     "jitted": (pp.stateless(jax.jit(double_extras), **EXTENDS), {}),
     "extras by hand": (pp.stateless(double_extras, **EXTENDS), {}),
     "a buffer of rollouts, and a map over a dictionary":
-        (part(map_over_extras, lambda params, key: jnp.zeros((1, *testing.example_batch().reward.shape)),
+        (part(map_over_extras, state=jnp.zeros((1, *testing.example_batch().reward.shape)),
               finish=lambda batch, state, context: batch.reward[None].astype(jnp.float32),
-              provides=("extras",), reads=("extras", "reward")), {"batch": own_batch}),
+              provides=("extras",), reads=("extras", "reward")), {"batch": testing.example_batch}),
     "an average of parameters":
-        (part(lambda b, s, c: (b, jax.tree.map(lambda x, y: (x + y) / 2, s, c.params)), lambda p, key: p), {}),
+        (part(lambda b, s, c: (b, jax.tree.map(lambda x, y: (x + y) / 2, s, c.params)), init=lambda p, key: p), {}),
     "a key, and a required mask":
-        (part(random_reward, lambda params, key: key, requires=("mask", "reward"), provides=("reward",), reads=()), {}),
+        (part(random_reward, init=lambda params, key: key, requires=("mask", "reward"), provides=("reward",), reads=()),
+         {}),
     "a field of its own batch":
         (reward(lambda b: b.reward + b.extras["own"], requires=("extras.own",), reads=("reward",)),
-         {"batch": own_batch}),
+         {"batch": testing.example_batch}),
     "a metric of another dtype":
         (pp.stateless(lambda b, coef: b.add_metrics(coef=coef), numbers={"coef": jnp.float32(0.5)}), {}),
     "a further head of its own policy": (loss(lambda b: b.current.aux["cost"] ** 2), {"context": context_with_cost}),

@@ -7,6 +7,7 @@ That it is a loop over epochs and minibatches is what `tests/golden` tells, by t
 import dataclasses
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest import mock
 
 import jax
@@ -264,7 +265,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered.params))
 
 
-def test_only_what_counts_is_counted():
+def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_range():
     none, wrong = jnp.zeros((TIME, SEGMENTS)), jnp.array([jnp.nan, jnp.inf, -jnp.inf])
     batch = rollout().replace(mask=(none + 1).at[0, 0].set(0), terminated=none.at[1, 1].set(1))
     names = ("reward", "log_prob", "value", "next_value")
@@ -281,15 +282,9 @@ def test_only_what_counts_is_counted():
         assert (metrics[f"nonfinite/{name}"], metrics["nonfinite/log_prob"]) == (count, 0), name
         says = f"non-finite numbers arose first in {name} (1 element out of range)" if count else None
         assert pp.nonfinite_report(metrics) == says
-
-
-def test_no_phase_learns_from_a_flag_out_of_range():
-    batch = rollout(masked=False)
-    batch = batch.replace(terminated=batch.terminated.at[2, 2].set(2))
-    pipeline = pp.chain(
-        GAE, pp.phases(policy=pp.chain(pp.full_batch(), SURROGATE), value=pp.chain(pp.full_batch(), VALUE))
-    )
-    _, metrics = run(pipeline, batch, optimizer={"policy": optax.sgd(0.1), "value": optax.sgd(0.1)})
+    spoilt = batch.replace(terminated=batch.terminated.at[2, 2].set(2))
+    phases = {name: pp.chain(pp.full_batch(), loss) for name, loss in (("policy", SURROGATE), ("value", VALUE))}
+    _, metrics = run(pp.chain(GAE, pp.phases(**phases)), spoilt, optimizer=dict.fromkeys(phases, optax.sgd(0.1)))
     assert metrics["policy/nonfinite/gradient"] == metrics["value/nonfinite/gradient"] == 1
 
 
@@ -317,11 +312,11 @@ def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
 
 
 def policy(params, batch):
-    """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
+    """`evaluate` with a further head, and fields that it reads."""
     distribution, value = evaluate(params, batch)
     # One leaf is of no element, as a deviation that all share would be.
     value = value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
-    return pp.Output(distributions.Categorical(distribution.logits), value, aux={"second": batch.obs @ params["value"]})
+    return pp.Output(distribution, value, aux={"second": batch.obs @ params["value"]})
 
 
 def numbered(batch):
@@ -360,9 +355,7 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     assert ("remat" not in str(jax.make_jaxpr(learner.update)(KEY, learner.init(make_params()), batch))) == elementwise
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Tempered:
+class Tempered(NamedTuple):
     """Logits, and a temperature for each segment, which has no axis of time."""
 
     logits: jax.Array

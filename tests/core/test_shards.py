@@ -18,10 +18,11 @@ from benchmarks.devices import read_collectives
 from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
+from ppo_parts.envs._wrappers import with_observations
 from tests.common import DEVICES, OBS, P, alone, assert_close, estimator_inputs, mesh_of_all
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, Categorical, evaluate, make_params, part, rollout, run
 from tests.envs import test_host_envs
-from tests.envs.common import bit_game
+from tests.envs.common import altered, bit_game, clock
 
 SHARDS, T, N = 4, 6, 16
 LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
@@ -195,25 +196,13 @@ def test_replay_keeps_rollouts_within_their_shard():
     assert bool(jnp.all(batch.mask == 1))
 
 
-def clocks():
+def clocks(number):
     """Environments that end at different times, some by a time limit."""
-
-    def see(age, limit):
-        return jnp.stack([jnp.sin(age + limit), jnp.cos(limit * 1.0), age / 5], axis=-1)
-
-    def reset(key, num_envs):
-        age, limit = jnp.zeros(num_envs, jnp.int32), 2 + jnp.arange(num_envs) % 5
-        return (age, limit), see(age, limit)
-
-    def step(key, state, action):
-        age, limit = state[0] + 1, state[1]
-        over, final, reward = age == limit, see(age, limit), action * 1.0
-        age = jnp.where(over, 0, age)
-        ends = over & (limit == 4), over & (limit != 4)
-        return (age, limit), envs.Transition(see(age, limit), reward, *ends, final, reward, age, ended=over)
-
-    env = envs.Env(reset, step, envs.Box((3,)), envs.Discrete(2), lambda state: env)
-    return env
+    limit = 2 + jnp.arange(number) % 5
+    ends = {"terminated": limit == 4, "truncated": limit != 4}
+    env = altered(clock(limit), **{name: lambda out, some=some: out.truncated & some for name, some in ends.items()})
+    phase = jnp.cos(limit * 1.0)[:, None]
+    return with_observations(env, lambda age: jnp.concatenate([jnp.sin(age + limit[:, None]), phase, age / 5], axis=-1))
 
 
 def guessing(params, batch):
@@ -223,7 +212,7 @@ def guessing(params, batch):
 
 
 REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
-COLLECTED = {"memory": (clocks(), REMEMBERING, params_with_memory()), "agents": (bit_game(mortal=True), guessing, 1.0)}
+COLLECTED = {"memory": (clocks(8), REMEMBERING, params_with_memory()), "agents": (bit_game(mortal=True), guessing, 1.0)}
 
 
 @pytest.mark.lenient_ranks  # of the game
@@ -248,24 +237,24 @@ def test_shards_normalize_by_what_all_saw_before_the_rollout_and_they_saw_since(
 
     @jax.jit
     def collected():
-        plain = pp.rollout(clocks(), evaluate, num_envs=8, num_steps=steps)
-        env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.0)
+        plain = pp.rollout(clocks(8), evaluate, num_envs=8, num_steps=steps)
+        env = envs.normalize_reward(envs.normalize_observation(clocks(8)), gamma=0.0)
         made = pp.rollout(env, evaluate, num_envs=8, num_steps=steps, shards=shards)
         end, raw, _ = plain.collect(KEY, make_params(), plain.init(KEY))
         state, batch, _ = made.collect(KEY, make_params(), made.init(KEY))
-        return jnp.append(raw.obs, end.obs[None], axis=0), state, batch
+        return jnp.append(raw.obs, end.obs[None], axis=0), raw.reward, state, batch
 
-    raw, state, batch = jax.tree.map(np.asarray, collected())
+    raw, reward, state, batch = jax.tree.map(np.asarray, collected())
     moments = state.env_state.inner.moments
     assert_close((moments.mean, moments.var, moments.seen), (raw.mean((0, 1)), raw.var((0, 1)), 6 * 8.0), 1e-6)
-    assert_close(state.env_state.moments.var, batch.action.var(), 1e-6)  # rewards, which are the actions
+    assert_close(state.env_state.moments.var, reward.var(), 1e-6)
     for own in np.split(np.arange(8), shards):
         for t in range(steps):
             seen = np.concatenate([raw[0], raw[1 : t + 1, own].reshape(-1, 3)])
             shown = (raw[t, own] - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)
             assert_close(batch.obs[t, own], np.clip(shown, -10, 10), 1e-4, 1e-4)
-            scale = np.sqrt(batch.action[: t + 1, own].var() + 1e-8)
-            assert_close(batch.reward[t, own], np.clip(batch.action[t, own] / scale, -10, 10), 1e-4)
+            scale = np.sqrt(reward[: t + 1, own].var() + 1e-8)
+            assert_close(batch.reward[t, own], np.clip(reward[t, own] / scale, -10, 10), 1e-4)
 
 
 def test_explained_variance_of_shards_is_that_of_all():
@@ -349,7 +338,7 @@ def opaque(params, batch):
 
 def check_recurrent():
     """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
-    env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.9)
+    env = envs.normalize_reward(envs.normalize_observation(clocks(16)), gamma=0.9)
     shape = {"num_envs": 16, "num_steps": 12, "shards": SHARDS}
     made = pp.rollout(env, REMEMBERING, **shape)
     params, init = params_with_memory(), jax.jit(made.init)(KEY)

@@ -103,14 +103,10 @@ def rows_of(segments, number=SEGMENTS):
     return [np.add.outer(np.arange(TIME) * number, some).ravel() for some in segments]
 
 
-def mean(x, mask):
-    return jnp.sum(x * mask) / jnp.sum(mask)
-
-
 @functools.cache
 def slope_of(element):
     """The gradient of the mean, compiled once for all steps; what differs between them has to be an entry of `d`."""
-    return jax.jit(jax.grad(lambda params, d: mean(element(params, d), d["mask"])))
+    return jax.jit(jax.grad(lambda params, d: jnp.average(element(params, d), weights=d["mask"])))
 
 
 def descend(element, params, steps, rate=RATE):
@@ -120,21 +116,17 @@ def descend(element, params, steps, rate=RATE):
 
 
 def normalized(advantage, mask):
-    centred = advantage - mean(advantage, mask)
-    return centred / (jnp.sqrt(mean(centred**2, mask)) + 1e-8)
-
-
-def log_probs(logits):
-    return logits - jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
+    centred = advantage - jnp.average(advantage, weights=mask)
+    return centred / (jnp.sqrt(jnp.average(centred**2, weights=mask)) + 1e-8)
 
 
 def chosen(logits, action):
-    return jnp.take_along_axis(log_probs(logits), action[..., None], axis=-1)[..., 0]
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
 
 
 def kl_of(first, second):
     """The divergence of two categorical distributions, from their logits."""
-    return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
+    return jnp.sum(jax.nn.softmax(first) * (jax.nn.log_softmax(first) - jax.nn.log_softmax(second)), axis=-1)
 
 
 def ratio_of(logits, d):
@@ -149,7 +141,7 @@ def ppo(logits, value, d, entropy=0.01, critic=0.25, eps=0.2, normalize=True):
     """What PPO's three losses sum to, of each element; `d` may have clips of its own."""
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
     policy = clipped(ratio_of(logits, d), advantage, d.get("low", eps), d.get("high", eps))
-    minus_entropy = jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
+    minus_entropy = jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
     return policy + entropy * minus_entropy + critic * (value - d["target"]) ** 2
 
 
@@ -308,10 +300,10 @@ def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
     d, old = estimated(batch), params["policy"]
 
     def kl(policy):
-        return mean(kl_of(d["obs"] @ old, d["obs"] @ policy), d["mask"])
+        return jnp.average(kl_of(d["obs"] @ old, d["obs"] @ policy), weights=d["mask"])
 
     def objective(policy):
-        return mean(-ratio_of(d["obs"] @ policy, d) * d["advantage"], d["mask"])
+        return jnp.average(-ratio_of(d["obs"] @ policy, d) * d["advantage"], weights=d["mask"])
 
     damped = jax.hessian(kl)(old).reshape(old.size, old.size) + damping * np.eye(old.size)
     x = np.linalg.solve(damped, jax.grad(objective)(old).ravel())
@@ -578,7 +570,7 @@ def test_lagrangian_equals_a_loop_by_hand():
     module, limit, multipliers, batches, steps = load_card("values", "Constraints", 1), 0.45, [0.0], [], []
     for seed in range(2):  # the cost is above the limit at last
         params, batch, advantage, target = two_streams(seed)
-        above = float(mean(batch.extras["cost"], batch.mask)) - limit
+        above = float(jnp.average(batch.extras["cost"], weights=batch.mask)) - limit
         multipliers.append(last := max(0.0, multipliers[-1] + 0.1 * above))
         mixed = (advantage[..., 0] - last * advantage[..., 1]) / (1 + last)
         steps += cut(data_of(batch, advantage=mixed, target=target))

@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from ppo_parts import envs
 from ppo_parts.envs._episodes import EpisodeState
+from tests.common import Categorical
 
 AGENTS, EPISODE = 2, 4
 
@@ -30,6 +31,11 @@ def clock(limit, kind="truncated"):
 
     made = envs.Env(reset, step, envs.Box((1,)), envs.Discrete(2), lambda state: made)
     return made
+
+
+def uniform(params, batch):
+    """A policy of two actions whose value is the first entry of the observation, times its parameter."""
+    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
 
 
 def echo(space):

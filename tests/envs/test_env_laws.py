@@ -1,6 +1,6 @@
 """Every environment follows one set of laws: each adapter on a stand-in of its package, and the real packages.
 
-tests/envs/test_envs.py plays those of gymnax, tests/envs/test_jaxmarl.py a stand-in of JaxMARL's.
+tests/envs/test_envs.py plays those of gymnax, tests/envs/test_agents.py a stand-in of JaxMARL's.
 """
 
 import itertools
@@ -97,12 +97,12 @@ def followed():
     return play(two_places(), random_action(two_places()), 4, 24, 0)
 
 
-def out(env=None, **changed):
-    """Change fields of the transitions, and the environment."""
+def out(**changed):
+    """Change fields of the transitions."""
 
     def change(played):
         fields = {name: np.asarray(of(played.out)) for name, of in changed.items()}
-        return played._replace(out=played.out._replace(**fields), env=played.env._replace(**(env or {})))
+        return played._replace(out=played.out._replace(**fields))
 
     return change
 
@@ -428,8 +428,6 @@ def test_environments_may_be_vmapped_with_their_parameters():
 AUTOMATIC = {"reset": lambda key: 0, "step": lambda key, state, action: 0}
 AUTOMATIC |= {"observation_space": envs.Box(()), "action_space": envs.Discrete(2)}
 test_arguments_of_automatic_resets_are_checked = refused(
-    ({"time_limit": 0}, "time_limit must be at least 1"),
-    ({"reset_ratio": 0}, "reset_ratio must be at least 1"),
     ({"reset": lambda: 0}, r"reset must take \(key\); this one takes \(\)"),
     ({"reset": None}, r"reset must be a function, got None"),
     ({"shared": 1.0}, r"reset must take \(key, shared\); this one takes \(key\)"),

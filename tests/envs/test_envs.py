@@ -126,7 +126,6 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
     (lambda: envs.Box((1,), 1.0, -1.0), r"Box: low must not be above high, got low=1\.0 and high=-1\.0"),
     (lambda: envs.register("a:b", lambda name: None), "a prefix consists of letters"),
     *((lambda x=x: envs.register(x, lambda name: None), "comes with ppo_parts") for x in ("brax", "tasks", "popgym")),
-    (lambda: envs.register("b", 3), "make must be a function"),
     (lambda: envs.from_gymnasium(None), "make must be a function"),
     (lambda: envs.from_brax(None, time_limit=1), "None has no reset"),
     (lambda: envs.from_brax(env_fakes.Brax(), time_limit=3, obs_key="a"), "obs_key='a': the .* single array: leave"),

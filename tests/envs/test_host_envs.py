@@ -277,27 +277,21 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
     assert len(one.arrived) == 2 + (env is inner)
 
 
-class Returns:
+YES, OBS = np.ones(2, bool), np.zeros((2, 2), np.float32)
+STEP = {"obs": OBS, "reward": np.zeros(2), "terminated": ~YES, "truncated": YES, "info": {"final_obs": OBS}}
+
+
+def returning(num_envs=2, *, reset=(OBS, {}), **changes):
     """A vector environment that returns what it is told to."""
-
-    single_observation_space, single_action_space = Scripted.observation_space, Scripted.action_space
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def __init__(self, num_envs=2, **changes):
-        self.num_envs = num_envs
-        yes, obs = np.ones(2, bool), np.zeros((2, 2), np.float32)
-        self.reset_to = changes.pop("reset", (obs, {}))
-        self.out = {"obs": obs, "reward": np.zeros(2), "terminated": ~yes, "truncated": yes, "info": {"final_obs": obs}}
-        self.out |= changes
-
-    def reset(self, seed=None):
-        return self.reset_to
-
-    def step(self, action):
-        return tuple(self.out.values())
-
-    def close(self):
-        pass
+    return SimpleNamespace(
+        num_envs=num_envs,
+        single_observation_space=Scripted.observation_space,
+        single_action_space=Scripted.action_space,
+        metadata={"autoreset_mode": AutoresetMode.SAME_STEP},
+        reset=lambda seed=None: reset,
+        step=lambda action: tuple((STEP | changes).values()),
+        close=lambda: None,
+    )
 
 
 def whole(low, high, dtype):
@@ -311,7 +305,7 @@ def constant(space, obs, final=None, **changes):
 
 
 def changed(**changes):
-    return lambda: envs.from_gymnasium(lambda n: Returns(n, **changes))
+    return lambda: envs.from_gymnasium(lambda n: returning(n, **changes))
 
 
 def masked_as(report):
@@ -368,7 +362,7 @@ INFO = r"(make|from_gymnasium): info must be a string or a tuple of strings"
 
 test_environments_that_would_be_played_wrongly_are_refused = refused(
     (lambda: envs.from_gymnasium(lambda n: Scripted()), r"not a vector environment.*make_vec"),
-    (lambda: envs.from_gymnasium(lambda n: Returns()), r"make\(1\) returned a vector environment of 2: pass"),
+    (lambda: envs.from_gymnasium(lambda n: returning()), r"make\(1\) returned a vector environment of 2: pass"),
     (lambda: scripted(mode=AutoresetMode.NEXT_STEP), r"autoreset mode is NEXT_STEP.*SAME_STEP"),
     (lambda: host(Scripted(obs_space=spaces.Dict(word=spaces.Text(3)))), r"Text.*: observations must be a Discrete"),
     (lambda: host(Scripted(action_space=MATRIX)), r"(?s)MultiDiscrete.* not supported: actions .*with one axis"),

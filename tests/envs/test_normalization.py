@@ -182,7 +182,6 @@ def test_wrappers_show_what_is_not_finite_and_do_not_keep_it():
         assert float(moments.seen) == seen
 
 
-@pytest.mark.lenient_ranks  # merging the streams of agents
 def test_moments_take_only_finite_numbers_of_the_present():
     """Numbers of the absent may be anything, in shards too; those of the present may not, nor may their squares."""
     moments = envs.Moments.of(jnp.zeros(2)).updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))

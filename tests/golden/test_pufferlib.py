@@ -76,14 +76,13 @@ def test_learner_reproduces_pufferlib(case):
         traces.record_steps(steps, traces.METRICS),
     )
 
-    def make_learner(indices: jax.Array, weights: jax.Array) -> pp.Learner:
-        return pp.learner(evaluate, puffer_chain(config, indices, weights, buffers), optimizer)
-
-    def under_way(state: pp.LearnerState) -> pp.LearnerState:
-        return state._replace(step=jnp.asarray(meta["epoch"], jnp.int32))
-
     given = recorded["idx"].astype(np.int32), recorded["mb_prio"][..., 0]
-    ((state, _),) = traces.replay(make_learner, start, [(given, rollout(z))], under_way)
+    ((state, _),) = traces.replay(
+        lambda *drawn: pp.learner(evaluate, puffer_chain(config, *drawn, buffers), optimizer),
+        start,
+        [(given, rollout(z))],
+        amend=lambda state: state._replace(step=jnp.asarray(meta["epoch"], jnp.int32)),
+    )
     found = {name: x.swapaxes(1, 2) for name, x in buffers.read().items()}
     traces.close_tensors("before minibatches", found, {name: recorded[name] for name in BUFFERS})
     alpha, beta0 = config["prio_alpha"], config["prio_beta0"]

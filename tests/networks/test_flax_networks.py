@@ -248,17 +248,12 @@ remember = functools.partial(functools.partial, Memory().init, KEYS[0], INPUT)
 critic, agents, head, cnn, dense = (functools.partial(functools.partial, function) for function in MADE)
 
 
-def privileged():
-    policy = networks.actor_critic(env(DISCRETE), (4,))
-    seen = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
-    policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=seen))
-
-
 def observe(obs):
     policy = networks.actor_critic(env(DISCRETE), (4,))
     return lambda: policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs))
 
 
+PRIVILEGED = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
 test_networks_say_what_is_wrong = common.refused(
     (observe(jnp.zeros((4, 3))), r"an observation of .* must have shape \(5,\), got \(4, 3\)"),
     (critic(env(DISCRETE, shape=None)), "not a space of arrays"),
@@ -296,10 +291,9 @@ test_networks_say_what_is_wrong = common.refused(
     (agents(AGENTS, lambda obs: ()), r"it returns \(\)$"),
     (lambda: networks.mlp(HEAD, 64), "mlp: hidden must be a tuple with the units of each layer, got 64"),
     (cnn(env(DISCRETE, (10, 10, 4))), r"images of at least 36 x 36 pixels, got .*10, 10, 4"),
-    (cnn(pixels(envs.Box(FRAMES, 0, 1)), features=0), "features must be at least 1, got 0"),
     *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, *(envs.Box(FRAMES, *x) for x in ((), (0, 128), (-128, 1))))),
     *((remember(*x), CARRY) for x in ((ONE, RESET), ((ONE, ONE[:, :3]), RESET), ((ONE, ONE), RESET[0]))),
-    (privileged, r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
+    (observe(PRIVILEGED), r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
     (dense(KERNEL.T, KERNEL, (((0,), (0,)), ((), ()))), "only"),
     (dense(KERNEL.T, KERNEL, (((1,), (0,)), ((), ())), precision="highest"), "precision"),
     (lambda: networks.initial_carry("gru", 4), "shape must be a tuple, got 4"),

@@ -16,9 +16,11 @@ from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.testing import example_batch, example_context
+from ppo_parts.testing._example import add_current
 from tests import common, env_fakes, reference
 from tests.common import OBS, SEGMENTS, TIME, assert_close, evaluate, evaluate_gaussian, make_params, refused, rollout
 from tests.core.common import GAE, run
+from tests.registry import embed
 
 close = functools.partial(assert_close, rtol=1e-4)
 
@@ -26,16 +28,12 @@ close = functools.partial(assert_close, rtol=1e-4)
 def applied(part, batch, policy=evaluate, params=None, state=None):
     """The part after a sampler: the batch, and the state."""
     params = make_params() if params is None else params
-    distribution, value = policy(params, batch)
-    current = pp.Current(distribution, distribution.log_prob(batch.action), value)
     context = pp.Context(key=jax.random.key(0), params=params, evaluate=lambda p, b: pp.Output(*policy(p, b)))
-    return part.update(batch.replace(current=current), part.init(params) if state is None else state, context)
+    return part.update(add_current(batch, params, policy), part.init(params) if state is None else state, context)
 
 
 def minibatch(**fields):
-    batch = rollout(masked=False)
-    behavior, _ = evaluate(make_params(100), batch)
-    return batch.replace(behavior=behavior, next_obs=jnp.roll(batch.obs, -1, 0), **fields)
+    return example_batch(mask=None, **fields)
 
 
 def continuous(**fields):
@@ -87,16 +85,15 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
 
 
 def test_the_coefficient_of_the_penalty_follows_the_divergence():
-    batch = minibatch()
-    distribution, value = evaluate(make_params(), batch)
-    batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
-    kl = float(jnp.mean(batch.behavior.kl_divergence(distribution)))
+    batch = add_current(minibatch(), make_params())
+    divergence = batch.behavior.kl_divergence(batch.current.distribution)
+    kl = float(jnp.mean(divergence))
     for times, factor in ((1.6, 0.5), (1.4, 1), (1 / 1.4, 1), (1 / 1.6, 2)):
         part = pp.kl_penalty(coef=3.0, estimator="analytic", target_kl=times * kl)
         state = part.finish(batch, part.init(None), pp.Context(key=jax.random.key(0)))
         close([*state], [3 * factor, kl])
         out, _ = applied(part, batch, state=state)
-        close(out.losses["kl_penalty"], 3 * factor * batch.behavior.kl_divergence(distribution))
+        close(out.losses["kl_penalty"], 3 * factor * divergence)
         close([out.metrics["kl_penalty_coef"], out.metrics["kl_penalty_after"]], [*state])
 
 
@@ -255,13 +252,10 @@ def test_gae_skips_before_and_after_the_sampler_alike():
     part, context = pp.gae(**options), pp.Context(key=jax.random.key(0), params=params)
     changed = batch.replace(next_value=jnp.where(jnp.arange(TIME)[:, None] < TIME - 1, jnp.nan, following))
     before, _ = part.update(changed, part.init(params, None), context)
-    distribution, value = evaluate(params, batch)
-    current = pp.Current(distribution, batch.log_prob, value)
-    after, _ = part.update(changed.replace(current=current), part.init(params, None), context)
+    after, _ = part.update(add_current(changed, params), part.init(params, None), context)
     expected = f.gae(batch.reward, batch.value, following, batch.terminated, mask=mask, **options)
     for out in (before, after):
-        np.testing.assert_allclose(out.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(out.target, expected.target, rtol=1e-5, atol=1e-6)
+        assert_close((out.advantage, out.target), (expected.advantage, expected.target), 1e-5)
 
 
 def test_the_advantage_of_a_group_and_the_mean_over_sequences_are_those_of_functional():
@@ -299,10 +293,6 @@ def test_normalize_target_averages_over_rollouts():
         np.testing.assert_allclose(state.scale, scale, rtol=1e-4)
         normalized = batch.extras["target_normalized"][1:]
         np.testing.assert_allclose(normalized, (kept[-1] - mean) / scale, rtol=1e-3, atol=2e-3)
-
-
-def embed(network, obs):
-    return jnp.tanh(obs @ network)
 
 
 def draw(key):
@@ -431,8 +421,7 @@ def test_zero_sum_follows_its_equation_and_has_each_stream_alone():
     # Of the first player: the advantage of a row is that of its own player, and so is a value.
     steps = batch.reward, seat * batch.value, following * batch.next_value, batch.terminated, batch.truncated
     expected = seat * reference.gae(*steps, gamma=0.9, gae_lambda=0.8)[0]
-    np.testing.assert_allclose(out.advantage, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(out.target, expected + batch.value, rtol=1e-5, atol=1e-6)
+    assert_close((out.advantage, out.target), (expected, expected + batch.value), 1e-5)
     for name in ("value", "next_value", "reward"):
         np.testing.assert_array_equal(getattr(out, name), getattr(batch, name))
     pairs = {name: (1, k) for name, k in (("reward", 1), ("value", 2), ("next_value", 2))}

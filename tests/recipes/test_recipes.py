@@ -143,7 +143,6 @@ def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, ended.learner.params, state.learner.params)
 
 
-@pytest.mark.lenient_ranks  # gymnax
 def test_vtrace_corrects_a_lagging_actor():
     """On a rollout of its own policy the update is that of the recipe without a lag; on an older one it is not."""
     config = async_ppo.Config(**TINY, hidden=(8,))
@@ -159,7 +158,6 @@ def test_vtrace_corrects_a_lagging_actor():
     assert bool(jnp.isfinite(losses[0]))
 
 
-@pytest.mark.lenient_ranks  # gymnax
 def test_trpo_moves_the_actor_as_far_as_the_divergence_allows():
     """Its critic, which is trained later, does not move it."""
     train = trpo.make_train(trpo.Config(**TINY, env_id="Pendulum-v1", max_kl=0.02))

@@ -5,20 +5,17 @@ import functools
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
 import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts.testing._calls import evaluate_text, read_calls
 from ppo_parts.testing._choices import CHOICES, Update
-from tests.common import refused
+from tests.common import evaluate, refused
 from tests.golden import test_jaxagents, test_libraries
 from tests.golden_traces import load, sub
 
 from . import numpy_ppo
-
-
-def evaluate(params, batch):
-    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
 def recorded(fault=None, without=()):
@@ -76,7 +73,7 @@ def test_masked_divergence_aggregated_losses_and_nan():
     mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
     record = {name: full[name] for name in ("obs", "action", "log_prob", "value", "reward", "terminated", "next_value")}
     record |= {"params": {x: 1.1 * full["params"][x] for x in full["params"]}, "behavior": full["params"], "mask": mask}
-    logits = numpy_ppo.log_softmax(record["obs"] @ record["params"]["policy"])
+    logits = scipy.special.log_softmax(record["obs"] @ record["params"]["policy"], axis=-1)
     log_ratio = np.take_along_axis(logits, record["action"][..., None], axis=-1)[..., 0] - record["log_prob"]
     approx_kl = np.mean(np.expm1(log_ratio) - log_ratio, where=mask > 0)
     record |= {"indices": np.arange(64)[None, None], "approx_kl": approx_kl[None]}

@@ -31,7 +31,6 @@ from ppo_parts.training._program import CACHE_LIMIT, keep_compiled_programs
 from ppo_parts.training._run import time_compiling
 from tests.runs import ROOT
 
-pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -141,10 +142,7 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path
     assert len(list(folder.glob(f"events.out.tfevents.*.{16 * saved + 1}"))) >= 1
 
 
-def full_disk(*args, **given):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
+FULL_DISK = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 ROWS = _files, "format_rows", "device; the latest checkpoint is 5"
 CHECKPOINT = Checkpoints, "_open_checkpointer", "10 could not be written: .*No space left"
 
@@ -153,7 +151,7 @@ CHECKPOINT = Checkpoints, "_open_checkpointer", "10 could not be written: .*No s
 def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path, where, what, says):
     """The run ends as if there had been room; and checkpoints need not divide it."""
     with monkeypatch.context() as patch:
-        program = acting(10, lambda: patch.setattr(where, what, full_disk))
+        program = acting(10, lambda: patch.setattr(where, what, FULL_DISK))
         with pytest.raises(training.RunFolderError, match=says):
             go(train, tmp_path, "run", program=program, checkpoint_every=5)
     folder, _ = go(train, None, "", resume=tmp_path / "run", checkpoint_every=5)

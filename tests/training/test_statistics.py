@@ -66,10 +66,7 @@ BAD = {
     "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True, [[1.0], [2.0]])],
     "metrics": [lambda: training.diagnose({"loss": np.ones((2, 8))}, dataclasses.replace(CONFIG, total_timesteps=8))],
     "level": [lambda: training.bootstrap([1.0], level=0)],
-    "samples": [lambda: training.bootstrap([1.0], samples=0)],
     "statistic": [lambda x=x: training.bootstrap([1.0], x) for x in ("mean", lambda draw: draw)],
-    "last": [lambda: training.last_episodes_return(np.ones(3), np.ones(3), last=0)],
-    "num_seeds": [lambda: training.vmap_over_seeds(abs, 0)],
     "rows": [lambda x=x: training.select_metric(x, "loss") for x in (None, [3])],
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
@@ -77,11 +74,9 @@ BAD = {
     "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
     "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
     "high": [lambda: training.Range(2, 1)],
-    "folder": [lambda: training.load(3)],
     "directory": [lambda: training.Checkpoints(3)],
     "keep": [lambda: training.Checkpoints("c", keep=0)],
     "step": [lambda: training.Checkpoints("c").save(-1, {})],
-    "path": [lambda: training.read_metrics(3)],
     "train": [lambda: training.run(None, None)],
     "presets": [lambda x=x: training.main(abs, x, []) for x in ({}, None, {"a": 1})],
 }  # fmt: skip

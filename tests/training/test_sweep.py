@@ -173,8 +173,6 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
         assert count_traced() == count + 2  # shapes of its state, and its updates: another rate traces nothing again
     with pytest.raises(ValueError, match="trainable: config has no field 'num_step'; did you mean 'num_steps'"):
         other.reset_config({"num_step": 3})
-    with pytest.raises(ValueError, match="trainable: updates must be"):
-        training.trainable(make_train, Config(), updates=0)
 
 
 @pytest.mark.envs

@@ -10,8 +10,8 @@ import pytest
 from ppo_parts import training
 from ppo_parts._base.batching import sequential_vmap_on_cpu
 from ppo_parts.recipes import cleanrl_ppo
-from tests.common import Categorical, assert_same
-from tests.envs.common import clock
+from tests.common import assert_same
+from tests.envs.common import clock, uniform
 from tests.runs import UPDATES, checkpoint, evaluations, rows, scalars, tiny
 
 
@@ -73,28 +73,24 @@ def test_train_takes_one_key_and_traces_one_update_when_it_is_made(monkeypatch, 
             train(keys)
 
 
-def coin(params, batch):
-    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
-
-
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
 def test_evaluate_plays_the_whole_first_episode_of_each_environment(kind):
-    played = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4)
+    played = training.evaluate_episodes(clock(7, kind), uniform, 1.0, jax.random.key(0), 4)
     assert played.episode_return.tolist() == [21.0] * 4  # 0 + 1 + ... + 6
     assert played.episode_length.tolist() == [7] * 4
     assert played.terminated.tolist() == [kind == "terminated"] * 4
     assert played.truncated.tolist() == [kind == "truncated"] * 4
-    cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
+    cut = training.evaluate_episodes(clock(7, kind), uniform, 1.0, jax.random.key(0), 4, max_steps=5)
     assert cut.episode_length.tolist() == [5] * 4
     assert not (cut.terminated | cut.truncated).any()
     # Environment n ends after n + 2 steps; the short ones would have had more episodes.
     env = clock(jnp.arange(4) + 2, kind)
-    played = training.evaluate_episodes(env, coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
+    played = training.evaluate_episodes(env, uniform, 1.0, jax.random.key(0), 4, max_steps=7)
     assert played.episode_length.tolist() == [2, 3, 4, 5]
     assert played.episode_return.tolist() == [1, 3, 6, 10]
     assert getattr(played, kind).all()
     with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
-        training.evaluate_episodes(None, coin, jnp.zeros(2), jax.random.key(0), 4)
+        training.evaluate_episodes(None, uniform, 1.0, jax.random.key(0), 4)
 
 
 def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
