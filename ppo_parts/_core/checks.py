@@ -29,7 +29,7 @@ from .shards import check_shards
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 STREAMS = ("reward", "value", "next_value", "advantage", "target")  # they may have a last axis of K > 1 streams
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
-FLAGS = ("mask", "terminated", "truncated")
+FLAGS = ("mask", "terminated", "truncated", "reset")
 COUNTED_BY_ELEMENT = (*FLAGS, "reward", "log_prob", "value", "next_value", "advantage", "parameters")
 """The `nonfinite/...` metrics that count elements; all others, such as those of parts, count minibatches."""
 
@@ -70,6 +70,7 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
         action="pass the action taken there, [T, N, ...]",
         log_prob="pass its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
     )
+    check_floating(where, "log_prob", batch.log_prob)
     if jnp.ndim(batch.log_prob) < 2:
         raise ShapeError(
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
@@ -78,9 +79,10 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
     if batch.axes != ("time", "segment"):
         raise UserValueError(f"{where}: a rollout has axes=('time', 'segment'), got {batch.axes}; samplers change them")
     initial_carry, num_envs = initial_carry_of(policy), batch.log_prob.shape[1]
-    if batch.carry is None and initial_carry and jax.eval_shape(lambda: initial_carry(num_envs)) is not None:
-        before = "pass the state of the policy before step 0 of each segment, [N, ...]; pp.rollout records it"
-        require(batch, where, carry=before)
+    if initial_carry and jax.eval_shape(lambda: initial_carry(num_envs)) is not None:
+        before, first = "the policy's state before step 0, [N, ...]", "True at the first step of each episode, [T, N]"
+        recorded = "pp.rollout records it"
+        require(batch, where, carry=f"pass {before}; {recorded}", reset=f"pass {first}; {recorded}")
     if batch.weight is not None:
         raise UserValueError(f"{where}: weight belongs to minibatches: draw with given_indices(weights=...) instead")
     check_axes(where, batch)
@@ -88,12 +90,12 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
 
 def check_axes(where: str, batch: Batch) -> None:
     """Raise unless all fields of a rollout have the axes `[T, N]` of its log_prob, or `[N]` if they are per segment."""
+    check_floating(where, "log_prob", batch.log_prob)
     fields = {name: getattr(batch, name) for name in RECORDED}
     for name, x in fields.items():
-        if name in STREAMS and x is not None and jnp.ndim(x) > jnp.ndim(batch.log_prob) and x.shape[-1] > 1:
+        if name in STREAMS and getattr(x, "ndim", 0) > batch.log_prob.ndim and x.shape[-1] > 1:
             fields[name] = x[..., 0]
     check_same_shape(where, log_prob=batch.log_prob, **fields)
-    check_floating(where, "log_prob", batch.log_prob)
     leading = batch.log_prob.shape[:2]
     check_shards(where, batch.shards, "the number of segments", leading[1])
     remedies = {

@@ -73,9 +73,9 @@ def learner(
     that neither a part discarded nor the optimizer skipped), `epochs` (those begun) and, if the chain can stop,
     `early_stopped` (1 if a part has asked to stop, even after the last minibatch). The metrics `nonfinite/...` count
     invalid numbers by origin: unmasked elements of the rollout's `reward`, `log_prob`, `value` and `next_value` that
-    are not finite, of `mask` and `truncated` that are not 0 or 1, and of `terminated` outside [0, 1]; traced or
-    scheduled hyperparameters that are out of range; non-finite elements of the minibatches' `advantage`; and
-    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+    are not finite, of `mask`, `truncated` and `reset` that are not 0 or 1, and of `terminated` outside [0, 1]; traced
+    or scheduled hyperparameters of parts that are out of range; non-finite elements of the minibatches' `advantage`;
+    and minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the
     parts after the sampler unchanged, and parts before it keep their last finite state.

@@ -24,8 +24,6 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
             error.add_note(f"raised by evaluate(params, batch), here for observations with the axes {batch.axes}")
         if "NoneType" in str(error) and batch.carry is None:
             error.add_note("batch.carry and batch.reset are None: a recurrent network needs Policy(initial_carry=...)")
-        elif "NoneType" in str(error) and batch.reset is None:
-            error.add_note("batch.reset is None: give 1 where the state is zeroed before step t; pp.rollout records it")
         raise
     if isinstance(result, Output):
         return result

@@ -26,10 +26,10 @@ class Beta(VectorDistribution):
     .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
               - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
 
-    All actions are inside the box. If alpha and beta are above 1, as in the example, the density has one maximum and is
-    0 at the edges; otherwise it may be infinite there. To keep the log-density finite for every action, `log_prob` and
-    samples clip x to [1e-6, 1 - 1e-6]; entropy and divergence do not. Alpha and beta are clipped to [1e-6, 1e9], and
-    their gradient is 0 where they are clipped. Negative ones give NaN.
+    All actions are inside the box; the log-density of others is NaN. If alpha and beta are above 1, as in the example,
+    the density has one maximum and is 0 at the edges; otherwise it may be infinite there. To keep the log-density
+    finite, `log_prob` and samples clip x to [1e-6, 1 - 1e-6]; entropy and divergence do not. Alpha and beta are clipped
+    to [1e-6, 1e9], and their gradient is 0 where they are clipped. Negative ones give NaN.
 
     Args:
         alpha: `[..., D]`, > 0.
@@ -115,11 +115,15 @@ class Beta(VectorDistribution):
         alpha, beta = self._wide(shape)
         low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
         # Compute 1 - x from the upper edge, because this is more accurate near that edge than to subtract x.
-        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
+        x, rest = ((value - low) / (high - low), (high - value) / (high - low))
+        rounding = 4 * jnp.finfo(self.alpha.dtype).eps * (1 + (jnp.abs(low) + jnp.abs(high)) / (high - low))
+        outside = jnp.minimum(x, rest) < -rounding
+        x, rest = _inside(x), _inside(rest)
         total = alpha + beta
         peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # Stirling's approximation
         peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
-        return peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
+        density = peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
+        return jnp.where(outside, jnp.nan, density)
 
     def _scaled(self, x: Array) -> Array:
         low, high = (jnp.broadcast_to(bound, x.shape) for bound in (self.low, self.high))

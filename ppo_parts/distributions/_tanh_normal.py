@@ -27,7 +27,8 @@ class TanhNormal(VectorDistribution):
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
-    The result is a log-mass at the edge, and a log-density inside. This is exactly the distribution of the samples.
+    The result is a log-mass at the edge, a log-density inside, and NaN outside (by more than eps). This is exactly the
+    distribution of the samples.
 
     Args:
         base: `Normal` or `StateDependentNormal` of u, `[..., D]`.
@@ -100,7 +101,7 @@ class TanhNormal(VectorDistribution):
         density = log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
         beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
         mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
-        return jnp.where(edge, mass, density - jnp.log(half))
+        return jnp.where(jnp.abs(x) > 1 + eps, jnp.nan, jnp.where(edge, mass, density - jnp.log(half)))
 
     def _squashed(self, u: Array) -> Array:
         bounds = self.low, self.high, self.middle, self.half, self.eps

@@ -197,7 +197,7 @@ CHOICES: tuple[Change, ...] = (
            {"next_value": f"jnp.where(batch.truncated.astype(bool), {FOLLOWING}, batch.next_value)"}, "truncated"),
     _write("nothing is bootstrapped at the end of the rollout", {"next_value": "batch.next_value.at[-1].set(0)"}),
     _write("the last step of the rollout has the advantage 0",
-           {"reward": "batch.reward.at[-1].set(batch.value[-1])", "terminated": "batch.terminated.at[-1].set(1)"},
+           {"reward": "batch.reward.at[-1].set(batch.value[-1])", "terminated": "batch.terminated.at[-1].set(True)"},
            "reward"),
     _write("every step bootstraps from its own value", {"next_value": "batch.value"}),
     _write("ends of episodes are ignored", {"terminated": "0 * batch.terminated"}),

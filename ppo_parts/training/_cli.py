@@ -89,7 +89,7 @@ def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions,
         value = getattr(options, field.name)
         if field.name not in ("name", "directory", "num_seeds") and value != field.default:
             flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
-            raise UserValueError(f"{flag} does nothing in a --sweep: leave it out (got {value})")
+            raise UserValueError(f"{flag} does nothing in a --sweep: leave it out")
     check_name(options.name)
     folder = options.directory / (options.name or file.stem)
     found = sweep(make_train, config, _read_mapping(file), folder, options.num_seeds)

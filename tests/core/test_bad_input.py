@@ -242,8 +242,10 @@ VALUE_ERRORS = {
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
     "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
-    "learner.update: batch.carry is missing: pass the state of the policy ... pp.rollout records":
+    "learner.update: batch.carry is missing: pass the policy's state before step 0 ... pp.rollout records":
         (GAE, SHUFFLED, VALUE, given(reset=BATCH.terminated), RECURRENT),
+    "learner.update: batch.reset is missing: pass True at the first step":
+        (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     **{
         f"{part.name}: batch.{field} is missing": (part, CRITIC, given(**{field: None}))
         for part in (GAE, VTRACE) for field in ("reward", "terminated", "next_value", "value")
@@ -321,6 +323,7 @@ TYPE_ERRORS = {
         lambda: pp.stateless(abs, requires="reward"),
     "Part: name must be a string, got 3": lambda: part(name=3),
     "expected a part that writes the advantage": lambda: pp.agents.zero_sum(SHUFFLED),
+    "learner.update: reward must be an array, got a list": (given(reward=np.asarray(BATCH.reward).tolist()),),
     "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "Policy: evaluate must take (params, batch); this one takes (p)": lambda: pp.Policy(lambda key: {}, lambda p: p),
@@ -446,8 +449,6 @@ SHAPE_ERRORS = {
 }  # fmt: skip
 
 REFUSED_BY_PYTHON = {
-    "batch.reset is None: give 1 where the state is zeroed before step t":
-        (GAE, SEGMENT, VALUE, given(carry=jnp.zeros(SEGMENTS)), RECURRENT),
     "raised by the part 'mine': declare what it reads": (GAE, FULL, mine(lambda b: b.add_loss("own", b.extras["x"]))),
     "raised by finish of the part 'kl_penalty', which receives the whole rollout; unless refresh=":
         (pp.stateless(lambda b: b.add_extras(ref=b.log_prob), provides=("extras.ref",)), GAE,

@@ -267,7 +267,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
 
 def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_range():
     none, wrong = jnp.zeros((TIME, SEGMENTS)), jnp.array([jnp.nan, jnp.inf, -jnp.inf])
-    batch = rollout().replace(mask=(none + 1).at[0, 0].set(0), terminated=none.at[1, 1].set(1))
+    batch = rollout().replace(mask=(none + 1).at[0, 0].set(0), terminated=none.at[1, 1].set(1), reset=none)
     names = ("reward", "log_prob", "value", "next_value")
     spoil = {name: getattr(batch, name).at[[0, 1, 2], [0, 1, 2]].set(wrong) for name in names}
     pipeline = pp.chain(pp.full_batch(), probe("x", lambda batch, context: jnp.zeros(())), growing_loss())
@@ -276,7 +276,9 @@ def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_rang
     # masked at [0, 0]; what follows a termination at [1, 1] may be anything
     expected = {"reward": 2, "log_prob": 2, "value": 2, "next_value": 1}
     assert {name: int(metrics[f"nonfinite/{name}"]) for name in expected} == expected
-    for name, value, count in (("mask", 0.5, 1), ("truncated", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0)):
+    for name, value, count in (
+        ("mask", 0.5, 1), ("truncated", 2, 1), ("reset", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0),
+    ):  # fmt: skip
         flag = getattr(batch, name).at[2, 2].set(value)  # of a step that counts; flags are 0 or 1
         metrics = counted(batch.replace(**{name: flag}))
         assert (metrics[f"nonfinite/{name}"], metrics["nonfinite/log_prob"]) == (count, 0), name
