@@ -193,6 +193,7 @@ CHOICES: tuple[Change, ...] = (
     _add("advantage", "a time limit bootstraps from the value of the current state",
          "parts.truncate_at_current_value()", ESTIMATORS, before=True),
     _add("advantage", "time limits are ignored", "parts.ignore_truncations()", ESTIMATORS, before=True),
+    _write("the trace continues through time limits", {"truncated": "0 * batch.truncated"}, "truncated"),
     _write("a time limit bootstraps from the next episode's first state",
            {"next_value": f"jnp.where(batch.truncated.astype(bool), {FOLLOWING}, batch.next_value)"}, "truncated"),
     _write("nothing is bootstrapped at the end of the rollout", {"next_value": "batch.next_value.at[-1].set(0)"}),
@@ -221,9 +222,10 @@ CHOICES: tuple[Change, ...] = (
          ("clipped_surrogate",), before=True),
     *(_set("loss", f"the clip range is {x}", "clipped_surrogate", clip_eps=x)
       for x in ("0.1", "0.2", "0.3", "jnp.inf")),
-    _exchange("loss", "the loss of the policy has the opposite sign", ("clipped_surrogate",),
-              "pp.chain({this}, pp.stateless(lambda b: b.replace(losses={{**b.losses, 'policy': -b.losses['policy']}})"
-              ", name='opposite', requires=('losses.policy',), provides=('losses.policy',)))"),
+    *(_exchange("loss", f"the loss of the {loss} has the opposite sign", (part,),
+                f"pp.chain({{this}}, pp.stateless(lambda b: b.replace(losses={{{{**b.losses, '{loss}': "
+                f"-b.losses['{loss}']}}}}), name='opposite', requires=('losses',), provides=('losses',)))")
+      for part, loss in (("clipped_surrogate", "policy"), ("entropy_bonus", "entropy"))),
     _exchange("loss", "the policy has no loss", SAMPLERS, "{this}", drop=("clipped_surrogate",)),
     _exchange("loss", "the value is not clipped", VALUES, "pp.value_loss(coef={coef})", drop=("clip_prediction",)),
     *(_exchange("loss", f"the value is clipped to {x}", VALUES, f"pp.clipped_value_loss(clip_eps={x}, coef={{coef}})",

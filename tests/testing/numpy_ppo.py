@@ -20,9 +20,11 @@ OPTIMIZER = f"pp.clipped_adam({RATE}, max_grad_norm={MAX_NORM}, eps=1e-5)"
 
 FAULTS = {  # the stage of each
     "policy": ("stale log-probabilities", "values of other parameters"),
-    "advantage": ("gamma 0.95", "done one step late", "time limits ignored", "target is the advantage"),
+    "advantage": ("gamma 0.95", "done one step late", "time limits ignored", "trace through time limits",
+                  "target is the advantage"),
     "loss": ("standardized over the rollout", "not standardized", "value clipped", "clip of the log-ratio",
-             "ratio inverted", "rows by environment", "loss summed", "ascent"),
+             "ratio inverted", "rows by environment", "loss summed", "ascent",
+             "entropy penalized"),
     "gradient": ("gradients not zeroed", "gradient through the clip", "value gradient halved"),
     "optimizer": ("no bias correction", "gradient not clipped", "rate decays per step", "weight decay",
                   "moments reset in each epoch"),
@@ -37,6 +39,7 @@ def estimates(z, fault):
         terminated = np.concatenate([0 * terminated[:1], terminated[:-1]])
     if fault == "time limits ignored":
         following[:-1] = np.where(truncated[:-1], value[1:], following[:-1])
+    if fault in ("time limits ignored", "trace through time limits"):
         truncated = 0 * truncated
     ends = terminated, truncated
     advantage, target = reference.gae(reward, value, following, *ends, gamma=gamma, gae_lambda=LAMBDA)
@@ -63,12 +66,15 @@ def loss_and_gradient(params, rows, advantage, fault):
         other = 0.5 * (near - rows["target"]) ** 2
         slope = np.where(other > error, np.where(near == value, near - rows["target"], 0), slope)
         error = np.maximum(error, other)
-    entropy = -(probability * logits).sum(axis=-1)
+    entropy, bonus = (
+        -(probability * logits).sum(axis=-1),
+        -ENTROPY_COEF if fault == "entropy penalized" else ENTROPY_COEF,
+    )
     mean = (lambda x: x.sum()) if fault == "loss summed" else (lambda x: x.mean())
     numbers = {"policy_loss": sign * mean(surrogate), "value_loss": mean(error), "entropy": mean(entropy)}
-    numbers["loss"] = numbers["policy_loss"] + VALUE_COEF * numbers["value_loss"] - ENTROPY_COEF * numbers["entropy"]
+    numbers["loss"] = numbers["policy_loss"] + VALUE_COEF * numbers["value_loss"] - bonus * numbers["entropy"]
     of_entropy = -probability * (logits + entropy[:, None])
-    of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - ENTROPY_COEF * of_entropy
+    of_logits = (through * -advantage * ratio)[:, None] * (onehot - probability) - bonus * of_entropy
     value_coef = VALUE_COEF * (0.5 if fault == "value gradient halved" else 1)
     return numbers, {"policy": rows["obs"].T @ of_logits / size, "value": value_coef * rows["obs"].T @ slope / size}
 

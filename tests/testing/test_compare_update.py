@@ -57,6 +57,8 @@ def test_only_what_is_recorded_is_needed():
     [
         ("standardized over the rollout", "advantages are standardized over the rollout, ddof 1"),
         ("ascent", "the loss of the policy has the opposite sign"),
+        ("entropy penalized", "the loss of the entropy has the opposite sign"),
+        ("trace through time limits", "the trace continues through time limits"),
     ],
 )
 def test_single_change_explains_the_record(fault, change):
