@@ -243,10 +243,11 @@ def sweep(
     """Run the remaining trials of a study, and return how many ended in which way and the best one.
 
     `given` is the `search` of `objective`, with "trials", their number (100 by default), and "engine", "optuna" (the
-    default) or "ray" (`sweep_with_ray`). The study is the SQLite database `folder/study.db`. Several processes may run
-    its trials at once, and the same command continues it. A trial fails if the recipe rejects its combination of
-    values. `best.yaml` has the best values as options for `--config`. `importance.png` shows how much each
-    hyperparameter decides whether a trial is among the best tenth (PED-ANOVA).
+    default) or "ray" (`sweep_with_ray`). If every field has choices, Optuna tries each combination once. The study is
+    the SQLite database `folder/study.db`. Several processes may run its trials at once, and the same command continues
+    it. A trial fails if the recipe rejects its combination of values. `best.yaml` has the best values as options for
+    `--config`. `importance.png` shows how much each hyperparameter decides whether a trial is among the best tenth
+    (PED-ANOVA).
     """
     number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
     check_as("sweep", "engine", engine, Literal["optuna", "ray"])
@@ -255,12 +256,16 @@ def sweep(
         return sweep_with_ray(make_train, config, search, number, folder, num_seeds)
     optuna, lock = require_package("optuna", "optuna"), require_package("filelock", "train").FileLock(folder / ".lock")
     train_and_report = objective(make_train, config, search, num_seeds=num_seeds)
+    choices = {name: x["choices"] for name, (_, x) in read_search(config, search).items() if "choices" in x}
+    grid = optuna.samplers.GridSampler(choices) if len(choices) == len(search) else None
     folder.mkdir(parents=True, exist_ok=True)
     waits = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
     with lock:  # only one process may create the tables
         check_same_search(folder, config, num_seeds, search)
         storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / 'study.db').resolve()}", engine_kwargs=waits)
-        study = optuna.create_study(study_name="sweep", storage=storage, direction="maximize", load_if_exists=True)
+        study = optuna.create_study(
+            study_name="sweep", storage=storage, sampler=grid, direction="maximize", load_if_exists=True
+        )
     ended = tuple(state for state in optuna.trial.TrialState if state.is_finished())
     if (left := number - len(study.get_trials(states=ended))) > 0:
         logger.info(f"{folder}: {left} of {number} trials are left; the first one waits for its program to be compiled")
