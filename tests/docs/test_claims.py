@@ -69,9 +69,9 @@ def of_humanoid():
     _, long = _tables.read_preset_runs()
     late = {row["env_steps"]: row["last_100_episodes"][long["seeds"].index(106)] for row in long["curve"]}
     yield f"Seed 106 learns later: {late[999_424]:,.0f} after 1M steps and {late[2_998_272]:,.0f} [after 3M]"
-    *some, last = long["seeds"]
-    assert sorted(some) == [*range(1, 11)]
-    yield f"Eleven seeds (1 - 10 and {last})"
+    *some, first, last = sorted(long["seeds"])
+    assert some == [*range(1, 11)]
+    yield f"Twelve seeds (1 - 10, {first} and {last})"
     for says, found in {"in training": "last_100_episodes", "in the last evaluation": "last_evaluation"}.items():
         returns = long[found]["per_seed"]
         yield f"between {min(returns):,.0f} and {max(returns):,.0f} {says}"
