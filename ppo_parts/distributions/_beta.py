@@ -15,6 +15,7 @@ from ._distribution import (
     check_parameter,
     check_sign,
     fit_to_shape,
+    nan_outside,
     widen,
 )
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
@@ -115,15 +116,12 @@ class Beta(VectorDistribution):
         alpha, beta = self._wide(shape)
         low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
         # Compute 1 - x from the upper edge, because this is more accurate near that edge than to subtract x.
-        x, rest = ((value - low) / (high - low), (high - value) / (high - low))
-        rounding = 4 * jnp.finfo(self.alpha.dtype).eps * (1 + (jnp.abs(low) + jnp.abs(high)) / (high - low))
-        outside = jnp.minimum(x, rest) < -rounding
-        x, rest = _inside(x), _inside(rest)
+        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
         total = alpha + beta
         peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # Stirling's approximation
         peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
         density = peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
-        return jnp.where(outside, jnp.nan, density)
+        return nan_outside(density, value, low, high, self.alpha.dtype)
 
     def _scaled(self, x: Array) -> Array:
         low, high = (jnp.broadcast_to(bound, x.shape) for bound in (self.low, self.high))

@@ -238,3 +238,11 @@ def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[
             raise UserValueError(f"{where}: {like.dtype} cannot resolve the box low={low}, high={high}: use float32")
     wide = [jnp.asarray(x, accumulator_dtype(like)) for x in (low, high)]
     return fit_to_shape(where, "low", wide[0], like, name), fit_to_shape(where, "high", wide[1], like, name)
+
+
+def nan_outside(log_probs: Array, value: Array, low: Array, high: Array, dtype: Any) -> Array:
+    """Replace log-probabilities by NaN where actions lie outside of a box by more than rounding in their dtypes."""
+    low, high = (jnp.broadcast_to(x, jnp.shape(value)) for x in (low, high))
+    eps = max(float(jnp.finfo(jnp.promote_types(kind, jnp.bfloat16)).eps) for kind in (dtype, jnp.result_type(value)))
+    rounding = 4 * eps * (jnp.abs(low) + jnp.abs(high))
+    return jnp.where((value < low - rounding) | (value > high + rounding), jnp.nan, log_probs)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._base.errors import UserTypeError
 from ..functional._arguments import number
 from ..functional._common import Array, Range, check_arrays
-from ._distribution import VectorDistribution, check_box
+from ._distribution import VectorDistribution, check_box, nan_outside
 from ._normal import Normal, log_density
 
 
@@ -27,8 +27,7 @@ class TanhNormal(VectorDistribution):
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
-    The result is a log-mass at the edge, a log-density inside, and NaN outside (by more than eps). This is exactly the
-    distribution of the samples.
+    The result is a log-mass at the edge, a log-density inside, and NaN outside, exactly as samples are distributed.
 
     Args:
         base: `Normal` or `StateDependentNormal` of u, `[..., D]`.
@@ -101,7 +100,8 @@ class TanhNormal(VectorDistribution):
         density = log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
         beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
         mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
-        return jnp.where(jnp.abs(x) > 1 + eps, jnp.nan, jnp.where(edge, mass, density - jnp.log(half)))
+        log_probs = jnp.where(edge, mass, density - jnp.log(half))
+        return nan_outside(log_probs, value, self.low, self.high, self.base.loc.dtype)
 
     def _squashed(self, u: Array) -> Array:
         bounds = self.low, self.high, self.middle, self.half, self.eps
