@@ -36,7 +36,7 @@ ERRORS = {  # what the error says to do
     "lookahead": "keeps parameters of its own type .optax.lookahead., needs a loop of your own",
     **dict.fromkeys(("differentially_private_aggregate", "dpsgd"), "per-example gradients .* needs a loop of your own"),
     "measure_with_ema": "only measures .* belongs in optax.monitor",
-    "scale_by_muon": "(?s)for some parameters.*: wrap it in optax.masked or optax.partition",
+    "scale_by_muon": "(?s)One for some parameters.*: wrap it in optax.masked or optax.partition",
 }
 
 
