@@ -14,11 +14,11 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts._base.errors import MissingPackage
 from ppo_parts._base.extras import require_package
 from ppo_parts.bridges import tunix
 from ppo_parts.commands import compare, export
 from ppo_parts.envs._registry import SOURCES, deferred
+from ppo_parts.errors import MissingPackage
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
@@ -145,8 +145,8 @@ def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, ca
 # --- the direction of imports: a folder of the package imports only from those before it ------------------------------
 
 FLOORS = [
-    {"functional"}, {"_base"}, {"distributions"}, {"_core"}, {"_parts", "envs"},
-    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"}, {"__init__"},
+    {"functional"}, {"errors"}, {"_base"}, {"distributions"}, {"_core"}, {"_parts", "envs"},
+    {"tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"}, {"__init__"},
     {"networks", "bridges"}, {"training"}, {"commands"},
     {"evaluate", "watch", "compare", "export", "doctor", "recipes"}, {"testing"},
 ]  # fmt: skip

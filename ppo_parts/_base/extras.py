@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ..errors import MissingPackage
 from .checked import checked
-from .errors import MissingPackage
 
 
 @checked

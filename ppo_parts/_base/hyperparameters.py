@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import ANY, RANGES, check_as
 from ..functional._common import Range, check_range, is_real, nan_where
-from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import UserValueError
+from ..errors import UserValueError
+from ..functional._common import Array, unsqueeze
 
 
 def is_key(x: Any) -> bool:
@@ -35,9 +36,24 @@ def without_weak_types(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if is_key(x) else jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
 
 
-def select(condition: Any, new: Any, old: Any) -> Any:
-    """Return the leaves of `new` where the condition holds, and of `old` elsewhere."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+def select(condition: Array, new: Any, old: Any) -> Any:
+    """Return the leaves of `new` where a condition holds, one for all or `[N]` for leaves `[N, ...]`; else of `old`."""
+    return jax.tree.map(lambda x, y: jnp.where(unsqueeze(condition, jnp.ndim(y)), x, y), new, old)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Return a tree with the dtype and the shape of each leaf as text, such as "float32[2]", or else its repr."""
+
+    def of_leaf(x: Any) -> str:
+        is_array = hasattr(x, "dtype") or isinstance(x, (bool, int, float))
+        return f"{x.dtype if is_key(x) else jnp.result_type(x)}{list(jnp.shape(x))}" if is_array else repr(x)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def are_alike(tree: Any, other: Any) -> bool:
+    """Return whether two trees have the same structure, shapes and dtypes; nodes need no `==`."""
+    return bool(jax.tree.flatten(shapes_of(tree)) == jax.tree.flatten(shapes_of(other)))
 
 
 def varying_like(tree: Any, like: Any) -> Any:

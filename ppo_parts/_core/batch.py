@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import check_arrays, check_floating
 
 Array = jax.Array
@@ -322,9 +322,9 @@ def map_streams(f: Callable[..., Any], like: Array, *arrays: Any, axis: int = -1
     return jax.vmap(f, axis, -1) if several else f
 
 
-def reduce_streams(x: Array, like: Array, reduce: Callable[..., Array] = jnp.sum) -> Array:
-    """Reduce the stream axis of an array, if it has one more axis than `like`."""
-    return x if np.ndim(x) == np.ndim(like) else reduce(x, axis=-1)
+def any_stream(x: Array, like: Array) -> Array:
+    """Return where a flag is True in any stream; streams are the last axis, if it has one more axis than `like`."""
+    return x if np.ndim(x) == np.ndim(like) else jnp.any(x, axis=-1)
 
 
 def field_axes(batch: Batch) -> dict[str, int]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import find_nan, spread_nan
+from .._base.trees import are_alike, shapes_of
+from ..errors import UserTypeError, UserValueError
 from .batch import Batch, Params, field_at, kind, with_field_at
 from .part import Context, Divider, Part, read_numbers
 from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
@@ -219,16 +219,10 @@ def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context:
 
 def check_states(where: str, parts: Sequence[Part], before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
     """Raise if a part changed its state's structure, shapes or dtypes, because a loop could not carry the state."""
-
-    def described(x: Any) -> str:
-        return f"{x.dtype if hasattr(x, 'dtype') else jnp.result_type(x)}{list(jnp.shape(x))}"
-
     for part, old, new in zip(parts, before, after, strict=True):
-        was, now = (jax.tree.map(described, state) for state in (old, new))
-        if jax.tree.flatten(was) != jax.tree.flatten(now):
-            raise UserTypeError(
-                f"{part.name}: {where} changed its state from {was} to {now}: keep its structure, shapes and dtypes"
-            )
+        if not are_alike(old, new):
+            says = f"{part.name}: {where} changed its state from {shapes_of(old)} to {shapes_of(new)}"
+            raise UserTypeError(f"{says}: keep its structure, shapes and dtypes")
 
 
 def describe(parts: Sequence[Part]) -> str:

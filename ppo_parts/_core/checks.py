@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import (
     accumulator_dtype,
     check_floating,
@@ -21,7 +21,7 @@ from ..functional._common import (
     unsqueeze,
     valid_flags,
 )
-from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Params, reduce_streams, require
+from .batch import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Params, any_stream, require
 from .metrics import Metrics
 from .policy import initial_carry_of
 from .shards import check_shards
@@ -147,7 +147,7 @@ def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        bad[f"nonfinite/{name}"] = reduce_streams(~jnp.isfinite(x), batch.log_prob, jnp.any)
+        bad[f"nonfinite/{name}"] = any_stream(~jnp.isfinite(x), batch.log_prob)
         if name == "next_value" and batch.terminated is not None:
             # After a termination, `next_value` is not used and may be any number.
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)

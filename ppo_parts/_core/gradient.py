@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
 from .._base.trees import varying_like
+from ..errors import UserValueError
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
 from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params, Policy
@@ -172,9 +172,7 @@ def reduce_loss(loss: Array, batch: Batch) -> Array:
     """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
     if loss.ndim == 0:
         return loss
-    if loss.shape == batch.log_prob.shape:
+    if loss.shape == batch.log_prob.shape or batch.mask is None:
         return masked_mean(loss, batch.mask)
-    if batch.mask is None:
-        return jnp.mean(loss)
     kept = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
     return masked_mean(loss, jnp.any(kept, axis=(0, 2)))

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from .._base.trees import has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, fold, init_parts, part_key

@@ -30,11 +30,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._base.errors import ShapeError, UserValueError
 from .._base.trees import select, varying_like
+from ..errors import ShapeError, UserValueError
 from ..functional._arguments import check_as
 from ..functional._common import masked_sum
-from .batch import Array, Batch, Evaluate, Params, reduce_streams
+from .batch import Array, Batch, Evaluate, Params, any_stream
 from .chain import amend, fold
 from .gradient import Aux, differentiate, loss_of
 from .metrics import Metrics, join_metrics, split_metrics
@@ -241,7 +241,7 @@ class PhaseLoop:
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
             # Count with floats, so that devices sum this count together with the other numbers.
-            bad = reduce_streams(~jnp.isfinite(minibatch.advantage), minibatch.log_prob, jnp.any)
+            bad = any_stream(~jnp.isfinite(minibatch.advantage), minibatch.log_prob)
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
         measured = self.gradient_metrics(gradient)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 from ..functional._common import check_same_shape, known_values, stack_scalars
 from .batch import Array, Batch, MetricReduction
 

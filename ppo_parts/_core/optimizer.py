@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._base.errors import UserError, UserTypeError
+from ..errors import UserError, UserTypeError
 
 
 def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
@@ -62,9 +62,5 @@ def _keywords_of(function: Any) -> frozenset[str] | None:
 
 def last_finite(opt_state: Any) -> Any:
     """Return whether the last gradient was finite, if the optimizer skips others like `optax.apply_if_finite`."""
-
-    def is_skipper(x: Any) -> bool:
-        return isinstance(x, optax.ApplyIfFiniteState)
-
-    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]
-    return jnp.all(jnp.stack([jnp.all(x.last_finite) for x in states])) if states else None
+    found = [jnp.all(x) for _, x in optax.tree_utils.tree_get_all_with_path(opt_state, "last_finite")]
+    return jnp.all(jnp.stack(found)) if found else None

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import Field, check_takes, value_at
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_as, is_known
 from ..functional._common import unsqueeze
 from .batch import PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
 from .._base.trees import select
+from ..errors import UserValueError
 from .batch import Array, Batch, Current, Evaluate, Params
 from .chain import amend, check_states
 from .checks import check_axes

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from .._base.trees import varying_like
+from ..errors import UserTypeError, UserValueError
 from .batch import Batch, Params
 from .chain import chain, parts_of
 from .optimizer import wrap_optimizer

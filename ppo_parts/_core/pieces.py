@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
+from ..errors import UserTypeError, UserValueError
 from .batch import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 from .policy import evaluate_policy
 from .shards import split_fields

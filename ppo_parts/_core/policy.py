@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import ShapeError, UserTypeError
 from ..distributions import check_distribution
+from ..errors import ShapeError, UserTypeError
 from ..functional import next_values
 from ..functional._common import unsqueeze
 from .batch import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind, map_streams

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import on_automatic_mesh
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import nan_where, unsqueeze
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
 from .part import Context, Divider, Part, PartState, no_state

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 from ..functional._arguments import is_whole
 from .batch import Array, Batch, field_axes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._base.errors import UserError, UserValueError
+from ..errors import UserError, UserValueError
 from .batch import POLICY_READS, Batch, Current, field_at
 from .part import Divider, Part
 

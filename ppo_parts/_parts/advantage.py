@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._base.moments import Moments, merge_shards
 from .._core.batch import Array, Batch, map_streams, require
 from .._core.part import Context, Part, PartState, no_state, read_numbers, stateless
 from .._core.policy import shift_values
 from .._core.shards import map_shards, replicate
+from ..errors import UserValueError
 from ..functional._arguments import AXIS, DDOF
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_takes
 from .._core.batch import Array, Batch, Params
 from .._core.part import Context, Part, read_numbers
+from ..errors import UserValueError
 from ..functional._common import check_same_shape
 from .common import check_numbers, moments_of
 from .losses import check_loss, critic_part

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._base.moments import Moments
 from .._base.trees import select
 from .._core.batch import Array, Batch, Params
 from .._core.part import Context, Part, read_numbers
+from ..errors import UserValueError
 from ..functional import masked_mean
 from ..functional._common import boolean_mask, check_same_shape, zero_masked
 from .common import check_numbers, loss_part, moments_of

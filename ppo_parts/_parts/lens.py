@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.batch import Array, Batch, Params, field_at, with_field_at
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.part import Context, Part, stateless
 from .._core.wiring import list_reads, reads_field
+from ..errors import ShapeError, UserValueError
 from ..functional._arguments import ANY, check_as
 from ..functional._common import check_same_shape
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from .. import functional
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Field, Numeric, check_number, value_at
 from .._core.batch import Array, Batch, field_at, map_streams
 from .._core.part import Context, Part, stateless
 from ..distributions import Joint
+from ..errors import UserTypeError, UserValueError
 from ..functional import masked_mean
 from .common import check_numbers, loss_part
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from .._base.checked import Count, checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number, spread_nan, value_at
 from .._core.batch import Array
 from .._core.optimizer import wrap_optimizer
+from ..errors import UserValueError
 from ..functional._arguments import ANY, FROM_0, POSITIVE, check_order
 from ..functional._common import Range
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number, value_at
 from .._core.batch import POLICY_READS, Array, Batch, Params
 from .._core.part import Context, Part, read_number, read_numbers, stateless
 from .._core.policy import evaluate_policy
 from ..distributions import Normal, check_distribution
+from ..errors import UserTypeError, UserValueError
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE
 from ..functional._common import accumulator_dtype, boolean_mask, check_same_shape, unsqueeze

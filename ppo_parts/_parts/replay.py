@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import from_data, to_data
 from .._core.batch import PER_SEGMENT, PER_STEP, Array, Batch, Params, field_axes
 from .._core.part import Context, Part
 from .._core.shards import beside
+from ..errors import UserTypeError, UserValueError
 from ..functional._common import unsqueeze
 
 NEEDED = ("mask", "extras", "per_segment")

@@ -10,12 +10,12 @@ import numpy as np
 
 from .. import functional
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.batch import Array, Batch
 from .._core.part import Context, Part, read_numbers
 from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import FROM_0
 from ..functional._common import accumulator_dtype, check_range, check_same_shape
 from .common import check_numbers, is_zero

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.batch import PER_SEGMENT, PER_STEP, POLICY_READS, Array, Batch, field_axes
 from .._core.part import Context, Part, stateless
 from .._core.policy import evaluate_policy
 from .._core.shards import beside
+from ..errors import UserValueError
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.checked import Count, checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, value_at
 from .._core.batch import Batch, field_at, require
 from .._core.part import Part, stateless
+from ..errors import UserValueError
 from ..functional import masked_mean
 from ..functional._arguments import DDOF, CorrectionMode, check_order
 from ..functional._common import accumulator_dtype, boolean_mask, check_floating, check_same_shape, masked_sum

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._core.batch import Array, Batch, field_at
 from .._core.chain import check_wrapped
 from .._core.part import Part
+from ..errors import UserValueError
 from ..functional._common import unsqueeze
 from .lens import wrap_part
 

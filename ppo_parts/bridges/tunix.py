@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.batch import Array
 from .._parts.losses import works_along_time
 from ..distributions import Categorical
+from ..errors import UserValueError
 from ..functional import masked_mean
 
 LOSSES: dict[str, tuple[Callable[..., Array], dict[str, Any]]] = {

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from .._base.command_line import positive, seed
-from .._base.errors import UserValueError
 from ..envs import host_errors
 from ..envs._registry import UnknownPrefixError
+from ..errors import UserValueError
 from ..training import LoadedRun, load
 from ..training._processes import print_messages
 from ..training._program import keep_compiled_programs

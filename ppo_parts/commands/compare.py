@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._base.command_line import positive
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 from ..training import _statistics, exit_on_user_error, read_metrics, select_metric
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json

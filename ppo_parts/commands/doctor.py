@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
+from ..errors import UserError, UserValueError
 from ..training import Finding, diagnose, exit_on_user_error, probe, read_metrics, select_metric
 from ..training._diagnose import Evidence
 from ..training._files import RunNotFoundError, check_writable, read_result, write_whole

@@ -21,11 +21,11 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, carry_after
 from ..distributions import Joint
 from ..distributions._distribution import is_distribution
+from ..errors import UserValueError
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import load_run, make_parser, report, select_seed

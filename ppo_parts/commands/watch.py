@@ -16,12 +16,12 @@ import numpy as np
 
 from .._base.checked import Count, checked
 from .._base.command_line import positive
-from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_number
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..envs._rollout import RolloutState
+from ..errors import UserValueError
 from ..functional._arguments import POSITIVE
 from ..functional._common import Range
 from ..training import Train, TrainState, exit_on_user_error

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import Array, accumulator_dtype, check_arrays, check_flags, check_floating, known_values
 from ._distribution import TreeDistribution, check_draw
 from ._joint import Joint

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, known_values
 

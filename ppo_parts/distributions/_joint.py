@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import ShapeError, UserTypeError
+from ..errors import ShapeError, UserTypeError
 from ..functional._common import Array
 from ._distribution import TreeDistribution, check_distribution, check_draw, is_distribution
 

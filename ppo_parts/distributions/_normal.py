@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import ShapeError
+from ..errors import ShapeError
 from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating
 from ._distribution import VectorDistribution, check_parameter, check_sign, fit_to_shape, widen
 

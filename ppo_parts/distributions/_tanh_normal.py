@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError
+from ..errors import UserTypeError
 from ..functional._arguments import number
 from ..functional._common import Array, Range, check_arrays
 from ._distribution import VectorDistribution, check_box, nan_outside

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import ShapeError, UserError, UserTypeError, UserValueError
+from .._base.trees import are_alike, shapes_of
 from .._core.part import Part
+from ..errors import ShapeError, UserError, UserTypeError, UserValueError
 from ..functional._errors import did_you_mean
 
 Array = jax.Array
@@ -92,7 +93,7 @@ def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
     if name == "ended" and (x is None or jnp.ndim(x) > 1):
         remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
     error = ShapeError if hasattr(x, "dtype") and not fits else UserTypeError
-    raise error(f"Transition: {name} must be {kind} of shape {shape}, got {describe(x)}{remedy}")
+    raise error(f"Transition: {name} must be {kind} of shape {shape}, got {shapes_of(x)}{remedy}")
 
 
 RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_length", "terminated", "truncated")
@@ -102,21 +103,10 @@ SEATS = ("seat", "next_seat")
 """Who moved, and who moves next in the observation that followed; 1 is the first player, -1 the second."""
 
 
-def describe(tree: Any) -> str:
-    """Describe a pytree by the shapes and dtypes of its leaves."""
-
-    def describe_leaf(x: Any) -> str:
-        is_array = hasattr(x, "dtype") or isinstance(x, (bool, int, float))
-        return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if is_array else repr(x)
-
-    described = jax.tree.map(describe_leaf, tree)
-    return described if isinstance(described, str) else repr(described)
-
-
 def check_like(says: str, tree: Any, like: Any, remedy: str = "", error: type[UserError] = UserTypeError) -> None:
     """Raise unless two trees have the same structure, shapes and dtypes."""
-    if (given := describe(tree)) != (expected := describe(like)):
-        raise error(f"{says}, {expected}, got {given}{remedy}")
+    if not are_alike(tree, like):
+        raise error(f"{says}, {shapes_of(like)}, got {shapes_of(tree)}{remedy}")
 
 
 class Observation(NamedTuple):
@@ -214,7 +204,7 @@ def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], re
     """Return what a function returned after checking that it is a tuple with one item for each of these names."""
     if isinstance(returned, tuple) and len(returned) == len(names):
         return returned
-    got = describe(returned) if hasattr(returned, "dtype") else type(returned).__name__
+    got = shapes_of(returned) if hasattr(returned, "dtype") else type(returned).__name__
     got = f"{len(returned)} items" if isinstance(returned, tuple) else got
     raise UserTypeError(f"{where}: {what} must return ({', '.join(names)}){remedy}, got {got}")
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from .._base.batching import cond_any
 from .._base.checked import Count, checked
-from .._base.errors import ShapeError, UserTypeError
 from .._base.hyperparameters import check_takes
-from .._base.trees import without_weak_types
+from .._base.trees import are_alike, select, without_weak_types
+from ..errors import ShapeError, UserTypeError
 from ..functional._common import unsqueeze
-from ._env import Array, Env, Transition, check_items, check_like, describe
+from ._env import Array, Env, Transition, check_items, check_like
 from ._rendering import as_frame
 from ._spaces import check_space
 
@@ -43,13 +43,8 @@ class EpisodeState(NamedTuple):
         total = self.episode_return + (reward if mask is None else jnp.where(mask, reward, 0))
         length = self.episode_length + 1
         out = Transition(reward=reward, episode_return=total, episode_length=length, **fields)
-        total, length = choose(over, jax.tree.map(jnp.zeros_like, (total, length)), (total, length))
+        total, length = select(over, jax.tree.map(jnp.zeros_like, (total, length)), (total, length))
         return EpisodeState(without_weak_types(inner), total, length, self.shared), out
-
-
-def choose(where: Array, new: Any, old: Any) -> Any:
-    """Select leaves `[N, ...]` of `new` where `where`, `[N]`, is True, and of `old` elsewhere."""
-    return jax.tree.map(lambda x, y: jnp.where(unsqueeze(where, y.ndim), x, y), new, old)
 
 
 def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
@@ -177,11 +172,11 @@ def auto_reset(
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         fresh = without_weak_types(fresh)
-        swapped = describe(fresh[::-1]) == describe(old)
+        swapped = are_alike(fresh[::-1], old)
         remedy = ": reset returns (state, obs), in this order" if swapped else ""
         for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
             check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset, remedy)
-        return choose(ended, fresh, old)
+        return select(ended, fresh, old)
 
     def step_one(key: Array, state: Any, action: Any) -> Step:
         out = step(key, state, action)

@@ -15,8 +15,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from .._base.errors import MissingPackage, UserValueError
 from .._base.extras import require_package
+from ..errors import MissingPackage, UserValueError
 from ..functional._arguments import check_as
 from ._env import Env, check_known
 from ._host import from_gymnasium

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from .._base.errors import UserValueError
 from .._base.hyperparameters import check_takes
+from ..errors import UserValueError
 from ._env import Array, Env, Observation, check_interface, check_known
 from ._episodes import Step, auto_reset
 from ._spaces import Box, Discrete, array_shape, count_numbers, make_action_struct

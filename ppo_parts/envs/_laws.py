@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import Count, checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.moments import find_moments
+from .._base.trees import shapes_of
 from ..distributions import Categorical, MultiCategorical
-from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, describe, get_axes
+from ..errors import ShapeError, UserTypeError, UserValueError
+from ._env import SEATS, Array, Env, Transition, as_observation, check_env, check_items, check_like, get_axes
 from ._host import host_errors
 from ._spaces import array_bounds, count_options, is_choice_open, is_image, list_spaces, make_action_struct, map_space
 
@@ -89,6 +90,9 @@ def _explained(name: str) -> Iterator[None]:
         place = f"{frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}"
         says = f"check: {name} uses the value of an array, which is not known when JAX traces it ({place})"
         remedy = "use jnp.where or jax.lax.cond instead of if, and jnp instead of np, int(x), float(x) and x[mask]"
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            says = f"check: {name} uses an array that an earlier call stored outside of the state ({place})"
+            remedy = "keep everything that changes in the state"
         raise UserTypeError(f"{says}: {remedy}") from error
 
 
@@ -114,10 +118,10 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         return jax.ShapeDtypeStruct((*each, sum(options)), bool) if options else None
 
     valid = map_space(valid_mask, env.action_space)
-    given, there = ({place: describe(x) for place, x in jax.tree.leaves_with_path(t)} for t in (available, valid))
+    given, there = ({place: shapes_of(x) for place, x in jax.tree.leaves_with_path(t)} for t in (available, valid))
     if not given.items() <= there.items():  # a dict may lack some masks
-        must = f"{describe(valid)}, True for each option of {env.action_space} that is available"
-        raise ShapeError(f"check: obs.available must be {must}, got {describe(available)}")
+        must = f"{shapes_of(valid)}, True for each option of {env.action_space} that is available"
+        raise ShapeError(f"check: obs.available must be {must}, got {shapes_of(available)}")
 
 
 class Played(NamedTuple):

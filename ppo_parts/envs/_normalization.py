@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserValueError
 from .._base.hyperparameters import check_number
 from .._base.moments import Moments, merge_shards
 from .._core.shards import split
+from ..errors import ShapeError, UserValueError
 from ..functional._arguments import POSITIVE
 from ..functional._common import unsqueeze
 from ._env import Array, Env, Observation, Transition, as_observation, check_env, get_axes

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_takes
 from .._base.trees import select
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
+from ..errors import UserTypeError, UserValueError
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
 from ._rendering import make_gymnax_renderer, make_mujoco_renderer

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._base.extras import require_package
+from ..errors import UserValueError
 from ..functional._errors import did_you_mean
 from ._env import Env, check_env
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.errors import ShapeError, UserValueError
 from .._base.extras import require_package
+from ..errors import ShapeError, UserValueError
 from ._env import cast_exactly
 
 renders: contextvars.ContextVar[bool] = contextvars.ContextVar("renders", default=False)

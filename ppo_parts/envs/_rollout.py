@@ -11,19 +11,19 @@ import jax.numpy as jnp
 
 from .._base.batching import cond_any
 from .._base.checked import Count, checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.moments import Moments
-from .._base.trees import axis_sharding, without_weak_types
+from .._base.trees import axis_sharding, shapes_of, without_weak_types
 from .._core.batch import Array, Batch, Evaluate, Output, Params, kind, map_streams
 from .._core.learner import LearnerState
 from .._core.metrics import Metrics
 from .._core.policy import apply_policy, carry_after, evaluate_policy, initial_carry_of, is_value, policy_keys
 from .._core.shards import check_shards
 from ..distributions import Joint, check_distribution
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import unsqueeze
-from ._env import Env, Transition, check_env, describe, get_axes
+from ._env import Env, Transition, check_env, get_axes
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
 from ._normalization import ShardMoments, map_moments
@@ -140,8 +140,6 @@ def rollout(
     check_shards("rollout", shards, "num_envs", num_envs)
     check_names(record, keep_info)
     check_env("rollout", env)
-    if not callable(policy):
-        raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     initial_carry = initial_carry_of(policy)
     each = get_axes(env, num_envs)
 
@@ -344,7 +342,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         expected = make_action_struct(space, each)
         structure: Any = jax.tree.structure(expected)
         if structure != jax.tree.structure(action):
-            says = f"the policy's actions are {describe(action)}, but the environment takes {describe(expected)}"
+            says = f"the policy's actions are {shapes_of(action)}, but the environment takes {shapes_of(expected)}"
             raise UserTypeError(f"rollout: {says}: return distributions.Joint of a distribution for each entry")
         parts = jax.tree.leaves(distribution, is_leaf=lambda x: hasattr(x, "log_prob") and type(x) is not Joint)
         leaves, spaces = jax.tree.leaves(action), list_spaces(space)
@@ -364,7 +362,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
             wrap = "" if len(shape) == 1 else "wrap it in envs.flatten_action, and "
             size = math.prod(shape)
             remedy = f"numbers of shape {tuple(shape)}: {wrap}return distributions.Normal(mean [..., {size}], scale)"
-        says = f"rollout: the policy's actions are {describe(action)}, but each of {list(each)} environments takes"
+        says = f"rollout: the policy's actions are {shapes_of(action)}, but each of {list(each)} environments takes"
         raise UserTypeError(f"{says} {remedy}")
     for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
         *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import ANY, is_whole
 from ..functional._common import check_range, known_values
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ._env import Observation, cast_exactly, check_items
 from ._rendering import as_frame, opengl_errors
 from ._spaces import Discrete, MultiDiscrete, count_options, is_choice_open, make_space, map_space

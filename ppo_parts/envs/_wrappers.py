@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 from ..functional._common import check_arrays
 from ._env import Array, Env, Observation, Transition, as_observation, check_env
 from ._spaces import Box, array_bounds, is_discrete, make_space, map_space

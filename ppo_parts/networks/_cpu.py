@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 
 Array = jax.Array
 FEW = 32  # outputs; with more outputs, XLA's own gradient is as fast

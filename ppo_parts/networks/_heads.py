@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from .. import distributions
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from ..envs import count_numbers, count_options, is_discrete
 from ..envs._spaces import is_tree, list_spaces, map_space
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import fit
 from ..functional._common import check_array
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
+from ..errors import UserTypeError, UserValueError
 from ._cpu import convolve_by_products, dense_dot_general
 from ._heads import Array
 from ._orthogonal import orthogonal

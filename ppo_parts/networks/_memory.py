@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import checked
-from .._base.errors import ShapeError, UserTypeError
+from ..errors import ShapeError, UserTypeError
 from ..functional._recurrence import choose_solver
 from ._heads import Array
 from ._layers import dense

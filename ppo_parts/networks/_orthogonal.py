@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError, UserValueError
+from ..errors import UserTypeError, UserValueError
 
 Array = jax.Array
 _normal = jax.jit(jax.random.normal, static_argnums=(1, 2))

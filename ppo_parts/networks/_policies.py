@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from .._base.checked import Count, checked
-from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_number, check_takes
+from .._base.trees import shapes_of
 from .._core.batch import Batch, Output, Policy
 from ..envs import Env, count_options, is_discrete
-from ..envs._env import as_observation, check_env, describe
+from ..envs._env import as_observation, check_env
 from ..envs._spaces import array_shape, is_image, list_spaces, map_space
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ._heads import Array, action_distribution, action_size, real_size
 from ._layers import Activation, check_hidden, convolved, dense, largest_pixel, mlp
 from ._memory import Cell, initial_carry, recurrent
@@ -158,8 +159,9 @@ def actor_critic(
         privileged = seen.privileged
         if (privileged is None) != (env.privileged_space is None):
             raise UserValueError(
-                f"actor_critic: the privileged part of an observation is {describe(privileged)}, but the environment's "
-                f"privileged_space is {env.privileged_space}: give both (auto_reset(privileged_space=)), or neither"
+                f"actor_critic: the privileged part of an observation is {shapes_of(privileged)}, but the "
+                f"environment's privileged_space is {env.privileged_space}: give both "
+                "(auto_reset(privileged_space=)), or neither"
             )
         return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 

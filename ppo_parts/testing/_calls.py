@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._base.errors import UserTypeError, UserValueError
+from ..errors import UserTypeError, UserValueError
 
 MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "ppo_parts.recipes.libraries.parts"}
 """Short names of modules in the text of an update; other modules have their full name."""

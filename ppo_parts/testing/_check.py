@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
-from .._base.errors import UserError, UserTypeError, UserValueError
 from .._core.batch import Batch
 from .._core.chain import chain, parts_of
 from .._core.part import Divider, Part
+from ..errors import UserError, UserTypeError, UserValueError
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Result, Subject, compare
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import UserTypeError
 from .._base.hyperparameters import check_takes
 from .._core.part import Part
+from ..errors import UserTypeError
 from ..functional._common import Range, check_range
 from ._calls import evaluate_text, read_calls
 from ._choices import CHAIN, OPTIMIZER, Update

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._base.errors import UserError
+from ..errors import UserError
 from ._choices import CHOICES, NUMBERS, Change, Update, set_number
 from ._replay import Difference, Replay, find_first
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.errors import ShapeError, UserTypeError, UserValueError
+from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._errors import did_you_mean
 
 QUANTITIES = {

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._base.errors import ShapeError, UserValueError
 from .._base.moments import Moments
 from .._core.batch import Batch
 from .._core.chain import chain as chain_of
@@ -24,6 +23,7 @@ from .._core.phase_state import Estimates
 from .._core.phases import divide
 from .._core.policy import evaluate_current, evaluate_policy
 from .._parts.samplers import given_indices
+from ..errors import ShapeError, UserValueError
 from ..functional import approx_kl, importance_weights, masked_mean, next_values, segment_priorities
 from ._calls import evaluate_text
 from ._choices import Update

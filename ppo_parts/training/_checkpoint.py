@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import Count, checked
-from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from .._base.trees import from_data, to_data
+from ..errors import UserError, UserValueError
 from ._files import RunFolderError, RunNotFoundError
 
 CHECKSUM = "checksum of the rest"
@@ -136,9 +136,7 @@ def _name_leaves(state: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
         x = jax.eval_shape(to_data, x) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(to_data(x))
-        # This is `keystr(path, simple=True, separator=".")`, which JAX 0.4.38 lacks.
-        keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
-        if (name := ".".join(map(str, keys))) in named:
+        if (name := jax.tree_util.keystr(path, simple=True, separator=".")) in named:
             where = jax.tree_util.keystr(path)
             raise UserValueError(f"a checkpoint would have two arrays named {name!r}: rename the entry {where}")
         if not isinstance(x, jax.ShapeDtypeStruct) and x.dtype.kind in "OSU":

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from .._base.checked import checked
 from .._base.command_line import whole_number
-from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
+from ..errors import UserError, UserTypeError, UserValueError
 from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
 from ._config import RunOptions, check_config, check_name, format_finite, read_declared
@@ -228,8 +228,8 @@ def _parse_all(
         for name, limits in read_declared(info.type, Range).items():
             texts[name] = f"{texts.get(name, 'a number')}; in {format_finite(limits)}"
         fields = [
-            constructors.StructFieldSpec(x.name, hints[x.name], getattr(info.default, x.name), texts.get(x.name))
-            for x in dataclasses.fields(info.type)
+            constructors.StructFieldSpec(name, hints[name], getattr(info.default, name), helptext=texts.get(name))
+            for name in (x.name for x in dataclasses.fields(info.type))
         ]
         return constructors.StructConstructorSpec(info.type, tuple(fields))
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import ANY, RANGES, check_as, is_known
 from ..functional._common import Range
 from ..functional._errors import did_you_mean

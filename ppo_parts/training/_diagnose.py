@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
+from ..errors import UserValueError
 from ._config import RunOptions
 from ._probe import read_fields
 from ._run import find_nonfinite

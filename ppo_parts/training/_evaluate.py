@@ -10,10 +10,10 @@ import numpy as np
 
 from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
+from .._base.trees import select
 from .._core.batch import Array, Evaluate, Params
 from .._core.policy import apply_policy, carry_after, policy_keys
 from ..envs._env import Env, Transition, check_env
-from ..envs._episodes import choose
 from ..envs._rollout import RolloutState
 from ..functional._arguments import check_key
 
@@ -89,7 +89,7 @@ def evaluate_episodes(
         key, step_key = jax.random.split(key)
         state, latest = play(step_key, state)
         playing = ~(results.terminated | results.truncated)
-        return key, state, choose(playing, latest, results), steps + 1
+        return key, state, select(playing, latest, results), steps + 1
 
     empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(play, key, first)[1])
     _, _, results, _ = jax.lax.while_loop(unfinished, step, (key, first, empty, jnp.zeros((), jnp.int32)))

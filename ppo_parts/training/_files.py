@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserError, UserTypeError, UserValueError
+from ..errors import UserError, UserTypeError, UserValueError
 
 
 class RunFolderError(UserError, OSError):

@@ -19,8 +19,8 @@ import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from .._base.checked import checked
-from .._base.errors import UserValueError
 from .._base.extras import require_package
+from ..errors import UserValueError
 from . import _files, _stored
 from ._checkpoint import Checkpoints
 from ._config import RunOptions

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number
 from .._core.batch import Array
 from .._core.metrics import Metrics, join_metrics
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import POSITIVE, check_key
 from ..functional._common import Range
 from ._config import check_config

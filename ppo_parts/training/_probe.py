@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.moments import Moments, find_moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
@@ -20,6 +19,7 @@ from ..distributions import Categorical
 from ..envs import is_discrete
 from ..envs._laws import random_action
 from ..envs._spaces import map_space
+from ..errors import UserTypeError, UserValueError
 from ..functional import advantage_normalize, gae
 from ._train import Train, TrainState
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from .._base.errors import UserError, UserValueError
+from ..errors import UserError, UserValueError
 
 logger = logging.getLogger("ppo_parts.training")
 """The logger of runs, whose messages a command line prints."""

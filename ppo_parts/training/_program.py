@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.metrics import Metrics
 from ..envs import host_errors
+from ..errors import UserValueError
 from ._config import RunOptions
 from ._evaluate import compute_metrics
 from ._processes import logger, take_largest
@@ -67,7 +67,8 @@ class Program:
     def jit(self, function: Callable[..., Any], given: Any = SEEDS, result: Any = SEEDS, **options: Any) -> Any:
         """Apply `jax.jit` on these devices; `given` and `result` tell which axis of arguments and results has seeds."""
         if self.mesh is not None and self.options.num_seeds > 1:
-            function = _shard_map(function, self.mesh, given, result)
+            # Nothing is replicated between seeds, so there is no need to check what varies over devices.
+            function = jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=result, check_vma=False)
         return jax.jit(function, compiler_options=compiler_options(), **options)
 
     def gather(self, x: Any) -> Any:
@@ -189,12 +190,3 @@ def count_devices(options: RunOptions) -> int:
 
 def _refuse_devices(message: str) -> NoReturn:
     raise UserValueError(message, where="run", argument="num_devices")
-
-
-def _shard_map(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    # Nothing is replicated between seeds, so there is no need to check what varies over devices.
-    if hasattr(jax, "shard_map"):
-        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    from jax.experimental.shard_map import shard_map
-
-    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_rep=False)

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from .._base.checked import checked
-from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
+from ..errors import UserTypeError
 from ._config import RunOptions, validate
 from ._files import NonFiniteError, Row, RunFolderError, read_result, write_json
 from ._folder import RunFolder, open_run

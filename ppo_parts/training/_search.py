@@ -16,9 +16,9 @@ import numpy as np
 
 from .._base.checked import Count, checked
 from .._base.command_line import whole_number
-from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
+from ..errors import UserError, UserValueError
 from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
 from . import _stored

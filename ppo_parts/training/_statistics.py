@@ -11,9 +11,9 @@ import numpy as np
 from scipy.special import stdtrit  # JAX needs scipy too
 
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_number
+from ..errors import UserTypeError, UserValueError
 from ..functional._common import Range, is_real
 from ._files import check_writable, replace_file
 

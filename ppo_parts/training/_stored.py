@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from .. import __version__
-from .._base.errors import UserTypeError, UserValueError
+from ..errors import UserTypeError, UserValueError
 from ..functional._errors import did_you_mean
 from ._config import RunOptions, check_config
 from ._files import RunNotFoundError, make_plain

@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._base.batching import sequential_vmap_on_cpu
 from .._base.checked import Count, checked
-from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, value_at
 from .._base.trees import select
 from .._core.batch import Array, Batch, Policy
@@ -25,6 +24,7 @@ from .._core.part import Part
 from .._core.pieces import microbatched
 from ..envs._env import SEATS, check_env
 from ..envs._rollout import Rollout, RolloutState, rollout
+from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from ._evaluate import EpisodeResults, evaluate_episodes
 

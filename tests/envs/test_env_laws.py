@@ -14,9 +14,10 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs
+from ppo_parts import envs, testing
 from ppo_parts.envs._laws import LAWS, list_notes, play, random_action
 from ppo_parts.envs._wrappers import with_observations
+from ppo_parts.testing._laws import state_is_stable
 from tests import env_fakes
 from tests.common import compiled, refused
 from tests.env_fakes import LIMIT
@@ -240,6 +241,17 @@ def impure():
     return two_places(reward=changed)
 
 
+def leaking():
+    """The step adds an array that the reset stored outside of the state."""
+    kept = []
+
+    def reset(key):
+        kept.append(jax.random.uniform(key))
+        return jnp.zeros(()), jnp.zeros(1)
+
+    return resetting(lambda key, x, action: envs.Step(x, x[None], x + kept[0], x > 3), reset)
+
+
 def resetting(step, reset=lambda key: (jnp.zeros(()), jnp.zeros(1)), **settings):
     """Automatic resets of an environment whose state is a number, which it shows."""
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), **settings)
@@ -294,6 +306,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
     (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),
+    (leaking, r"^check: step uses an array that .* stored outside of the state .*: keep everything that changes in"),
     (lambda: like(reset=lambda key, n: range(n)[jax.random.randint(key, (), 0, n)]), "^check: reset uses the value"),
     (lambda: like(evaluation=lambda state: 3 if state.episode_length[0] else two_places()), "^check: evaluation us"),
     (lambda: stepping(mask=lambda x: jnp.ones(2, bool)), r"step must return one number as mask, got shape \(2,\)"),
@@ -313,6 +326,32 @@ test_what_breaks_a_law_is_refused = refused(
     field("info", {"won": None}, r"info\['won'\] must be numbers of shape \(4,\), got None"),
     by=lambda env: envs.check_laws(env, num_steps=24),
 )
+
+
+@jax.tree_util.register_pytree_node_class
+class Place:
+    """A state without `==` and without a `repr` of its own."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, static, leaves):
+        return cls(*leaves)
+
+
+def test_a_state_may_be_any_pytree():
+    """States are compared by their leaves: neither `==` nor `repr` of a class need to be of use."""
+    step = lambda key, state, action: envs.Step(Place(state.x + 1), state.x[None], state.x, state.x > 3)  # noqa: E731
+    env = resetting(step, lambda key: (Place(jnp.zeros(())), jnp.zeros(1)))
+    assert envs.check_laws(env, num_steps=24).terminated
+    moving = pp.Part(
+        lambda params, key: Place(jnp.zeros(())), lambda batch, state, context: (batch, Place(state.x + 1)), "moving"
+    )
+    testing.check_part(moving, laws=[state_is_stable])
 
 
 def test_random_actions_lie_in_the_box():
