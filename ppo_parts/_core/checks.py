@@ -68,7 +68,7 @@ def check_rollout(batch: Batch, policy: Evaluate) -> None:
         where,
         obs="pass the observation at each step, [T, N, ...]",
         action="pass the action taken there, [T, N, ...]",
-        log_prob="pass its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
+        log_prob="pass its log-probability under the policy that acted, [T, N]; pp.rollout records it",
     )
     check_floating(where, "log_prob", batch.log_prob)
     if jnp.ndim(batch.log_prob) < 2:

@@ -178,8 +178,7 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
 
     `jax.pure_callback` first converts its arguments to JAX arrays on the host. With four CartPole environments, a step
     of a rollout took 1.5 ms with it, and 0.4 ms without. It is used on other devices, and in processes with several
-    devices. The function must return the declared shapes, and not keep or change its
-    arguments.
+    devices. The function must return the declared shapes, and not keep or change its arguments.
     """
     leaves, structure = jax.tree.flatten(shapes)
 
@@ -217,4 +216,5 @@ def host_errors() -> Iterator[None]:
         # The error may be a different one, for example from an environment that steps in another thread.
         if raised is None or not isinstance(error, jax.errors.JaxRuntimeError) or says not in str(error):
             raise
+        raised.add_note("This error was raised by the environment.")
         raise raised from None

@@ -23,7 +23,7 @@ from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import unsqueeze
-from ._env import Env, Transition, check_env, get_axes
+from ._env import Env, Transition, check_env, check_like, get_axes
 from ._episodes import EpisodeState
 from ._hoisting import scan_hoisted
 from ._normalization import ShardMoments, map_moments
@@ -43,7 +43,11 @@ class RolloutState(NamedTuple):
         """Make the state after a reset of the environments."""
         state, initial_carry = cls(env_state, obs), initial_carry_of(policy)
         if initial_carry is not None:
-            state = state._replace(carry=initial_carry(num_envs), reset=jnp.ones(get_axes(env, num_envs), bool))
+            carry = initial_carry(num_envs)
+            if any(jnp.shape(x)[:1] != (num_envs,) for x in jax.tree.leaves(carry)):
+                says = f"Policy: initial_carry({num_envs}) must return arrays that begin with [N] = [{num_envs}]"
+                raise ShapeError(f"{says}, got {shapes_of(carry)}")
+            state = state._replace(carry=carry, reset=jnp.ones(get_axes(env, num_envs), bool))
         return without_weak_types(state)
 
     def after(self, env_state: Any, out: Transition, carry: Any) -> RolloutState:
@@ -187,6 +191,7 @@ def rollout(
         returned = "Transition(..., info={'NAME': ...}) in each step"
         check_entries("keep_info", keep_info, out.info, "the environment's info", returned)
         carry = carry_after(policy, output, action)
+        check_like("rollout: the policy must return a carry like the one before", carry, state.carry, error=ShapeError)
         final: Any = out.final_obs, carry, own_keys
         if shards == 1:  # otherwise `collect` does this for all steps
             final = estimate_if_any(out.truncated, params, final)

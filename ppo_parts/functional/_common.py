@@ -86,6 +86,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": for {more[-1]} streams, all of them need {more[-1]} numbers per element"
             if other == "advantage":
                 return ": combine the streams of the advantage first, as the part combine_advantages does"
+            if name == "group" and not shape:
+                return ": give the number of the group of each element, such as jnp.arange(n) // size"
             wider = f"{name}[...{', None' * len(more)}]"
             meant = f"use jnp.broadcast_to({wider}, {other}.shape)"
             if "log_" in other:

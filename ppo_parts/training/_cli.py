@@ -117,7 +117,8 @@ class Arguments:
 def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     """End the process with one sentence after a `UserError`, an error of the operating system, or Ctrl-C.
 
-    Other errors keep their traceback. If an error concerns one of the `fields`, the message names its flag.
+    Other errors, and those of environments on the host, keep their traceback. If an error concerns one of the `fields`,
+    the message names its flag.
     """
     try:
         yield
@@ -125,6 +126,8 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
         flag = f"--{error.argument.replace('_', '-')} {error.message}" if error.argument in fields else error
         raise SystemExit(f"error: {flag}") from error
     except OSError as error:
+        if hasattr(error, "__notes__"):  # by `envs.host_errors`
+            raise
         known = error.filename is not None and error.strerror
         raise SystemExit(f"error: {error.filename}: {error.strerror}" if known else f"error: {error}") from error
     except KeyboardInterrupt:

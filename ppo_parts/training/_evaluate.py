@@ -10,11 +10,13 @@ import numpy as np
 
 from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
+from .._base.moments import find_moments
 from .._base.trees import select
 from .._core.batch import Array, Evaluate, Params
 from .._core.policy import apply_policy, carry_after, policy_keys
 from ..envs._env import Env, Transition, check_env
 from ..envs._rollout import RolloutState
+from ..errors import UserValueError
 from ..functional._arguments import check_key
 
 EVALUATION = "evaluation/"
@@ -62,18 +64,25 @@ def evaluate_episodes(
     Only the first episode of each environment counts, so short ones are not over-represented. The function is pure.
 
     Args:
-        env: a `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.
+        env: a `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`, which
+            keeps those of training.
         policy, params: as in `ppo_parts.rollout`.
         key: one key.
         episodes: number of episodes.
         mode: whether to play the distribution's mode instead of a sample.
         max_steps: largest number of steps, for environments without a time limit.
+
+    Raises:
+        ValueError: if the environment has running statistics, which would be those of the evaluation alone.
     """
     check_env("evaluate_episodes", env)
     check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))
     check_key("evaluate_episodes", "key", key)
     key, reset_key = jax.random.split(key)
     first = RolloutState.begin(env, policy, episodes, *env.reset(reset_key, episodes))
+    if find_moments(first.env_state):
+        says = "evaluate_episodes: this environment would begin anew with its running statistics"
+        raise UserValueError(f"{says}: give the one that env.evaluation(state.rollout.env_state) returns")
 
     def unfinished(carry: Any) -> Array:
         *_, results, steps = carry

@@ -249,7 +249,8 @@ class Loop:
         finally:
             if self.saved < self.done:
                 self.write_checkpoint()
-                logger.info(f"saved after update {self.done}; --resume continues the run")
+            if self.saved and self.folder is not None:
+                logger.info(f"saved after update {self.saved}; continue with --resume {self.folder.path}")
 
 
 def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

@@ -102,6 +102,10 @@ def test_raw_keys_collect_what_typed_ones_do():
     assert_close(raw, typed, 0, 0)
 
 
+def halving(params, batch):
+    return *uniform(params, batch), batch.carry.astype(jnp.float16)
+
+
 def collecting(env, evaluate, **settings):
     def collect():
         rollout = pp.rollout(env, evaluate, **{"num_envs": 2, "num_steps": 3, **settings})
@@ -123,6 +127,8 @@ test_what_cannot_be_collected_is_refused = refused(
     (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
     (collecting(altered(CLOCK, reward=lambda out: out.reward[:, None]), uniform), "reward must be floats of shape"),
     (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
+    (collecting(CLOCK, pp.Policy(dict, uniform, lambda n: jnp.zeros(4))), r"with \[N\] = \[2\], got float32\[4\]"),
+    (collecting(CLOCK, pp.Policy(dict, halving, lambda n: jnp.ones(n))), r"one before, float32\[2\], got float16\[2\]"),
     (collecting(CLOCK, lambda *given: (uniform(*given)[0], given[1].obs[..., :1])), r"value of .* x\[\.\.\., 0\]"),
     (collecting(ECHO, per_dimension), "sum over the action's dimensions"),
     (collecting(CHOICES, lambda *_: (FIVE, jnp.zeros(2))), r"takes 2 choices: return distributions.MultiCategorical\("),

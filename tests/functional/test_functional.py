@@ -213,6 +213,7 @@ WRONG = [
     (lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2), "sum log_ratio .*(advantage[..., None], log_ratio.s"),
     (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
     (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
+    (lambda: f.group_advantage(ONES[0], 2), "the group of each element, such as jnp.arange(n) // size."),
 ]  # fmt: skip
 test_what_is_wrong_is_said_with_what_helps = refused(
     *((call, re.escape(words).replace(r"\.\*", ".*")) for call, words in WRONG)

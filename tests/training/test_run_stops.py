@@ -156,7 +156,7 @@ def host_train():
     def act(env):
         crash.steps_left -= 1
         if crash.steps_left == 0:
-            raise RuntimeError("the simulator crashed")
+            raise OSError("the simulator crashed")
 
     env = host(*[lambda: Scripted(7, reward=1.0, act=act)] * 2)
     return cleanrl_ppo.make_train(tiny(), env=envs.prepare(env, normalize=True, gamma=0.99))
@@ -177,11 +177,13 @@ def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_tra
     assert after == 2 * (host_train.num_updates * 8 + 2)  # statistics go on after a second reset
 
 
-def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch):
+def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(crash, "steps_left", 7 * host_train.steps_per_update + 3)
-    with pytest.raises(RuntimeError, match=r"^the simulator crashed$"):
+    says = r"^the simulator crashed\nThis error was raised by the environment"
+    with pytest.raises(OSError, match=says), training.exit_on_user_error():  # with its traceback
         go(host_train, tmp_path, "run")
     folder = tmp_path / "run"
+    assert f"saved after update 6; continue with --resume {folder}" in capsys.readouterr().out
     assert len(rows(folder)) == 6  # two updates in each call; a checkpoint is due after every fourth
     assert steps(folder)[-1] == 6  # saved because of the error
     go(host_train, None, "", resume=folder)
