@@ -125,6 +125,8 @@ def check_as(where: str, name: str, value: Any, hint: Any) -> Any:
     remedy = f": write ({value!r},)" if isinstance(value, str) and tuple[str, ...] in kinds else ""
     if int in kinds and isinstance(value, float) and value.is_integer():
         remedy = f": write {int(value)}"
+    if Path in kinds and isinstance(value, str):
+        remedy = f": write pathlib.Path({value!r})"
     error = UserValueError if words else UserTypeError
     raise error(f"must be {allowed}, got {value!r:.200}{remedy}", where=where, argument=name)
 

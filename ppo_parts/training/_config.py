@@ -134,7 +134,8 @@ def _check_field(where: str, name: str, value: Any, hint: Any, limits: Range | N
         if kinds[1:] == (...,) and isinstance(value, tuple):
             kinds = kinds[:1] * len(value)
         if not isinstance(value, tuple) or len(value) != len(kinds):
-            raise UserTypeError(f"must be a {hint}, got {value!r}", where=where, argument=name)
+            remedy = f": write {tuple(value)}" if isinstance(value, list) else ""
+            raise UserTypeError(f"must be a {hint}, got {value!r}{remedy}", where=where, argument=name)
         for x, kind in zip(value, kinds, strict=True):
             _check_field(where, name, x, kind, limits)
         return

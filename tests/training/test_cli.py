@@ -123,6 +123,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("rate", "1", "must be a number"),
         ("sizes", (4, 0), "must be at least 1, got 0"),
         ("sizes", 4, "must be a tuple[int, ...], got 4"),
+        ("sizes", [4, 5], "must be a tuple[int, ...], got [4, 5]: write (4, 5)"),
         ("piece", 0, "must be at least 1, got 0"),
         ("piece", "all", "must be one of 'auto', an integer, None, got 'all'"),
         ("kind", "c", "must be one of 'a', 'b', got 'c'"),
