@@ -24,7 +24,7 @@ from ppo_parts import envs, training
 from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
-from . import classic, rnd
+from . import classic, craftax, rnd
 from ._pages import show_interval
 from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages, vectorize
 from ._shared import claim, make_parser, write
@@ -64,6 +64,7 @@ def make_discretized(config: Any) -> training.Train:
 
 GYMNASIUM, ALL_OF_IT = "Gymnasium's reward threshold", "the largest return is 1000"
 SWINGS_UP, ANSWERS = "swings up at once and stays up", "95 % of the answers are right"
+DISTILLATION = "achievement distillation (Moon et al. 2023), 1M steps of Crafter, from pixels"
 MINATAR = {"Asterix": 15.04, "Breakout": 50.08, "Freeway": 61.84, "SpaceInvaders": 167.09}
 POPGYM: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "repeat_previous_medium": ("RepeatPreviousMedium", 1, 0.789, {}),
@@ -120,10 +121,11 @@ TASKS = {
         **SIMULATED,
     ),
     "craftax_classic": make_task(
-        cleanrl_ppo, "discrete", 4.2, "PPO in Hafner 2021, 1M steps of Crafter, from pixels",
+        cleanrl_ppo, "discrete", 12.6, DISTILLATION,
         env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16", total_timesteps=1_000_000, num_envs=64,
         num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
     ),
+    "craftax_classic_memory": make_task(craftax, "classic", 12.6, DISTILLATION),
     "gsde_mountain_car_continuous": make_task(
         library_ppo, "stable_baselines3", 90, GYMNASIUM, env_id="MountainCarContinuous-v0", total_timesteps=300_000,
         noise_steps=256,
