@@ -1,6 +1,6 @@
 """PPO with a memory for Craftax-Classic, whose network embeds the tiles of the map.
 
-`python -m benchmarks learning craftax_classic --set memory=lru` trains with another memory.
+`python -m benchmarks learning craftax_classic_memory --set memory=lru` trains with another memory.
 """
 
 from __future__ import annotations
