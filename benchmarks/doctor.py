@@ -168,7 +168,7 @@ def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) ->
             hidden = "bias" in name and x.shape[-1] > 4
             return x + 50.0 * f["dead"] * (jnp.arange(x.shape[-1]) % 8 < 6) if hidden else x
 
-        return jax.tree_util.tree_map_with_path(changed, policy.init(key))
+        return jax.tree.map_with_path(changed, policy.init(key))
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
         output = policy(params, batch.replace(reset=batch.reset * (1 - f["remembers"])) if memory else batch)

@@ -40,7 +40,7 @@ def unpack_revision(revision: str) -> Iterator[Path]:
 
 def read_numbers(tree: Any) -> dict[str, float]:
     """The numbers of a tree of dicts and lists, by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = jax.tree.leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
     return {path: float(x) for path, x in named.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
 

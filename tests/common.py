@@ -32,14 +32,14 @@ def estimator_inputs(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> di
 def assert_same(actual: Any, expected: Any) -> None:
     """Two trees are equal to the last bit, NaN included."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+    for (path, x), y in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
 
 
 def assert_close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 1e-6) -> None:
     """Two trees have the same shapes, and are equal but for rounding."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+    for (path, x), y in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         assert x.shape == y.shape, jax.tree_util.keystr(path)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))

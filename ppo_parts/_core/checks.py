@@ -36,7 +36,7 @@ COUNTED_BY_ELEMENT = (*FLAGS, "reward", "log_prob", "value", "next_value", "adva
 
 def check_params(params: Params) -> None:
     """Raise unless every leaf of the parameters is an array."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree.leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
             what = f"contain {leaf!r} at {jax.tree_util.keystr(path)}" if path else f"are {leaf!r}"
             raise UserTypeError(
@@ -49,7 +49,7 @@ def check_params(params: Params) -> None:
 
 def check_trainable(params: Params) -> None:
     """Raise unless every leaf that a phase trains has a gradient."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise UserTypeError(
                 f"learner.init: the parameters to train contain {jnp.result_type(leaf)} at "
@@ -104,7 +104,7 @@ def check_axes(where: str, batch: Batch) -> None:
     }
     for name in (*TREES, *PER_SEGMENT):
         axes, expected = ("axis [N]", leading[1:]) if name in PER_SEGMENT else ("axes [T, N]", leading)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
+        for path, leaf in jax.tree.leaves_with_path(getattr(batch, name)):
             if jnp.shape(leaf)[: len(expected)] != expected:
                 raise ShapeError(
                     f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the {axes} = {expected} of log_prob, "

@@ -18,7 +18,7 @@ from .sampling import Sampler
 
 
 class Estimates(NamedTuple):
-    """The estimates of a policy for the rollout, each `[T, N]`.
+    """The estimates of a policy for the rollout, each `[T, N]`; values of several streams have one more axis.
 
     Attributes:
         value: V of each observation, or None without a critic.

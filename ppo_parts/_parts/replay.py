@@ -114,5 +114,5 @@ def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
 
 def _paths(fields: dict[str, Any]) -> set[str]:
     """Return the path of each array, such as "extras['score']"."""
-    leaves = {name: jax.tree_util.tree_leaves_with_path(field) for name, field in fields.items()}
+    leaves = {name: jax.tree.leaves_with_path(field) for name, field in fields.items()}
     return {f"{name}{jax.tree_util.keystr(path)}" for name, each in leaves.items() for path, _ in each}

@@ -159,14 +159,14 @@ def _read_inputs(state: TrainState) -> tuple[Any, dict[str, Any]]:
 
 def _name_leaves(name: str, tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by name, which is the tree's name, and the path if there are several."""
-    found = jax.tree_util.tree_leaves_with_path(tree)
+    found = jax.tree.leaves_with_path(tree)
     return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
 
 
 def _list_parts(distribution: Any) -> list[tuple[str, Any]]:
     """Return the parts of a `Joint` with their paths; any other distribution is its own only part."""
     parts = distribution.parts if type(distribution) is Joint else distribution
-    found = jax.tree_util.tree_leaves_with_path(parts, is_leaf=is_distribution)
+    found = jax.tree.leaves_with_path(parts, is_leaf=is_distribution)
     return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 

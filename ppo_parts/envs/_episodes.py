@@ -180,7 +180,7 @@ def auto_reset(
 
     def step_one(key: Array, state: Any, action: Any) -> Step:
         out = step(key, state, action)
-        for path, x in jax.tree_util.tree_leaves_with_path(out):
+        for path, x in jax.tree.leaves_with_path(out):
             if not hasattr(x, "dtype") and not isinstance(x, bool | int | float):
                 raise UserTypeError(f"auto_reset: step returned {x!r} as {jax.tree_util.keystr(path)}, not a number")
         return out

@@ -327,7 +327,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
         with enable_x64(dtype == jnp.float64):
             batch, state, context = subject.inputs(0, dtype)
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(out.replace(metrics={})):
+        for path, leaf in jax.tree.leaves_with_path(out.replace(metrics={})):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
                 says = f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {format_path(path)}"
                 return f"{says}: convert it with .astype(batch.log_prob.dtype)"
@@ -427,7 +427,7 @@ def _drop_last_segment(batch: Batch) -> Batch:
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
     """Metrics, and what the part writes where the mask is 1, are finite, even if a whole segment is masked."""
     out, _ = subject.apply(*subject.inputs())
-    for path, x in jax.tree_util.tree_leaves_with_path(select_unmasked(out)):
+    for path, x in jax.tree.leaves_with_path(select_unmasked(out)):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):
             return f"{format_path(path)} is not finite: use masked_mean, which divides by at least 1"
     return None
@@ -482,7 +482,7 @@ def compare(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
     if structures[0] != structures[1]:
         return f"the structures differ, {structures[0]} and {structures[1]}"
     tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 1e-6}
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+    for (path, x), y in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         x, y = (np.asarray(to_data(z)) for z in (x, y))
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{format_path(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"

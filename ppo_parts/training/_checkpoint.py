@@ -134,7 +134,7 @@ def _compute_checksum(arrays: dict[str, Any]) -> np.ndarray:
 def _name_leaves(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
     named: dict[str, Any] = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
+    for path, x in jax.tree.leaves_with_path(state):
         x = jax.eval_shape(to_data, x) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(to_data(x))
         if (name := jax.tree_util.keystr(path, simple=True, separator=".")) in named:
             where = jax.tree_util.keystr(path)

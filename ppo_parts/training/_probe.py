@@ -349,7 +349,7 @@ def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array
 
     # Parameters that no gradient reaches even when they are new are not part of the network.
     both = jax.tree.map(lambda *x: jnp.stack(x), params, train.policy.init(jax.random.key(0)))
-    leaves = jax.tree_util.tree_leaves_with_path(jax.vmap(jax.jacrev(losses))(both))
+    leaves = jax.tree.leaves_with_path(jax.vmap(jax.jacrev(losses))(both))
     norms = jnp.stack([jnp.sqrt(jnp.sum(x[0, :2].reshape(2, -1) ** 2, axis=1)) for _, x in leaves])
     shared = jnp.all(norms > 0, axis=1, keepdims=True)
     policy, value = jnp.sqrt(jnp.sum(norms**2, axis=0, where=shared))

@@ -55,7 +55,7 @@ class Program:
     updates = 1  # number of updates in the next call, to take about `CALL_SECONDS`
 
     def __post_init__(self) -> None:
-        self.mesh, self.sharding = place(self.train, self.options)
+        self.mesh, self.sharding = make_mesh(self.train, self.options)
         self._keys = make_keys(self.seed, self.options.num_seeds)
         self._rows = min(self.train.num_updates, max(1, MAX_ROWS // self.options.num_seeds))
         episodes, mode = self.options.eval_episodes, self.options.eval_mode
@@ -157,7 +157,7 @@ def keep_compiled_programs() -> None:
             jax.config.update(f"jax_{name}", value)
 
 
-def place(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
+def make_mesh(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
     """Return a mesh of `options.num_devices` devices (None for the default device) and the shardings of the state.
 
     For one seed, see `Train.sharding`; XLA makes one program that runs on all devices. Of several seeds, each device

@@ -27,7 +27,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert run.config == tiny(UPDATES)
     assert run.train is train
     assert run.update == UPDATES
-    for path, x in jax.tree_util.tree_leaves_with_path(run.state.learner.params):
+    for path, x in jax.tree.leaves_with_path(run.state.learner.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         np.testing.assert_array_equal(x, checkpoint(whole[0])[f"learner.params.{name}"])
     assert run.metrics["loss"].tolist() == [row["loss"] for row in rows(whole[0])]
