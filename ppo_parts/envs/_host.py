@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.buffer_callback import buffer_callback
 
 from .._base.checked import checked
 from .._base.hyperparameters import check_takes
@@ -24,6 +23,11 @@ from ..errors import UserValueError
 from ._env import Array, Env, Observation, Transition, as_observation
 from ._episodes import EpisodeState
 from ._vector import RESTART_REMEDY, GymnasiumVector
+
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError:  # an old version of JAX
+    buffer_callback = None  # type: ignore[assignment]
 
 
 class HostState(NamedTuple):
@@ -177,8 +181,9 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
     """Compute `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`, faster on a CPU.
 
     `jax.pure_callback` first converts its arguments to JAX arrays on the host. With four CartPole environments, a step
-    of a rollout took 1.5 ms with it, and 0.4 ms without. It is used on other devices, and in processes with several
-    devices. The function must return the declared shapes, and not keep or change its arguments.
+    of a rollout took 1.5 ms with it, and 0.4 ms without. It is used on other devices, in processes with several
+    devices, and in old versions of JAX. The function must return the declared shapes, and not keep or change its
+    arguments.
     """
     leaves, structure = jax.tree.flatten(shapes)
 
@@ -195,7 +200,7 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
 
     if not any(isinstance(x, jax.core.Tracer) for x in args):
         results = [jnp.asarray(x) for x in call(*args)]
-    elif jax.default_backend() != "cpu" or jax.device_count() > 1:
+    elif buffer_callback is None or jax.default_backend() != "cpu" or jax.device_count() > 1:
         results = jax.pure_callback(call, leaves, *args, vmap_method="broadcast_all")
     else:
         results = buffer_callback(write, leaves, vmap_method="broadcast_all")(*args)
