@@ -38,9 +38,6 @@ class Config(cleanrl_ppo.Config):
     memory: networks.Cell = "gru"
 
 
-PRESETS = {"classic": Config()}
-
-
 class Network(nn.Module):
     """Logits and value from the map, whose tiles share an embedding, and the numbers after it."""
 

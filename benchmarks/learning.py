@@ -125,7 +125,7 @@ TASKS = {
         env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16", total_timesteps=1_000_000, num_envs=64,
         num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
     ),
-    "craftax_classic_memory": make_task(craftax, "classic", 12.6, DISTILLATION),
+    "craftax_classic_memory": Task(craftax.make_train, craftax.Config(), 12.6, DISTILLATION),
     "gsde_mountain_car_continuous": make_task(
         library_ppo, "stable_baselines3", 90, GYMNASIUM, env_id="MountainCarContinuous-v0", total_timesteps=300_000,
         noise_steps=256,
