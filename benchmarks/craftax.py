@@ -77,13 +77,4 @@ def make_policy(config: Config, env: envs.Env) -> pp.Policy:
 def make_train(config: Config) -> training.Train:
     """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
     env = envs.prepare(envs.make(config.env_id))
-    pipeline = pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.segment_minibatches(config.num_minibatches, config.update_epochs),
-        pp.advantage_normalize(),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
-    return cleanrl_ppo.make_train(config, env, pipeline, make_policy(config, env))
+    return cleanrl_ppo.make_train(config, env, policy=make_policy(config, env))

@@ -66,15 +66,16 @@ def make_train(
     To sweep over numbers in the configuration, call `make_train` inside a vmapped function.
 
     `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None means
-    as configured.
+    as configured. If the policy is recurrent, minibatches consist of whole segments, as in `ppo_atari_lstm.py`.
     """
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     policy = policy or networks.actor_critic(env, config.hidden, "tanh")
+    minibatches = pp.shuffled_minibatches if policy.initial_carry is None else pp.segment_minibatches
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     cleanrl = pp.chain(
         pp.agents.zero_sum(estimator) if env.zero_sum else estimator,
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        minibatches(config.num_minibatches, config.update_epochs),
         pp.advantage_normalize(ddof=1) if config.norm_adv else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.policy_diagnostics(),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, training
+from ppo_parts import envs, networks, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo, ippo, mujoco_ppo, pufferlib_ppo, trpo
 from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests import recipe
@@ -113,6 +113,9 @@ def test_presets_can_be_made(recipe):
     for preset in recipe.PRESETS.values():
         train = recipe.make_train(preset)
         assert train.num_updates * train.steps_per_update <= preset.total_timesteps
+    if recipe is cleanrl_ppo:  # with a recurrent policy, minibatches keep the time axis
+        recurrent = networks.actor_critic(train.env, shared=True, memory="gru")
+        assert recipe.make_train(dataclasses.replace(preset, num_minibatches=4), policy=recurrent).shapes
 
 
 def test_a_configuration_is_checked_before_any_part_is_made_and_the_chain_can_be_another():
