@@ -36,8 +36,8 @@ def sequential_vmap_on_cpu(function: Function) -> Function:
     """Wrap `function` so that on a CPU, `jax.vmap` calls it for one element after another.
 
     There are two reasons. A single update keeps a core busy, and many updates at once take longer, because their
-    activations fill the cache and none of them can stop early. In addition, a program deadlocks if it factorizes
-    batches of matrices in two places at once and they block all threads; see docs/decisions/0004-batched-lapack.md.
+    activations fill the cache and none of them can stop early. In addition, a program that factorizes batches of
+    matrices deadlocks if these calls block all threads at once; see docs/decisions/0004-batched-lapack.md.
     """
 
     def run(*args: Any) -> Any:

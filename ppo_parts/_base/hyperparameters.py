@@ -132,7 +132,7 @@ def _bound_scheduled(x: Any, limits: Range) -> Array:
     """Return a schedule's value, or NaN outside the range; an excluded bound becomes the next normal number."""
     x = _mark_outside(jnp.asarray(x), dataclasses.replace(limits, open_low=False))
     above = max(jnp.finfo(x.dtype).tiny, jnp.finfo(x.dtype).eps * abs(limits.low)) if limits.open_low else 0
-    return jnp.clip(x, limits.low + float(above), limits.high)  # within rounding, too: functions reject what is outside
+    return jnp.clip(x, limits.low + float(above), limits.high)  # against rounding errors, which functions would reject
 
 
 def _mark_outside(x: Any, limits: Range) -> Array:

@@ -59,9 +59,9 @@ def are_alike(tree: Any, other: Any) -> bool:
 def varying_like(tree: Any, like: Any) -> Any:
     """Inside `jax.shard_map`, mark the arrays of a tree as varying over the same devices as `like`.
 
-    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them. Arrays
-    get a zero that is computed from `like`, instead of `jax.lax.pcast`. On several devices without `shard_map`, this
-    also lets XLA divide a state that was replicated. A cast would not, and `replay` would gather rollouts.
+    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them. A zero
+    that is computed from `like` is added to each array, because on several devices without `shard_map`, this also lets
+    XLA divide a state that was replicated. `jax.lax.pcast` would not, and `replay` would gather rollouts.
     """
     if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
         return tree

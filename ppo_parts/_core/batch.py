@@ -191,7 +191,7 @@ class Batch:
         return dataclasses.replace(self, **changes)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
-        """Return a batch of the `NamedSharding` of each leaf, which divide a rollout over the devices of a mesh.
+        """Return a batch in which each leaf is the `NamedSharding` that divides it over the devices of a mesh.
 
         Segments are divided over all axes of the mesh; each device holds all of `shared`. Use the result with
         `jax.device_put` or as `in_shardings` of `jax.jit`.
@@ -333,7 +333,7 @@ def field_axes(batch: Batch) -> dict[str, int]:
 
 
 def kind(x: Any) -> str:
-    """Describe a value of an unexpected kind in an error message."""
+    """Describe a value of an unexpected kind for an error message."""
     if isinstance(x, jax.Array):
         return f"an array of shape {x.shape}"
     return f"{len(x)} items" if type(x) is tuple else type(x).__name__

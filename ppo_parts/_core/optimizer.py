@@ -61,6 +61,6 @@ def _keywords_of(function: Any) -> frozenset[str] | None:
 
 
 def last_finite(opt_state: Any) -> Any:
-    """Return whether the last gradient was finite, if the optimizer skips others like `optax.apply_if_finite`."""
+    """Return whether the last gradient was finite; None unless the optimizer skips others (`optax.apply_if_finite`)."""
     found = [jnp.all(x) for _, x in optax.tree_utils.tree_get_all_with_path(opt_state, "last_finite")]
     return jnp.all(jnp.stack(found)) if found else None

@@ -120,7 +120,7 @@ def phase(part: Part, *, trains: Any = "own", every: Count = 1) -> Phase:
         every: the phase runs only in the updates every - 1, 2 * every - 1, ..., counted from 0.
 
     Raises:
-        TypeError: if it is not a part, or for a wrong `trains`. ValueError: if `trains` names nothing, or `every` < 1.
+        TypeError: for a wrong `part` or `trains`. ValueError: without a sampler, or for `trains=()` or `every` < 1.
 
     Example:
         >>> import ppo_parts as pp

@@ -26,7 +26,7 @@ MAX_INPUTS = 128  # the largest observation for which pieces are faster
 class Pieces(NamedTuple):
     """A batch, cut into equal pieces along the last of its leading axes, and a network to evaluate on the pieces.
 
-    Methods return the leaves of an output, which a loop can carry, whatever the class of its distribution.
+    `leaves` returns the leaves of an output, because a loop can carry them whatever the class of its distribution.
 
     Attributes:
         where: the beginning of error messages.
@@ -85,7 +85,7 @@ def side_by_side(pieces: Pieces, params: Params) -> Output:
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """Compute `evaluate(params, batch)`, separately for each device if a recurrent policy has several shards."""
+    """Compute `evaluate(params, batch)`, in blocks of shards side by side if the policy is recurrent."""
     blocks = _count_blocks(batch.shards)
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)

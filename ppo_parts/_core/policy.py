@@ -93,7 +93,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
     check_distribution("evaluate(params, batch)", output.distribution)
     action, value = batch.action, output.value
-    if batch.mask is not None:  # padding may be a number of no action
+    if batch.mask is not None:  # padding may hold numbers that are not actions
         keep = batch.mask.astype(bool)
         action = jax.tree.map(
             lambda x: jnp.where(unsqueeze(keep, x.ndim), x, 0) if jnp.issubdtype(x.dtype, jnp.integer) else x, action

@@ -44,8 +44,8 @@ class Windows(NamedTuple):
 class Sampler(Divider):
     """A part that divides a chain into parts that see the rollout and parts that see minibatches.
 
-    Its attributes are the arguments of `sampler`, but `plan` and `draw` receive the whole rollout. If the rollout has S
-    > 1 shards, the leaves of their results have an additional axis `[S]` before `[M]` (in a plan, after
+    Its attributes are the arguments of `sampler`, but `plan` and `draw` receive the whole rollout. If the rollout has
+    S > 1 shards, the leaves of their results have an additional axis `[S]` before `[M]` (in a plan, after
     `[num_minibatches]`), and indices are positions within a shard.
     """
 

@@ -52,8 +52,8 @@ def rnd_reward(
 
     The part writes three `extras`: `rnd_reward`, from which a second `gae`, in `within`, computes an advantage;
     `rnd_terminated`, which is 0 everywhere, so that this advantage looks beyond the ends of episodes; and `rnd_target`,
-    `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `rnd_reward`, the mean. Put a second part and its
-    loss in `within`, too.
+    `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `rnd_reward`, the mean. If a chain has a second
+    such part, put it and its loss in `within`, too.
 
     Args:
         init: function of a key that returns the parameters of a network.

@@ -387,9 +387,9 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
-    z is drawn for every dimension and minibatch, so that the policy keeps exploring. Actions are sampled without z, so
-    the ratio of the first minibatch is not 1. Only `current.log_prob` changes. Parts that read the distribution, such
-    as an entropy bonus, see the unperturbed policy.
+    z is drawn anew for each dimension of each element of a minibatch, so that the policy keeps exploring. Actions are
+    sampled without z, so the ratio is not 1 even in the first minibatch. Only `current.log_prob` changes; parts that
+    read the distribution, such as an entropy bonus, see the unperturbed policy.
 
     Args:
         scale: the largest perturbation alpha, >= 0, in the units of the action.

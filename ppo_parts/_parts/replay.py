@@ -31,8 +31,8 @@ class ReplayState(NamedTuple):
 def replay(num_rollouts: Count, like: Batch) -> Part:
     """Replace the rollout with the latest k rollouts, including this one, side by side in each shard: `[T, k*N]`.
 
-    Slots that are not filled yet are masked. `replay(1, like)` leaves the rollout unchanged. Each update stores its
-    rollout after the parts that all phases share, even if the phase with this part does not run.
+    Until k rollouts are stored, the missing ones are masked. `replay(1, like)` leaves the rollout unchanged. Each
+    update stores its rollout after the parts that all phases share, even if the phase with this part does not run.
 
     Earlier rollouts keep the values and ratios with which they were stored. To correct for the current policy, put
     `vtrace` after the sampler instead of before it. Groups with the same number (`tokens.group_advantage`) are merged.

@@ -32,8 +32,8 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
         num_epochs: number of passes over the rollout.
         refresh: how often the parts before the sampler run again, with values and ratios of the current policy.
             "rollout" runs them only once. "epoch" evaluates the whole rollout again and runs them before each epoch
-            after the first. "minibatch" runs them before each minibatch, after the value and log-ratio of the last
-            minibatch have been written back. "every_epoch" includes the first epoch, for rollouts of an older policy.
+            after the first; "every_epoch" includes the first, for rollouts of an older policy. "minibatch" runs them
+            before each minibatch, after the values and log-ratios of the previous minibatch have been written back.
 
     Example:
         >>> import ppo_parts as pp
@@ -176,7 +176,7 @@ def prioritized_sampler(
     as if it were the whole rollout.
 
     Args:
-        num_minibatches: minibatches per epoch; must divide the number of segments N without `segments_per_minibatch`.
+        num_minibatches: minibatches per epoch; must divide the N segments if `segments_per_minibatch` is None.
         num_epochs: factor by which the number of minibatches is multiplied.
         alpha, eps: exponent of the priority, >= 0 (0 means uniform), and the number added to the priority, >= 0.
         beta: exponent of the weight, in [0, 1].

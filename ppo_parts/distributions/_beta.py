@@ -30,7 +30,7 @@ class Beta(VectorDistribution):
     All actions are inside the box; the log-density of others is NaN. If alpha and beta are above 1, as in the example,
     the density has one maximum and is 0 at the edges; otherwise it may be infinite there. To keep the log-density
     finite, `log_prob` and samples clip x to [1e-6, 1 - 1e-6]; entropy and divergence do not. Alpha and beta are clipped
-    to [1e-6, 1e9], and their gradient is 0 where they are clipped. Negative ones give NaN.
+    to [1e-6, 1e9], and their gradient is 0 where they are clipped. Traced negative ones give NaN.
 
     Args:
         alpha: `[..., D]`, > 0.

@@ -87,7 +87,7 @@ class Categorical(TreeDistribution):
     def kl_divergence(self, other: Categorical) -> Array:
         r"""Return KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
 
-        It is infinite (with `mask_logits`, the largest float) if an action is possible only under self.
+        It is infinite (with `mask_logits`, extremely large) if an action is possible only under self.
         """
         self._check_comparable(other)
         dtype = jnp.result_type(self.logits, other.logits)

@@ -68,7 +68,7 @@ class TanhNormal(VectorDistribution):
         return (self.high - self.low) / 2
 
     def mode(self) -> Array:
-        """Return the squashed mean, which is the median, because squashing moves the mode."""
+        """Return the squashed mean, which is the median, instead of the mode, which squashing would move."""
         return self._squashed(self.base._wide(self.base.loc.shape)[0])
 
     def entropy(self) -> Array:

@@ -1,4 +1,4 @@
-"""Functions for all adapters that count episodes, and reset environments where an episode ended."""
+"""Functions, shared by all adapters, that count episodes and reset environments where an episode ended."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def standardized_leaves(env: Env) -> list[bool]:
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:
     r"""Normalize observations with running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
-    The statistics are part of the environment's state, and `evaluation` freezes them. They include every observation
+    The statistics are part of the environment's state, and `evaluation` freezes them. Every observation enters them
     before the policy acts on it. With several shards (see `rollout`), the statistics of the shards are merged at the
     end of a rollout.
 

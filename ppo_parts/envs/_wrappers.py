@@ -93,7 +93,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     Raises:
         ValueError: if the environment has no agents, if `agent_id` is used with observations that are not vectors, or,
-            at `reset`, if A does not divide N.
+            from `reset`, if A does not divide its `num_envs`, which counts agents.
     """
     check_env("fold_agents", env)
     if env.num_agents is None:

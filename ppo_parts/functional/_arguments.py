@@ -60,9 +60,9 @@ WHAT: dict[Any, str] = {
 class Kind:
     """The values that an argument may have.
 
-    The role "float" is an array that is cast and masked, "array" is another array of the same shape, "number" is a
-    hyperparameter, "static" is a value that is fixed at compile time, and "other" is anything else, such as an array of
-    another shape.
+    The role says what it is: "float", an array that is cast and masked; "array", another array of the same shape;
+    "number", a hyperparameter; "static", a value that is fixed at compile time; or "other", anything else, such as an
+    array of another shape.
     """
 
     check: Callable[[str, str, Any], Any]  # (where, name, value) -> value; raises if the value is known to be invalid
@@ -86,7 +86,7 @@ RANGES: dict[str, Range] = {
 
 
 def number(limits: Range, *, single: bool = False) -> Kind:
-    """Return the kind of a hyperparameter in a range; unless it is `single`, there may be one per element."""
+    """Return the kind of a hyperparameter in a range; unless it is `single`, there may be a number per element."""
 
     def check(where: str, name: str, value: Any) -> Any:
         x = check_array(where, name, value, "a number or an array")
@@ -385,7 +385,7 @@ def check_axes(where: str, values: dict[str, Any]) -> None:
 
 
 def check_order(where: str, values: dict[str, Any], low: str, high: str, *, strict: bool = False) -> None:
-    """Raise if one bound is known to exceed another, or to equal it."""
+    """Raise if the lower bound is known to exceed the upper one or, with `strict`, to equal it."""
     least, most = known_values(values[low]), known_values(values[high])
     try:
         wrong = least is not None and most is not None and np.any(least >= most if strict else least > most)

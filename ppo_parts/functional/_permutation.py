@@ -25,9 +25,9 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
 def permutation(key: Key, size: Annotated[int, whole(Range(1, 2**31 - 1))], indices: Indices | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
-    Up to 128 elements are sorted by random words, and all orders are equally likely. Larger sets are numbered in mixed
-    radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by ten invertible rounds of a
-    Feistel network, whose functions f are hashes with two random words as their keys:
+    Up to 128 elements are sorted by random words; all orders are equally likely, except for rare ties. Larger sets are
+    numbered in mixed radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by ten
+    rounds of a Feistel network, alternately of these two forms, in which f is a hash keyed by two random words:
 
     .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
 

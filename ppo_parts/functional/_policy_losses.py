@@ -146,8 +146,8 @@ def discovered_policy_optimization(
     Reference: Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
     """
     alpha, beta = (jnp.minimum(x, math.sqrt(jnp.finfo(log_ratio.dtype).max)) for x in (alpha, beta))  # may be inf
-    # x - tanh(x) has the sign of x, so each drift is active only on one side of a ratio of 1. There, -r A cancels the r
-    # A in the first drift.
+    # x - tanh(x) has the sign of x, so each drift is active only on one side of a ratio of 1. There, the term r A of
+    # the first drift cancels -r A.
     risen, fallen = (advantage > 0) & (log_ratio > 0), (advantage < 0) & (log_ratio < 0)
     largest = math.log(jnp.finfo(log_ratio.dtype).max) - 1  # tanh reaches its limit long before this
     rise = advantage * (_ratio(jnp.minimum(log_ratio, largest), risen) - 1)

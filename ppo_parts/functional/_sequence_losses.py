@@ -227,8 +227,8 @@ def clip_cov(
     .. math:: c_i = (A_i - \mathrm{mean}\, A)(\log\pi(a_i) - \mathrm{mean} \log\pi), \qquad
               L_i = 0 \text{ for } \lfloor \text{fraction} \cdot n \rfloor \text{ random tokens with } low < c_i < high
 
-    The means are over the n unmasked tokens, which may have any layout. At least one token is drawn if any token in the
-    range is not clipped by the surrogate. All other tokens have the loss of `clipped_surrogate`.
+    The means are over the n unmasked tokens, which may have any layout. Tokens that the surrogate clips are not drawn;
+    of the others, at least one is drawn if any is in the range. All others have the loss of `clipped_surrogate`.
 
     Args:
         log_prob: log pi_current(a), in nats, with the shape of `log_ratio`; a constant.

@@ -17,7 +17,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 
     Args:
-        x: any shape; the mean has its dtype (float32 for integers and booleans). If it is empty, the mean is NaN.
+        x: any shape; the mean has its dtype (float32 for integers and booleans), and is NaN if x is empty and unmasked.
         mask: None (all ones), or 0/1 of the shape of `x`. If all elements are masked, the mean is 0.
         axis: axis or axes to reduce; None reduces all.
 

@@ -45,7 +45,7 @@ def clipped_value_loss(
     This is PPO2's form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
-        old_value: the prediction to stay close to, same shape, from the rollout or from the latest write-back.
+        old_value: the prediction to stay close to, same shape, usually the value recorded in the rollout.
         clip_eps: clip range, > 0, in reward units.
         value, target, mask: as in `value_loss`, as is the result.
 
@@ -101,7 +101,7 @@ def quantile_value_loss(quantiles: Wide, target: Fixed, *, kappa: Single = 1.0, 
         >>> quantile_value_loss(jnp.array([[0., 0.]]), jnp.array([2.]), kappa=0.).tolist()  # .5 * (.25 + .75) * 2
         [1.0]
 
-    Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
+    Reference: Dabney et al. 2018, arXiv:1710.10044, eqs. 8 to 10, divided by kappa as in IQN, arXiv:1806.06923.
     """
     error = target[..., None] - quantiles
     tau = (jnp.arange(error.shape[-1], dtype=error.dtype) + 0.5) / error.shape[-1]
@@ -178,13 +178,13 @@ def hl_gauss(target: Array, z: Array, sigma: Any) -> Array:
 
 @array_function(also=_check_support)
 def categorical_value(logits: Wide, support: Support) -> Array:
-    r"""Compute the expected value of a categorical critic, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
+    r"""Compute the expected value of a categorical critic, :math:`v = \sum_k \mathrm{softmax}(\text{logits})_k\, z_k`.
 
     Gradients flow to `logits`.
 
     Args:
         logits: `[..., K]`, floating; the value `[...]` has their dtype.
-        support: `[K]`, the atoms s, increasing, in the units of the value.
+        support: `[K]`, the atoms z, increasing, in the units of the value.
 
     Example:
         >>> categorical_value(jnp.zeros((1, 3)), [0., 1., 5.]).tolist()

@@ -66,7 +66,7 @@ def vtrace(
         rho_clip, c_clip, pg_rho_clip: upper clips of the ratios that weight the TD error, the trace, and
             `policy_advantage` (None means `rho_clip`), > 0.
         pg_lambda: weight of the next target, relative to the next value, in `policy_advantage`, in [0, 1]; None means
-            1, as in IMPALA. rlax uses its `lambda_`.
+            1, as in IMPALA. In rlax, it is the trace decay `lambda_`.
 
     Example:
         >>> x = jnp.ones(2)

@@ -41,8 +41,8 @@ def dense_dot_general(
     on a CPU sum over the columns of the left operand, so for few outputs, as in the heads of a policy, this function
     first copies g into its transpose. For 2048 rows on one core, the times in microseconds (in parentheses, with
     `lax.dot_general`) are 35 (160) for 64 inputs and 6 outputs, 141 (385) for 64 and 32, and 247 (3071) for 512 and 6.
-    Nothing changes with more than 32 outputs, with as many outputs as inputs, on other devices, or before JAX 0.5.3,
-    which cannot differentiate `jax.lax.optimization_barrier`.
+    Nothing changes with more than 32 outputs, with at least as many outputs as inputs, on other devices, or before JAX
+    0.5.3, which cannot differentiate `jax.lax.optimization_barrier`.
 
     Args:
         lhs: `[..., n]`, the layer's input.
@@ -72,7 +72,7 @@ def dense_dot_general(
 
 
 def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
-    """Convolve `[N, H, W, C]` with `[K, K, C, F]` as a sum of matrix products that each cover `stride` pixels.
+    """Convolve `[N, H, W, C]` with `[K, K, C, F]` as a sum of matrix products, one per block of stride x stride pixels.
 
     On a CPU, the gradients of XLA's own convolution are about 20 times slower inside a loop than outside, and updates
     are loops (https://github.com/jax-ml/jax/issues/12868). Matrix products do not have this problem.

@@ -108,7 +108,7 @@ class Arguments:
     sweep: Annotated[
         Path | None,
         "YAML or JSON file of a search: for each hyperparameter, low and high (and log), or choices; for the study, "
-        "which is kept in the folder of --name, the number of trials, and engine, optuna or ray",
+        "trials (their number) and engine (optuna or ray); the study is kept in the folder of --name",
     ] = None
     trust: Annotated[bool, "import the environment module named in config.json of --resume or --init-from"] = False
 

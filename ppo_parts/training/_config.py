@@ -188,7 +188,7 @@ class RunOptions:
         Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"
     ] = "stop"
     tensorboard: Annotated[bool, "write TensorBoard events"] = True
-    track: Annotated[bool, "also log to Weights & Biases, as WANDB_PROJECT and WANDB_MODE=offline say"] = False
+    track: Annotated[bool, "also log to Weights & Biases; WANDB_PROJECT and WANDB_MODE=offline apply"] = False
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 

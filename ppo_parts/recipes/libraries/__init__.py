@@ -65,7 +65,7 @@ def rsl_rl(
     gamma: float = 0.99, gae_lambda: float = 0.95, advantage_normalize_rollout: bool = True, clip_eps: float = 0.2,
     clip_value: bool = True, value_coef: float = 1.0, entropy_coef: float = 0.01, max_grad_norm: float | None = 1.0,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
-    """rsl_rl 5.5: an adaptive rate, and a norm for each network; needs `rollout(keep_distribution=True)`.
+    """rsl_rl 5.5: an adaptive rate, and gradients clipped per network; needs `rollout(keep_distribution=True)`.
 
     The entries of the parameter tree are the networks, such as `{"policy": ..., "value": ...}`.
     """
