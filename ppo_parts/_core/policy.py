@@ -98,16 +98,17 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
         action = jax.tree.map(
             lambda x: jnp.where(unsqueeze(keep, x.ndim), x, 0) if jnp.issubdtype(x.dtype, jnp.integer) else x, action
         )
+    if value is not None and not is_value(jnp.shape(value), expected):
+        shape, drop = jnp.shape(value), "drop the trailing axis of a Dense(1) with value[..., 0]"
+        raise ShapeError(
+            f"evaluate returned a value of shape {shape}, expected {expected}, the leading axes of batch.obs: one number "
+            f"per element is needed, or one for each of several streams{f'; {drop}' if shape == (*expected, 1) else ''}"
+        )
     log_prob = output.distribution.log_prob(action)
     if jnp.shape(log_prob) != expected:
         raise ShapeError(
             f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
             "element is needed; sum over the action's dimensions (distributions.Normal does)"
-        )
-    if value is not None and not is_value(jnp.shape(value), expected):
-        raise ShapeError(
-            f"evaluate returned a value of shape {jnp.shape(value)}, expected {expected}: one number per element is "
-            "needed, or one for each of several streams; drop the trailing axis of a Dense(1) with value[..., 0]"
         )
     if value is not None and batch.value is not None and jnp.shape(value) != jnp.shape(batch.value):
         raise ShapeError(

@@ -15,7 +15,7 @@ from .._core.part import Context, Part, read_numbers
 from ..errors import UserValueError
 from ..functional._common import check_same_shape
 from .common import check_numbers, moments_of
-from .losses import check_loss, critic_part
+from .losses import check_loss, critic_part, declaration
 
 
 @checked
@@ -37,8 +37,7 @@ def critic_loss(
             "aux.value_logits".
         coef: coefficient, >= 0.
         name: key in `losses`.
-        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
-            first value is checked.
+        **hyperparameters: keyword arguments of `loss`, as in `policy_loss`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 
@@ -57,9 +56,9 @@ def critic_loss(
     if prediction != "value" and not re.fullmatch(r"aux\..+", prediction):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     of_value = prediction == "value"  # the shape of an entry of `aux` is not known yet
-    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
-    fields = (f"current.{prediction}", "target")
-    return critic_part("critic_loss", loss, fields, hyperparameters, name=name, coef=coef)
+    bounded = check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
+    fields, elementwise = (f"current.{prediction}", "target"), declaration(loss, "along_time") is False
+    return critic_part("critic_loss", loss, fields, bounded, name=name, coef=coef, elementwise=elementwise)
 
 
 class ValueStatistics(NamedTuple):

@@ -91,12 +91,8 @@ def policy_loss(
     further: dict[str, Any] = {"log_prob": np.zeros((1, 1), np.float32)} if "log_prob" in takes else {}
     if "key" in takes:  # a key is made only if needed, because it starts JAX's backend
         further["key"] = jax.random.key(0)
-    check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
-    if works_along_time(loss) is not None:  # a loss of `functional`, which cannot check values that it is given later
-        hyperparameters = {
-            name: check_number("policy_loss", name, x, field=True) if callable(x) or isinstance(x, Field) else x
-            for name, x in hyperparameters.items()
-        }
+    bounded = check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters | further)
+    along_time = declaration(loss, "along_time")
 
     def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         inputs = {"log_prob": batch.current.log_prob, "key": context.key}
@@ -104,16 +100,17 @@ def policy_loss(
         return loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
 
     return loss_part(
-        "policy_loss", name, per_element, hyperparameters, requires=("advantage",),
-        reads=("current.log_prob", "log_prob"), needs_time=needs_time or bool(works_along_time(loss)), policy_loss=True,
+        "policy_loss", name, per_element, {x: bounded[x] for x in hyperparameters}, requires=("advantage",),
+        reads=("current.log_prob", "log_prob"), needs_time=needs_time or bool(along_time), policy_loss=True,
+        elementwise=along_time is False and not further,
     )  # fmt: skip
 
 
-def works_along_time(loss: Callable[..., Any]) -> bool | None:
-    """Return whether a loss of `functional`, or a partial application of one, is a sequence loss; None for others."""
+def declaration(loss: Callable[..., Any], name: str) -> Any:
+    """Return what a loss of `functional`, or a partial application of one, declares by this name; None for others."""
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return getattr(loss, "along_time", None)
+    return getattr(loss, name, None)
 
 
 @checked
@@ -290,10 +287,11 @@ def check_loss(
     inputs: tuple[str, str],
     hyperparameters: Mapping[str, Any],
     probe: bool = True,
-) -> None:
-    """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters.
+) -> dict[str, Any]:
+    """Raise unless `loss` can be called with two arrays, a mask and these hyperparameters; return the latter.
 
-    With `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
+    If a loss of `functional` declares their ranges, later values of schedules and fields outside them become NaN. With
+    `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
@@ -308,3 +306,9 @@ def check_loss(
             f"{where}: the loss must have the shape of {inputs[0]}, got {shape} for {one.shape}: return one number per "
             "element, because the learner takes the mean"
         )
+    limits = declaration(loss, "limits") or {}
+    return {
+        key: check_number(where, key, x, limits[key], field=True)
+        if key in limits and x is not None and np.shape(x) == () else x
+        for key, x in hyperparameters.items()
+    }  # fmt: skip

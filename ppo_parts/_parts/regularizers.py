@@ -128,7 +128,7 @@ def kl_penalty(
     return Part(
         init, update, where, requires=needed, provides=() if only_measures else ("losses",),
         reads=(*reads, "mask"), place="after_sampler", finish=finish if adaptive else None, numbers=numbers,
-        policy_loss=False,
+        policy_loss=False, elementwise=True,
     )  # fmt: skip
 
 

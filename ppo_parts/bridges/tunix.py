@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.extras import require_package
 from .._core.batch import Array
-from .._parts.losses import works_along_time
+from .._parts.losses import declaration
 from ..distributions import Categorical
 from ..errors import UserValueError
 from ..functional import masked_mean
@@ -86,7 +86,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
     ) -> tuple[Array, dict[str, Any]]:
         x, mask = train_example, train_example.completion_mask
         packed = {name: getattr(x, name, None) for name in ("segment_ids", "segment_positions")}
-        if works_along_time(loss) and packed["segment_ids"] is not None:
+        if declaration(loss, "along_time") and packed["segment_ids"] is not None:
             raise UserValueError(
                 f"{name}: the loss averages over each sequence, and Tunix has packed several sequences into a row: "
                 "switch sequence packing off"

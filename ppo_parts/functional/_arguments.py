@@ -70,6 +70,7 @@ class Kind:
     constant: bool = False  # whether gradients are stopped at it
     wide: bool = False  # whether it has one more (last) axis than the other arrays
     single: bool = False  # whether it is one number for all elements
+    limits: Range | None = None  # of a number
 
 
 ANY, FROM_0, POSITIVE, IN_0_1 = Range(-np.inf), Range(0), Range(0, open_low=True), Range(0, 1)
@@ -95,7 +96,7 @@ def number(limits: Range, *, single: bool = False) -> Kind:
             raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
         return x
 
-    return Kind(check, "number", single=single)
+    return Kind(check, "number", single=single, limits=limits)
 
 
 def whole(limits: Range) -> Kind:
@@ -312,6 +313,7 @@ def array_function(
                 return compiled(tuple(static))(**values)
 
         checked.along_time = along_time  # type: ignore[attr-defined]
+        checked.limits = {name: kind.limits for name, kind in kinds.items() if kind.limits}  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
 
     return decorate

@@ -283,6 +283,9 @@ VALUE_ERRORS = {
         (pp.tokens.group_advantage(group=2), FULL, SURROGATE, BATCH.replace(reward=None)),
     "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
     "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
+    "delta must lie in (0, inf], but its schedule is -1 at the end": lambda: pp.critics.critic_loss(
+        f.huber_value_loss, delta=lambda step: 1 - 2 * jnp.minimum(step, 1)
+    ),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),

@@ -343,7 +343,9 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     batch = numbered(rollout())
     norm = lambda batch, context: batch.add_loss("norm", optax.tree.norm(context.params), per="batch")  # noqa: E731
     second = own_loss("second", lambda b: jnp.square(b.current.aux["second"] - b.reward), "current.aux", "reward")
-    first, *others = (pp.advantage_normalize(), *LOSSES, second, pp.entropy_bonus(coef=0.1))
+    more = pp.kl_penalty(coef=0.1), pp.critics.critic_loss(pp.functional.huber_value_loss, delta=1.0, name="huber")
+    spo = pp.policy_loss(pp.functional.simple_policy_optimization, clip_eps=0.3, name="spo")
+    first, *others = (pp.advantage_normalize(), *LOSSES, second, spo, *more, pp.entropy_bonus(coef=0.1))
     if sampler == "weighted":
         weighted = lambda batch: batch.weight[None] * jnp.square(batch.current.value)  # noqa: E731
         others = [pp.advantage_weight(), *others, own_loss("weighted", weighted, "weight", "current.value")]
@@ -491,6 +493,7 @@ SPOILT = {
     "alpha": (0.8, -0.5), "beta": (0.4, 1.2), "eps": (1e-6, -1.0), "std_eps": (1e-8, -1.0), "clip_eps": (0.2, -0.2),
     "clip_eps_high": (0.2, jnp.nan), "dual_clip": (3.0, 0.5), "value_clip": (0.2, jnp.nan), "value_coef": (0.5, -0.5),
     "entropy_coef": (0.01, -0.01), "target_kl": (1e3, jnp.nan), "penalty_target": (0.1, -0.1),
+    "delta": (1.0, -1.0), "spo_clip": (0.2, -0.2),
 }  # fmt: skip
 """A hyperparameter of each kind: a value that it may have, and one that it may not."""
 
@@ -513,6 +516,8 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
             pp.clipped_value_loss(clip_eps=of("value_clip"), coef=of("value_coef")),
             pp.entropy_bonus(coef=of("entropy_coef")), pp.kl_early_stop(of("target_kl")),
             pp.kl_penalty(coef=1.0, target_kl=of("penalty_target")),
+            pp.critics.critic_loss(pp.functional.huber_value_loss, delta=of("delta"), name="huber"),
+            pp.policy_loss(pp.functional.simple_policy_optimization, clip_eps=of("spo_clip"), name="spo"),
         )  # fmt: skip
         learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
         _, metrics = learner.update(jax.random.key(0), learner.init(make_params())._replace(step=jnp.int32(2)), batch)
