@@ -11,12 +11,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import distributions, envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo
 
 ROWS, COLUMNS, SYMBOLS = 7, 9, 21  # the map comes first in an observation; each tile has one-hot symbols
+SCALES = np.repeat([10.0, 3.0, 1.0], [12, 4, 6])  # of the inventory and the vital signs, both in tenths, and of flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,15 @@ class Config(cleanrl_ppo.Config):
     gae_lambda: float = 0.65
     num_minibatches: int = 8
     vf_coef: float = 2.0
-    ent_coef: float = 0.02
+    ent_coef: float = 0.03
+    final_ent_coef: float = 0.005
     hidden: tuple[int, ...] = (256,)
     tile_features: int = 8
     memory: networks.Cell = "gru"
 
 
 class Network(nn.Module):
-    """Logits and value from the map, whose tiles share an embedding, and the numbers after it."""
+    """Logits and value from the map, whose tiles share an embedding, and from the numbers after it."""
 
     config: Config
     num_actions: int
@@ -50,7 +53,7 @@ class Network(nn.Module):
         size = ROWS * COLUMNS * SYMBOLS
         tiles = obs[..., :size].reshape(*obs.shape[:-1], ROWS * COLUMNS, SYMBOLS)
         tiles = nn.relu(networks.dense(self.config.tile_features)(tiles))
-        x = jnp.concatenate([tiles.reshape(*obs.shape[:-1], -1), obs[..., size:]], axis=-1)
+        x = jnp.concatenate([tiles.reshape(*obs.shape[:-1], -1), SCALES * obs[..., size:]], axis=-1)
         for features in self.config.hidden:
             x = nn.relu(nn.LayerNorm()(networks.dense(features)(x)))
         x, carry = networks.recurrent(x, carry, reset, self.config.memory)
@@ -77,4 +80,13 @@ def make_policy(config: Config, env: envs.Env) -> pp.Policy:
 def make_train(config: Config) -> training.Train:
     """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
     env = envs.prepare(envs.make(config.env_id))
-    return cleanrl_ppo.make_train(config, env, policy=make_policy(config, env))
+    pipeline = pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.segment_minibatches(config.num_minibatches, config.update_epochs),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef),
+        pp.entropy_bonus(coef=pp.linear_schedule(config.ent_coef, config.final_ent_coef, config.num_updates)),
+    )
+    return cleanrl_ppo.make_train(config, env, pipeline, make_policy(config, env))
