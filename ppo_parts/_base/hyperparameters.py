@@ -110,9 +110,9 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
-            first, *late = (schedule(step) for step in (np.int32(0), *LATE))
+            first, *late = (schedule(step := x) for x in (np.int32(0), *LATE))
         except Exception as error:  # any error of a user's function, such as a table that ends
-            message = f"must be a number or a schedule step -> value for all steps, and calling {schedule!r} failed: "
+            message = f"must be a number or a schedule step -> value for all steps, and {schedule!r} failed at {step}: "
             raise UserTypeError(message + str(error), **place) from error
     ends = [("at step 0", first, limits)]
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):

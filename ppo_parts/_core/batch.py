@@ -14,7 +14,7 @@ from .._base.checked import checked
 from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
 from ..errors import ShapeError, UserTypeError, UserValueError
-from ..functional._common import check_arrays, check_floating
+from ..functional._common import check_array, check_floating
 
 Array = jax.Array
 Params = Any
@@ -263,7 +263,7 @@ class Batch:
                     f"a metric named {name!r} is already in this chain: rename one of the two parts, or "
                     "put it into within(part, name=...)"
                 )
-            check_arrays("add_metrics", **{name: value})
+            check_array("add_metrics", name, value)
             if jnp.shape(value) != ():
                 raise ShapeError(
                     f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first, for "

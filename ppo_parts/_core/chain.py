@@ -209,9 +209,11 @@ def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context:
         if part.finish is not None:
             try:
                 after[index] = part.finish(batch, state[index], context.replace(key=part_key(context.key, index)))
-            except (KeyError, AttributeError) as error:
-                given = 'the whole rollout; unless refresh="rollout" and every=1, parts before the sampler have not run'
-                error.add_note(f"raised by finish of the part {part.name!r}, which receives {given}")
+            except (KeyError, AttributeError, TypeError) as error:
+                error.add_note(
+                    f"raised by finish of the part {part.name!r}, which receives the whole rollout, as recorded unless "
+                    'it follows a sampler with refresh="rollout" in a phase with every=1'
+                )
                 raise
     check_states("finish", parts, state, tuple(after))
     return tuple(after)

@@ -133,7 +133,7 @@ def learner(
         check_takes("learner", "gradient_metrics", gradient_metrics, ("gradient",))
     shared, divided = divide(chain(pipeline))
     phases = attach_optimizers(divided, optimizer)
-    check_every_write_has_an_effect(shared, [(*phase.before, phase.sampler, *phase.after) for phase in phases])
+    check_every_write_has_an_effect(shared, [phase.parts for phase in phases])
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
 

@@ -101,8 +101,8 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     if value is not None and not is_value(jnp.shape(value), expected):
         shape, drop = jnp.shape(value), "drop the trailing axis of a Dense(1) with value[..., 0]"
         raise ShapeError(
-            f"evaluate returned a value of shape {shape}, expected {expected}, the leading axes of batch.obs: one number "
-            f"per element is needed, or one for each of several streams{f'; {drop}' if shape == (*expected, 1) else ''}"
+            f"evaluate returned a value of shape {shape}, not {expected}, the leading axes of batch.obs: return one "
+            f"number per element, or one for each of several streams{f'; {drop}' if shape == (*expected, 1) else ''}"
         )
     log_prob = output.distribution.log_prob(action)
     if jnp.shape(log_prob) != expected:

@@ -75,10 +75,10 @@ class Sampler(Divider):
     def _check_drawn(self, indices: Any, weight: Array | None, segments: int, shards: int) -> None:
         """Raise unless `draw` returned integers `[M]` or `Windows`, and one weight for each; each shard is a row."""
         windows, where = isinstance(indices, Windows), f"{self.name}: draw must return"
-        if indices is None:  # all segments
+        if indices is None and self.axis != "step":  # all segments
             drawn: tuple[Any, ...] = ()
             shape: tuple[int, ...] = (segments,) if shards == 1 else (shards, segments // shards)
-        elif windows != (self.axis == "window") or isinstance(indices, (list, tuple)) != windows:
+        elif indices is None or windows != (self.axis == "window") or isinstance(indices, (list, tuple)) != windows:
             expected = "Windows" if self.axis == "window" else "an array"
             raise UserTypeError(f"{where} {expected} for axis={self.axis!r}, got {type(indices).__name__}")
         else:

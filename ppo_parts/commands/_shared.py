@@ -70,7 +70,7 @@ def select_seed(run: LoadedRun, index: int) -> Any:
     """Return the state of one seed of a run, or of its best member if it is a population."""
     seeds = run.state.key.size
     if not 0 <= index < seeds:
-        raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
+        raise UserValueError(f"--seed-index must lie in [0, {seeds}), the seeds of the run, got {index}")
     if seeds > 1:
         report(f"seed {index} of 0 to {seeds - 1} (--seed-index)")
     state = jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state

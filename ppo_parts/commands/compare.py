@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base.checked import Count, checked
 from .._base.command_line import positive
 from ..errors import UserValueError
 from ..training import _statistics, exit_on_user_error, read_metrics, select_metric
@@ -37,7 +38,8 @@ class Curve(NamedTuple):
     values: np.ndarray
 
 
-def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
+@checked
+def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: Count = 25) -> Curve:
     """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
 
     Raise `UserValueError` if it was not measured, or if the runs use several environments or share a seed.

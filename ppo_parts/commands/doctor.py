@@ -57,7 +57,8 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             metrics["evaluation/episode_return"] = np.array([result["evaluation"]["episode_return"]["mean"]], float)
         return metrics, read_config(path)["config"]
     tables = [path] if path.suffix == ".csv" else sorted(path.glob("progress.csv"))
-    events = [] if tables else sorted(path.rglob("events.out.tfevents.*"))
+    one = [path] if path.name.startswith("events.out.tfevents.") else []
+    events = [] if tables else one or sorted(path.rglob("events.out.tfevents.*"))
     if not path.exists() or not (tables or events):
         raise RunNotFoundError(f"{path} is not a run: it has no config.json, progress.csv or TensorBoard events")
     if len(folders := sorted({str(event.parent) for event in events})) > 1:

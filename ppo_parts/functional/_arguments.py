@@ -104,7 +104,8 @@ def whole(limits: Range) -> Kind:
 
     def check(where: str, name: str, value: Any) -> int:
         if not is_whole(value) or value not in limits:
-            raise UserValueError(f"must be an integer in {limits}, got {value!r}", where=where, argument=name)
+            error = UserValueError if is_whole(value) else UserTypeError
+            raise error(f"must be an integer in {limits}, got {value!r}", where=where, argument=name)
         return int(value)
 
     return Kind(check, "static")
@@ -192,7 +193,7 @@ def _support(where: str, name: str, value: Any) -> Any:
     except (TypeError, ValueError, OverflowError):
         atoms = np.zeros(0, np.float32)
     if atoms.ndim != 1 or len(atoms) < 2 or not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
-        what = "a list of at least two increasing, finite numbers of float32"
+        what = "a list of at least two finite numbers that increase even when rounded to float32"
         raise UserValueError(f"must be {what}, got {value!r}", where=where, argument=name)
     return np.asarray(value, float)
 
@@ -363,8 +364,8 @@ def fit(where: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -
         return x
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
         raise ShapeError(
-            f"{where}: {name} of shape {x.shape} does not fit arrays of shape {shape}: give a number, one per element, "
-            f"one for each of the trailing axes {shape[1:]}, or one per step, [T{', 1' * len(shape[1:])}]"
+            f"{where}: {name} of shape {x.shape} does not fit arrays of shape {shape}: give a number, or an array of "
+            f"that shape, of its trailing axes {shape[1:]}, or with one number per step, [T{', 1' * len(shape[1:])}]"
         )
     return jnp.broadcast_to(x, shape)
 
@@ -383,7 +384,7 @@ def check_axes(where: str, values: dict[str, Any]) -> None:
     """Raise unless `axis` names axes of the first argument, each at most once."""
     axes, rank = values["axis"] or (), jnp.ndim(next(iter(values.values())))
     if len({axis % rank for axis in axes if -rank <= axis < rank}) < len(axes):
-        raise UserValueError(f"must name different ones of {rank} axes, got {axes}", where=where, argument="axis")
+        raise UserValueError(f"must name distinct axes in [-{rank}, {rank}), got {axes}", where=where, argument="axis")
 
 
 def check_order(where: str, values: dict[str, Any], low: str, high: str, *, strict: bool = False) -> None:

@@ -48,7 +48,7 @@ def check_padding(where: str, values: dict[str, Any]) -> None:
         step = tuple(int(i) for i in np.argwhere(found)[0])
         raise UserValueError(
             f'{where}: mask_mode="skip", and the last unmasked step of a sequence, {step}, is neither terminated nor '
-            "truncated, but padding follows it: mark it as terminated, or as truncated if next_value has its bootstrap"
+            "truncated, but padding follows it: mark it as terminated, or as truncated with V of what followed"
         )
 
 

@@ -29,7 +29,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
     """Check the arguments of `group_advantage` together."""
     length, mask, baseline = values["length"], values["mask"], values["baseline"]
     if (length is not None) != (isinstance(baseline, str) and baseline == "length_weighted"):
-        raise UserValueError(f'{where}: give length, in tokens, with baseline="length_weighted", and only then')
+        raise UserValueError(f'{where}: length, in tokens, must be given if and only if baseline="length_weighted"')
     counts, lengths = known_values(True if mask is None else mask), None if length is None else known_values(length)
     if counts is not None and lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
         raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
@@ -132,7 +132,7 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
             f"log_prob {log_prob}"
         )
     if values["reference_log_prob"] is None and ((known := known_values(coef)) is None or known):
-        raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
+        raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob, of the same tokens")
 
 
 @array_function(like="log_prob", along_time=True, also=_check_outcome)

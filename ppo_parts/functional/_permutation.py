@@ -69,14 +69,14 @@ def _sorted(key: Array, size: int) -> Array:
     return (jnp.sort(words & ~low | position) & low).astype(jnp.int32)
 
 
-def feistel(key: Array, indices: Array, size: int, rounds: int = ROUNDS) -> Array:
+def feistel(key: Array, indices: Array, size: int) -> Array:
     """Return the images of `indices` under a keyed bijection of the integers below `size`."""
     width, height = _radices(size)
-    words = jax.random.bits(key, (rounds, 2), jnp.uint32)
+    words = jax.random.bits(key, (ROUNDS, 2), jnp.uint32)
 
     def once(x: Array) -> Array:
         left, right = x % np.uint32(width), x // np.uint32(width)
-        for i in range(rounds):
+        for i in range(ROUNDS):
             if i % 2:
                 right = _added(right, _hashed(left, *words[i]), height)
             else:

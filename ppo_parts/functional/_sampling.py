@@ -54,9 +54,10 @@ def _check_draw(where: str, values: dict[str, Any]) -> None:
         rounding = 1e-3 if jnp.finfo(known.dtype).bits > 16 else 0.05
         total = known.astype(np.float64).sum()  # 0 if everything is masked
         if not ((known >= 0).all() and (abs(total - 1) < rounding or total == 0)):
+            remedy = "; divide them by their sum" if (known >= 0).all() and np.isfinite(total) else ""
             raise UserValueError(
                 f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
-                f"{known.min()}; divide them by their sum"
+                f"{known.min()}{remedy}"
             )
     if "indices" in values:
         check_below(where, "indices", values["indices"], number)

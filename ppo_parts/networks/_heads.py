@@ -90,15 +90,15 @@ def action_distribution(
         >>> policy.mode().shape
         (3, 1)
     """
-    check_array("action_distribution", "head", head)
+    head = check_array("action_distribution", "head", head)
     _check_last_axis("head", head, action_size(space), space)
-    given = log_std is not None and jnp.ndim(check_array("action_distribution", "log_std", log_std))
-    if given and (number := real_size(space)):
+    log_std = log_std if log_std is None else check_array("action_distribution", "log_std", log_std)
+    if log_std is not None and jnp.ndim(log_std) and (number := real_size(space)):
         _check_last_axis("log_std", log_std, number, space)
         if features is None:
             fit("action_distribution", "log_std", log_std, (*head.shape[:-1], number), log_std.dtype)
     if features is not None:
-        check_array("action_distribution", "features", features)
+        features = check_array("action_distribution", "features", features)
     if isinstance(available, Mapping) and is_tree(space) and (unknown := available.keys() - {*space.spaces}):
         says = f"available has masks of {', '.join(map(repr, sorted(unknown)))}"
         raise UserValueError(f"action_distribution: {says}, which the action space, {space}, does not have")

@@ -75,7 +75,7 @@ def main(
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes the results
         if given.sweep is not None:
             if run is not run_on_host:
-                raise UserValueError("--sweep does not call the run that training.main was given: leave --sweep out")
+                raise UserValueError("--sweep does not call the run function of this recipe: leave --sweep out")
             return _sweep(make_train, config, options, given.sweep)
         result = run(recipe(make_train)(config), config, options)
     number = getattr(signal, result.get("interrupted_by", ""), None)

@@ -228,7 +228,9 @@ def _lock(folder: Path) -> Any:
     except NotImplementedError:  # the file system has no locks
         return contextlib.nullcontext()
     except filelock.Timeout:
-        raise _files.RunExistsError(f"{folder} is being written by another process") from None
+        raise _files.RunExistsError(
+            f"{folder} is being written by another process: wait, or give another --name"
+        ) from None
     except OSError as error:
         raise _files.RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
 

@@ -62,8 +62,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind]
     if wrong or "num_seeds" not in stored["run"]:
         raise UserValueError(
-            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; write the file of a run with the same "
-            "configuration in its place"
+            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; replace it by the config.json of a "
+            "run with the same configuration"
         )
     return stored
 
@@ -101,7 +101,7 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
     back = restore_config(type(config), stored)
     for field in dataclasses.fields(config):
         if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
-            says = f"{value!r} could not be read back from config.json: use finite numbers, strings, None and tuples"
+            says = f"{value!r} cannot be stored in config.json: use finite numbers, strings, None and tuples"
             raise UserValueError(says, where="config", argument=field.name)
     return {**stored, "versions": read_versions()}
 

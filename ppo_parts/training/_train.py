@@ -221,7 +221,7 @@ class Train:
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = select(finite, updated, state.learner)
-        metrics = join_metrics(metrics, _find_rates(state.learner.opt_state, metrics.names))
+        metrics = join_metrics(metrics, _find_rates(state.learner, metrics.names))
         return TrainState(next_key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
@@ -240,13 +240,14 @@ NONFINITE = "nonfinite/"
 """The part of a metric's name that marks counts of non-finite numbers."""
 
 
-def _find_rates(opt_state: Any, names: Collection[str]) -> Metrics:
-    """Return the learning rate in an optimizer's state as a metric, or one for each phase's optimizer."""
-    rates = {}
-    for phase, state in opt_state.items() if isinstance(opt_state, dict) else {"": opt_state}.items():
+def _find_rates(state: LearnerState, names: Collection[str]) -> Metrics:
+    """Return the learning rate in the optimizer's state as a metric, or one for each phase's optimizer."""
+    rates, has_phases = {}, isinstance(state.pipeline[1], dict)
+    for phase, opt_state in (state.opt_state if has_phases else {"": state.opt_state}).items():
         name = f"{phase}/learning_rate" if phase else "learning_rate"
-        found = [x for _, x in optax.tree_utils.tree_get_all_with_path(state, "learning_rate")]
-        if len(found) == 1 and not jnp.ndim(found[0]) and name not in names:
+        entries = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+        found = [x for _, x in entries if getattr(x, "shape", None) == ()]  # not the state of its schedule
+        if len(found) == 1 and name not in names:
             rates[name] = jnp.asarray(found[0], jnp.float32)
     return Metrics.of(rates)
 

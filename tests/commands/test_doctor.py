@@ -394,8 +394,10 @@ def write_events(folder):
 @pytest.mark.parametrize("write", [write_csv, write_events])
 def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     write(tmp_path)
+    [file] = tmp_path.iterdir()
     metrics, config = doctor.read_run(tmp_path)
     assert config == {}
+    assert doctor.read_run(file)[0].keys() == metrics.keys()
     np.testing.assert_allclose(metrics["entropy"], np.full(20, 0.5))
     np.testing.assert_allclose(metrics["value_loss"], np.ones(19 + (write is write_events)))
     assert status(tmp_path) == 1

@@ -175,6 +175,6 @@ def test_a_model_that_differs_is_not_written_and_any_nan_is_a_difference(folder,
     monkeypatch.setattr(export, "measure_difference", lambda *arguments: 1e-3)
     with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):
         export.main([str(folder), "--output", str(tmp_path / "policy.onnx")])
-    with pytest.raises(SystemExit, match=r"--output must end in \.onnx, got .*policy\.pt"):
+    with pytest.raises(SystemExit, match=r"policy\.pt must end with \.onnx"):
         export.main([str(folder), "--output", str(tmp_path / "policy.pt")])
     assert not [*tmp_path.iterdir()]

@@ -156,7 +156,7 @@ def test_commands_end_with_one_sentence(folder, capsys):
     for command, argv, says in (
         (evaluate, ["/nowhere"], "error: /nowhere holds no run"),
         (evaluate, [str(folder), "--checkpoint", "7"], r"no checkpoint 7 in .*: there are 1, 2"),
-        (watch, [str(folder), "--seed-index", "2"], "--seed-index 2: the run has 2 seeds, counted from 0"),
+        (watch, [str(folder), "--seed-index", "2"], "--seed-index must lie in .0, 2., the seeds of the run, got 2"),
     ):
         with pytest.raises(SystemExit, match=says):
             command.main(argv)

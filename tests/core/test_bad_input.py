@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs
+from ppo_parts import compare, distributions, envs
 from ppo_parts import functional as f
 from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
 from tests.core.common import part, without_critic
@@ -38,6 +38,7 @@ WITH_BONUS = BATCH.replace(per_segment={"bonus": jnp.ones(SEGMENTS)})
 REPLAY = pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8)))
 TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
 RECURRENT = {"evaluate": pp.Policy(lambda key: {}, lambda params, batch: batch.reset[0], jnp.zeros)}
+COUNTS = pp.Part(lambda *_: 0.0, lambda b, s, c: (b, s), "counts", finish=lambda b, s, c: s + b.advantage * 2)
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
@@ -353,6 +354,9 @@ TYPE_ERRORS = {
     "mine: amend must return (params, opt_state), got dict": (GAE, CRITIC, part(name="mine", amend=lambda p, *rest: p)),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
+    "mine: draw must return an array for axis='step', got NoneType": draws(lambda item: (None, None)),
+    "permutation: size must be an integer in [1, 2147483647], got 2.5": lambda: f.permutation(CONTEXT.key, 2.5),
+    "read_curve: window must be ... got 2.5": lambda: compare.read_curve("a", ["a"], window=2.5),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
@@ -397,7 +401,7 @@ TYPE_ERRORS = {
     "linear_schedule: init_value must be a number": lambda: pp.linear_schedule("0.2", 1.0, 9),
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
     "gamma must be a number, but its schedule is 'x' at step 0": lambda: pp.gae(gamma=lambda _: "x", gae_lambda=0.9),
-    "for all steps, and calling ... failed: index":
+    "for all steps, and ... failed at 536870912: index":
         lambda: pp.clipped_surrogate(clip_eps=lambda step: np.array([0.2, 0.1])[step]),
 }  # fmt: skip
 
@@ -453,9 +457,10 @@ SHAPE_ERRORS = {
 
 REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads": (GAE, FULL, mine(lambda b: b.add_loss("own", b.extras["x"]))),
-    "raised by finish of the part 'kl_penalty', which receives the whole rollout; unless refresh=":
+    "raised by finish of the part 'kl_penalty', which receives the whole rollout, as recorded unless":
         (pp.stateless(lambda b: b.add_extras(ref=b.log_prob), provides=("extras.ref",)), GAE,
          pp.full_batch(refresh="epoch"), SURROGATE, pp.kl_penalty(coef=0.1, target_kl=0.01, reference="ref")),
+    "raised by finish of the part 'counts'": (COUNTS, GAE, FULL, SURROGATE),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "add the part that records it; a minibatch has clip_fraction, policy_loss":
         (GAE, FULL, SURROGATE, {"optimizer": optax.GradientTransformationExtraArgs(

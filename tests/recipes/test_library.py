@@ -60,9 +60,12 @@ def test_rates_that_follow_the_divergence_are_recorded_one_for_each_phase():
     assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
-    states = {"actor": pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01).init({}), "critic": optax.adam(1e-3).init({})}
-    assert _train._find_rates(states, names=()).names == ("actor/learning_rate",)
-    assert _train._find_rates(states["actor"], names=("learning_rate",)).names == ()
+    scheduled = optax.inject_hyperparams(optax.adam)(learning_rate=pp.linear_schedule(0.1, 0.0, 10))
+    states = {"actor": scheduled.init({}), "critic": optax.adam(1e-3).init({})}  # or the links of optax.named_chain
+    of_phases, of_one = (pp.LearnerState({}, states, ((), pipeline), 0) for pipeline in ({}, ()))
+    assert _train._find_rates(of_phases, names=()).names == ("actor/learning_rate",)
+    assert _train._find_rates(of_one, names=()).names == ("learning_rate",)
+    assert _train._find_rates(of_one, names=("learning_rate",)).names == ()
 
 
 def test_rl_games_configuration_of_humanoid():

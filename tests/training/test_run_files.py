@@ -137,7 +137,7 @@ def test_run_has_one_writer_and_ends_if_its_log_is_removed(train, tmp_path):
         go(train, tmp_path, "other", program=remove)
 
 
-IN_JSON = "config: {} .* could not be read back"
+IN_JSON = "config: {} .* cannot be stored"
 NEEDED = "needs eval_episodes"
 REFUSED = [  # changes of the configuration, options, and what is said
     ({"target_kl": np.ones(2)}, {}, IN_JSON.format("target_kl")),
