@@ -47,7 +47,7 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
 
 @checked
 def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
-    """Draw minibatches `[T, M]` of segments (environments or their agents), each once per epoch, in random order.
+    """Draw minibatches `[T, M]` of segments (such as environments), each once per epoch, in random order.
 
     Use this sampler for recurrent policies, and if parts that work along time, such as `vtrace`, follow it.
 

@@ -5,9 +5,9 @@
     python -m ppo_parts.recipes.library_ppo --preset humanoid
 
 A preset has the update of a library, which `ppo_parts.recipes.libraries` composes of parts, with the library's default
-hyperparameters. Rollouts, network and normalization are not the library's but the same in all presets, so that two runs
-compare the updates. Only brax's minibatches of whole segments need more and shorter segments. docs/libraries.md
-compares the choices.
+hyperparameters. Rollouts, network and normalization are the same in all presets named after a library, so that two
+runs compare the updates; only brax's minibatches of whole segments need more and shorter segments. `humanoid` and
+`playground` have settings of rl_games and MuJoCo Playground for these tasks. docs/libraries.md compares the choices.
 """
 
 from __future__ import annotations
